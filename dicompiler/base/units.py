@@ -188,6 +188,19 @@ def format_bytes(count: float) -> str:
     return _format_short(count, ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB")))
 
 
+def format_needed_bytes(count: int) -> str:
+    """Return a needed number of bytes as `format_bytes` does, but rounded up, so that the shown number suffices.
+
+    Args:
+        count: Number of bytes.
+
+    Returns:
+        The text.
+    """
+    step = 10 ** max(0, len(str(count)) - 3)
+    return format_bytes(-(-count // step) * step)
+
+
 def format_seconds(seconds: float) -> str:
     """Return a duration as short text: 0.0123 ⇒ "12.3 ms", and "∞" for infinity."""
     if seconds == float("inf"):

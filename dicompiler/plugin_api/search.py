@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         check_constraints,
         check_measured_memory,
         check_plan_devices,
+        describe_missing_memory,
         describe_plan_memory,
         fits_constraints,
         free_memory,
@@ -36,9 +37,9 @@ if TYPE_CHECKING:
 __all__ = [
     "AUTODICE_OBJECTIVES", "DEFAULT_BUDGET_S", "INTERRUPTED_NOTE", "MIN_SPLIT_GAIN", "OBJECTIVES", "BudgetExceeded",
     "MeasuredMetrics", "ParetoFront", "ParetoPoint", "ProgressCallback", "WorkBudget", "check_constraints",
-    "check_measured_memory", "check_objectives", "check_plan_devices", "describe_plan_memory", "fits_constraints",
-    "free_memory", "missing_memory", "needed_memory", "objective_bound", "objective_terms", "objective_values",
-    "used_memory",
+    "check_measured_memory", "check_objectives", "check_plan_devices", "describe_missing_memory",
+    "describe_plan_memory", "fits_constraints", "free_memory", "missing_memory", "needed_memory", "objective_bound",
+    "objective_terms", "objective_values", "used_memory",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # A type checker that sees `__getattr__` would accept unknown names.

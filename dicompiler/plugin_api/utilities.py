@@ -13,12 +13,12 @@ if TYPE_CHECKING:
     from dicompiler.base.memoize import Memoizing, memoized
     from dicompiler.base.process import memory_limit
     from dicompiler.base.schema import load_json, read_text
-    from dicompiler.base.units import format_bytes
+    from dicompiler.base.units import format_bytes, format_needed_bytes
     from dicompiler.base.version import package_version, parse_release
 
 __all__ = [
-    "CapturedOutput", "Memoizing", "check_type", "did_you_mean", "format_bytes", "load_json", "memoized",
-    "memory_limit", "one_line", "package_version", "parse_release", "read_text", "resolve_host",
+    "CapturedOutput", "Memoizing", "check_type", "did_you_mean", "format_bytes", "format_needed_bytes", "load_json",
+    "memoized", "memory_limit", "one_line", "package_version", "parse_release", "read_text", "resolve_host",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # A type checker that sees `__getattr__` would accept unknown names.

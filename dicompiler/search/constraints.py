@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from dicompiler.base.errors import DicompilerError, did_you_mean
-from dicompiler.base.units import format_bytes
+from dicompiler.base.units import format_bytes, format_needed_bytes
 from dicompiler.cost.memory import MemoryUse
 from dicompiler.cost.op_counts import activation_nbytes, weight_regions
 from dicompiler.ir.metrics import DeviceFootprint, Metrics
@@ -51,7 +51,7 @@ class HostMemoryNeed:
     def size_texts(self) -> tuple[str, str, str]:
         """The needed bytes, the bytes that are missing, and the bytes that the host has, as texts."""
         needed, missing, limit = self.needed_bytes, self.needed_bytes - self.limit_bytes, self.limit_bytes
-        return format_bytes(needed), format_bytes(missing), format_bytes(limit)
+        return format_needed_bytes(needed), format_needed_bytes(missing), format_bytes(limit)
 
 
 def check_constraints(problem: Problem, plan: Plan, metrics: Metrics | None = None) -> None:
@@ -373,12 +373,39 @@ def describe_plan_memory(problem: Problem, plan: Plan) -> tuple[int, str]:
         The number of bytes, and a text with the bytes by purpose: weights, buffers and activations, and the target's
         runtime. Without a model and a target, the bytes are estimated, and the text is "".
     """
+    fullest, shares = max(_plan_memory_needs(problem, plan), key=lambda entry: entry[0].needed_bytes)
+    return fullest.needed_bytes, shares
+
+
+def describe_missing_memory(problem: Problem, plan: Plan) -> str:
+    """Return the memory that a plan needs on the host that lacks the most memory.
+
+    Example: "83.5 MB (50.4 MB weights + …) on host d0, which has 73.4 MB".
+
+    Args:
+        problem: The problem that the plan solves.
+        plan: Plan for the problem's layers.
+
+    Returns:
+        The text. Without a model and a target, the bytes are estimated, and not divided by purpose.
+    """
+    most, shares = max(
+        _plan_memory_needs(problem, plan), key=lambda entry: entry[0].needed_bytes - entry[0].limit_bytes
+    )
+    needed, _, limit = most.size_texts
+    return f"{needed}{shares} on host {most.host}, which has {limit}"
+
+
+def _plan_memory_needs(problem: Problem, plan: Plan) -> Iterator[tuple[HostMemoryNeed, str]]:
+    """Yield the memory that a plan needs on each host, with a text of its shares as in `describe_plan_memory`."""
+    platform = problem.platform
     if problem.target is None or problem.model is None:
-        return max(needed_memory(problem, plan).values()), ""
+        for host, nbytes in needed_memory(problem, plan).items():
+            yield HostMemoryNeed(host, "memory", nbytes, platform.host(host).memory), ""
+        return
     memory = problem.program_memory_use(problem.draft_program(plan))
-    fullest = max(host_memory_needs(problem.platform, memory, include_sum=True), key=lambda need: need.needed_bytes)
-    shares = describe_memory_shares(problem.platform, memory, fullest.host, problem.target.name)
-    return fullest.needed_bytes, f" ({shares})"
+    for need in host_memory_needs(platform, memory, include_sum=True):
+        yield need, f" ({describe_memory_shares(platform, memory, need.host, problem.target.name)})"
 
 
 def _memory_error(

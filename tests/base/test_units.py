@@ -18,6 +18,7 @@ from dicompiler.base.units import (
     Quantity,
     format_bytes,
     format_flops,
+    format_needed_bytes,
     format_quantity,
     format_seconds,
     parse_bytes,
@@ -116,6 +117,8 @@ def test_byte_counts_round_trip(value: int) -> None:
 
 def test_tables_show_three_digits_and_a_unit() -> None:
     assert [format_bytes(n) for n in (0, 17, 1234567, 999_999, 5e9)] == ["0 B", "17 B", "1.23 MB", "1.00 MB", "5.00 GB"]
+    needed = [format_needed_bytes(n) for n in (0, 17, 1234567, 1_230_000, 999_901, 83_412_345)]
+    assert needed == ["0 B", "17 B", "1.24 MB", "1.23 MB", "1.00 MB", "83.5 MB"]
     assert [format_seconds(s) for s in (0, 0.0123, 2.5, 1e-5, 0.1499)] == [
         "0 s", "12.3 ms", "2.50 s", "10.0 µs", "150 ms",
     ]  # fmt: skip

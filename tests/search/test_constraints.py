@@ -92,7 +92,7 @@ def test_memory_counts_the_weights_of_all_roles() -> None:
     assert halves.memory < limit
     tight = replace(problem.platform, hosts=tuple(Host(host.name, limit) for host in problem.platform.hosts))
     check_constraints(replace(problem, platform=tight), plan)
-    with pytest.raises(DicompilerError, match=r"host d0 needs 270 kB .* \(247 kB weights \+ .* without the runtime"):
+    with pytest.raises(DicompilerError, match=r"host d0 needs 271 kB .* \(247 kB weights \+ .* without the runtime"):
         check_constraints(replace(problem, platform=tight), crossed)
 
 

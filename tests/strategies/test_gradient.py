@@ -342,7 +342,7 @@ def test_host_with_little_memory_gets_fewer_weights() -> None:
     tight = Problem(layers, platform(100, 100, memory=alone * 2 // 3))
     metrics = tight.estimate(QUICK.plan(tight))
     assert metrics.memory <= alone * 2 // 3
-    with pytest.raises(DicompilerError, match=r"gradient: no plan found that fits into memory: .* on host 'd[01]'"):
+    with pytest.raises(DicompilerError, match=r"gradient: no plan was found .* on host d[01], which has"):
         QUICK.plan(Problem(layers, platform(100, 100, memory=alone // 3)))
     with pytest.raises(DicompilerError, match="the paper's method does not consider memory"):
         Diapason().plan(tight)

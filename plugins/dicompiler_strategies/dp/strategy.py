@@ -12,7 +12,7 @@ import numpy as np
 from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, UsageError
 from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.search import DEFAULT_BUDGET_S, INTERRUPTED_NOTE, BudgetExceeded, WorkBudget, needed_memory
-from dicompiler.plugin_api.utilities import format_bytes
+from dicompiler.plugin_api.utilities import format_bytes, format_needed_bytes
 from dicompiler_strategies.dp.candidate_runs import CandidateRules, build_candidate_runs, run_parts
 from dicompiler_strategies.dp.device_team import DeviceTeam, ProblemFacts
 from dicompiler_strategies.dp.search import SUMMED_OBJECTIVES, RunPath, RunPricing, find_cheapest_path
@@ -185,7 +185,7 @@ class Dp(Strategy):
         largest = max(facts.weight_bytes, key=lambda layer: facts.weight_bytes[layer])
         raise DicompilerError(
             f"dp: no plan found fits into memory: host {host.name} has {format_bytes(host.memory)} and would need at "
-            f"least {format_bytes(host.memory + least[0])}: use more memory or more devices (layer "
+            f"least {format_needed_bytes(int(host.memory + least[0]))}: use more memory or more devices (layer "
             f"{largest!r} has {format_bytes(facts.weight_bytes[largest])} of weights)"
         )
 

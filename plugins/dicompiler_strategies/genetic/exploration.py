@@ -15,16 +15,15 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from dicompiler.plugin_api import DicompilerError, Plan, Problem, UsageError
+from dicompiler.plugin_api import DicompilerError, Problem, UsageError
 from dicompiler.plugin_api.search import (
     AUTODICE_OBJECTIVES,
     ParetoFront,
     ParetoPoint,
     ProgressCallback,
     check_objectives,
-    needed_memory,
+    describe_missing_memory,
 )
-from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.genetic.batched_model import build_batched_model
 from dicompiler_strategies.genetic.encoding import Encoding, Genes
 from dicompiler_strategies.genetic.evaluators import (
@@ -252,7 +251,11 @@ def _build_front(
     if not fitting and min(front.violations) >= UNMEASURED_VALUE:
         raise DicompilerError("genetic: none of the plans could be measured: see the warnings")
     if not fitting:
-        raise DicompilerError(_describe_misfit(problem, space.plan(front.rows[0])))
+        need = describe_missing_memory(problem, space.plan(front.rows[0]))
+        raise DicompilerError(
+            f"genetic: no plan was found that fits into memory: the best one needs {need}: use more devices or more "
+            "generations"
+        )
     note = "the search was interrupted" if front.interrupted else ""
     points = [
         ParetoPoint(
@@ -262,16 +265,3 @@ def _build_front(
         for i in fitting
     ]
     return ParetoFront(options.objectives, tuple(points), level, evaluations, front.interrupted)
-
-
-def _describe_misfit(problem: Problem, plan: Plan) -> str:
-    """Return the error message that no plan fits into memory.
-
-    It names the host that lacks the most memory for the best plan, relative to its memory.
-    """
-    needed = needed_memory(problem, plan)
-    host = max(problem.platform.hosts, key=lambda host: needed[host.name] / host.memory)
-    return (
-        f"genetic: no plan was found that fits into memory: the best one needs {format_bytes(needed[host.name])} "
-        f"on host {host.name}, which has {format_bytes(host.memory)}: use more devices or more generations"
-    )

@@ -10,7 +10,13 @@ from typing import ClassVar, Literal
 import numpy as np
 
 from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, UsageError
-from dicompiler.plugin_api.search import DEFAULT_BUDGET_S, INTERRUPTED_NOTE, WorkBudget, missing_memory
+from dicompiler.plugin_api.search import (
+    DEFAULT_BUDGET_S,
+    INTERRUPTED_NOTE,
+    WorkBudget,
+    describe_missing_memory,
+    missing_memory,
+)
 from dicompiler_strategies.candidate_search import CandidateSearch
 from dicompiler_strategies.gradient.local_search import LocalSearch
 from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, build_objective_tables, check_objective
@@ -166,7 +172,7 @@ class Gradient(Strategy):
             best = self.search_tables(
                 cost_tables, (best.selection, *best.others), reserve, descent=False, budget=budget
             )
-        raise memory_error(self.name, problem, missing)
+        raise memory_error(self.name, problem, plan)
 
     def search_tables(
         self,
@@ -265,14 +271,10 @@ def default_device_counts(devices: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def memory_error(strategy: str, problem: Problem, missing: Mapping[str, int], note: str = "") -> DicompilerError:
-    """Return the error for a search without a fitting plan.
-
-    `missing` are the missing bytes of the best plan by host, and `note` is appended to the message.
-    """
-    host = max(missing, key=lambda name: (missing[name], name))
-    memory = problem.platform.host(host).memory
+def memory_error(strategy: str, problem: Problem, plan: Plan, note: str = "") -> DicompilerError:
+    """Return the error for a search whose best plan does not fit into memory; `note` is appended to the message."""
+    need = describe_missing_memory(problem, plan)
     return DicompilerError(
-        f"{strategy}: no plan found that fits into memory: the best one needs {memory + missing[host]} bytes on host "
-        f"{host!r}, which has {memory}: use more memory or more hosts{note}"
+        f"{strategy}: no plan was found that fits into memory: the best one needs {need}: use more memory or more "
+        f"hosts{note}"
     )

@@ -21,7 +21,7 @@ from dicompiler.plugin_api.search import (
     missing_memory,
     needed_memory,
 )
-from dicompiler.plugin_api.utilities import format_bytes
+from dicompiler.plugin_api.utilities import format_bytes, format_needed_bytes
 from dicompiler_strategies.joint.cpsat_solver import SolverEffort, SolverResult, solve_remaining
 from dicompiler_strategies.joint.joint_model import JointModel, activation_bytes, build_joint_model
 from dicompiler_strategies.joint.lagrangian import RelaxedProblem, bound_without_elimination, relax_with_prices
@@ -233,7 +233,7 @@ class _JointSearch:
                 need += (is_used * overhead) @ host_matrix
             fits: NDArray[np.bool_] = np.all(need <= limits, axis=1)
             if not fits.any():
-                least = format_bytes(int(need.max(axis=1).min()))
+                least = format_needed_bytes(int(need.max(axis=1).min()))
                 name = self.problem.layers.layers[i].name
                 cause = f"layer {name!r} fits nowhere, because its smallest split alone needs {least} on a host"
                 raise self._least_memory_error(self._select_least_memory(), cause)
@@ -292,8 +292,8 @@ class _JointSearch:
         sizes = [float(weights[c].max()) for weights, c in zip(self.tables.weight_bytes, selection, strict=True)]
         layer = self.problem.layers.layers[int(np.argmax(sizes))].name
         return DicompilerError(
-            f"cpsat: {cause}: {format_bytes(need)} on each host would suffice{shares}: use more memory or more hosts "
-            f"(layer {layer!r} has {format_bytes(int(max(sizes)))} of weights on one device)"
+            f"cpsat: {cause}: {format_needed_bytes(need)} on each host would suffice{shares}: use more memory or more "
+            f"hosts (layer {layer!r} has {format_bytes(int(max(sizes)))} of weights on one device)"
         )
 
     def _build_solution(self, selection: tuple[int, ...], bound: float) -> JointSolution:

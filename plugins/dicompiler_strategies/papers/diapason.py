@@ -96,8 +96,8 @@ class Diapason(Strategy):
         rated = [(plan, problem.estimate(plan)) for plan in plans]
         fitting = [(plan, metrics) for plan, metrics in rated if not missing_memory(problem, plan)]
         if not fitting:
-            missing = missing_memory(problem, rated[0][0])
-            raise memory_error(self.name, problem, missing, ", because the paper's method does not consider memory")
+            note = ", because the paper's method does not consider memory"
+            raise memory_error(self.name, problem, rated[0][0], note)
         return min(fitting, key=lambda entry: entry[1].objective_value(problem.objective))[0]
 
 
