@@ -90,8 +90,8 @@ class LinkScheduler(Generic[T]):
     """All links and flows of a simulation.
 
     Attributes:
-        departures: (time, flow, version) of each departure (end of sending a message) that was planned since the
-            simulator last read this list.
+        departures: (time, flow, version of the flow) of each departure (end of sending a message) that was planned
+            since the simulator last read this list. If the flow has a newer version, the departure is invalid.
     """
 
     def __init__(self) -> None:

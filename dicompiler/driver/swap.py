@@ -310,7 +310,11 @@ class SwappableSession(Session):
                 log.warning("swap: %s points to %s, which is not used: %s", link, target, error)
 
     def _options_of(self, directory: Path) -> RunOptions:
-        """Return the options for an artifact. On boards, each artifact has a directory of its own."""
+        """Return the options of a run of an artifact.
+
+        If the devices are on boards, the options name the artifact's directory there, because each artifact has its
+        own.
+        """
         options, path = self._options, directory.resolve()
         if options.hosts is not None and path != self._first_directory:
             options = replace(options, hosts=hosts_of_artifact(options.hosts, path.name))
@@ -350,7 +354,8 @@ class SwappableSession(Session):
         with self._condition:
             if any(use.thread == threading.get_ident() for use in old.uses):
                 raise UsageError(
-                    "swap: a loop over stream() cannot wait for its own frames: call swap(pause=True) in another thread"
+                    "swap: pause=True waits until all frames have finished, but this thread is in a loop over stream(): "
+                    "call swap(pause=True) in another thread"
                 )
             self._current = None
             if not self._condition.wait_for(lambda: not old.uses, self._options.timeout_s):
@@ -386,7 +391,7 @@ class SwappableSession(Session):
         self._retirements = [*(thread for thread in self._retirements if thread.is_alive()), thread]
         thread.start()
 
-    # -- uses and end
+    # -- calls that use the artifact in force, and the end
 
     @contextmanager
     def _use(self) -> Iterator[_Use]:

@@ -115,7 +115,10 @@ def plan_or_error(strategy: Strategy, sample: Sample, limit_s: float = LIMIT_S) 
 
 
 def plan_texts(strategy: Strategy, on: list[Sample], limit_s: float = LIMIT_S) -> list[str]:
-    """Return the strategy's plans as JSON, so that another process can return them."""
+    """Return the strategy's plan for each sample as JSON, or the text of its error.
+
+    Checks call this function in another process, which can return only texts.
+    """
     return [_plan_text(plan_or_error(strategy, sample, limit_s)) for sample in on]
 
 

@@ -512,7 +512,7 @@ class CandidateSearch:
     def try_waves(self, others: Iterable[Plan] = ()) -> None:
         """Reorder the best plan and the plans `others` in waves, and evaluate the results.
 
-        In waves, a device first computes the rows that other devices wait for (module `overlap_waves`).
+        In waves, a device first computes the rows that other devices wait for.
         """
         if self.best is None or self.problem.objective != "latency" or self.problem.model is None:
             return

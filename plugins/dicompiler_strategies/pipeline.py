@@ -60,7 +60,7 @@ class Pipeline(Strategy):
         plans = list(self._stage_plans(problem, devices, True)) or list(self._stage_plans(problem, devices, False))
         objective = problem.objective
         if not set(objective_terms(objective)) & set(SERVED_OBJECTIVES):
-            log.info("pipeline: the stages have the least time between frames, and are not for %s", objective)
+            log.info("pipeline: it minimises the time between frames, because it cannot minimise %s", objective)
             objective = "throughput"
         elif not devices:
             plans.append(problem.best_single_device[0])

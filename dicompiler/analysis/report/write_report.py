@@ -47,7 +47,7 @@ def write_report(
         UsageError: The arguments exclude each other.
     """
     if comparison is not None and strategies:
-        raise UsageError("report: a comparison and strategies exclude each other: remove one")
+        raise UsageError("report: comparison and strategies are both given: remove one of them")
     path = Path(directory)
     if (path / FRONT_FILE).is_file():
         if strategies or cost or any(value is not None for value in (run_log, comparison, front)):

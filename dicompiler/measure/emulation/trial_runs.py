@@ -67,7 +67,10 @@ def open_cluster_runner(frames: int, options: RunOptions) -> Iterator[Runner]:
 
 
 class _KeptDevices:
-    """Resident devices of one artifact after another."""
+    """The resident devices of a series of trial runs.
+
+    They keep running from one artifact to the next, so that only the new artifact must be copied and loaded.
+    """
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options

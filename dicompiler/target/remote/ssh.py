@@ -103,11 +103,13 @@ SHELL_REMEDIES = (
 )  # fmt: skip
 """Patterns of the output of hosts that did not run a script, and the remedy for each."""
 
-# The archive is unpacked into a new directory next to the target directory. The new directory replaces the target only
-# if the archive is complete, that is, if the new directory contains the stamp file, which is the archive's last file.
-# Arguments: the target directory, the name of the stamp file, and for each file that is on the host already, its path
-# and its name in the target directory. The directory with the suffix of ASSEMBLED_SUFFIX is removed in any case.
 ASSEMBLED_SUFFIX = ".pieces"
+"""Suffix of the directory in which files are assembled before they are moved. UNPACK_SCRIPT removes it in any case."""
+
+# This script unpacks a tar archive from stdin into a new directory next to the target directory. The new directory
+# replaces the target only if the archive is complete, that is, if the new directory contains the stamp file, which is
+# the archive's last file. Arguments: the target directory, the name of the stamp file, and for each file that is on the
+# host already, its path and its name in the target directory.
 UNPACK_SCRIPT = f"""
 set -eu; umask 077; target=$1; stamp=$2;
 beside=$(dirname "$1")/.$(basename "$1"); shift 2; new=$beside.new; old=$beside.old;

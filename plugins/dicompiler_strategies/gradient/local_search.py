@@ -193,7 +193,10 @@ class LocalSearch:
         }
 
     def _surroundings_key(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
-        """Return a key of a sequence's choices, together with those of all layers that are connected to it."""
+        """Return a cache key for `path`, a sequence of layers.
+
+        It consists of the choices of these layers, and of all layers that are connected to them.
+        """
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:

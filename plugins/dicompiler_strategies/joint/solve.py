@@ -309,7 +309,7 @@ class _JointSearch:
 
 
 def _describe_cost_model(problem: Problem) -> str:
-    """Return the unit and the cost model of values and bounds."""
+    """Return a text with the unit and the cost model in which a solution's objective and its bound are computed."""
     inside = {
         "latency": "seconds with a barrier after each layer",
         "energy": "joules with a barrier after each layer, the network's power left out, the fastest devices on",

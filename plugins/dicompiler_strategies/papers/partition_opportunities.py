@@ -398,8 +398,8 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
     Returns:
         The numbers of elements, shape (P, S, P', S').
     """
-    # The elements that sublayer s has in its share and sublayer t of the same layer computes too. Sublayer t of the
-    # next layer does not receive them from s. The boxes have the shape (P, S for s, S for t, axes + 1, 2).
+    # The elements in the share of sublayer s that sublayer t of the same layer computes too. Sublayer t of the second
+    # layer gets them from sublayer t of the first layer, and not from s. Shape: (P, S for s, S for t, axes + 1, 2).
     both = common_boxes(shares[:, :, None], produced[:, None, :])
     wide = wanted[None, None]
     moved = (common_elements(shares[:, :, None, None], wide) - common_elements(both[:, :, None], wide)).astype(

@@ -75,10 +75,10 @@ class ChannelRunCut:
 
 @memoized
 def find_run_of(layers: LayerGraph, layer: Layer) -> tuple[ChannelRun, int] | None:
-    """Return the first channel run that cuts a layer, with the layer's position in `cut_layers`.
+    """Return the first channel run that cuts a layer, and the layer's position in `cut_layers`; None if there is none.
 
-    The result is None without such a run (layers that are cut by channels together). A run that can be cut between any
-    two channels is ignored, because the layer is then cut like any other layer.
+    A channel run consists of layers that are cut by channels together. A run that can be cut between any two channels
+    is ignored, because the layer is then cut like any other layer.
     """
     return _runs_by_layer(layers).get(layer.name)
 

@@ -195,9 +195,9 @@ def _average_block(
 
 
 def _crop(writer: TfliteWriter, x: int, blocks: tuple[WindowBlock, WindowBlock]) -> int:
-    """Return the tensor with the region of image `x` that the windows of the blocks read.
+    """Add a slice of image `x` to the region that the windows read, and return the index of the slice's output.
 
-    `blocks` are the windows along height and along width.
+    If the windows read the whole image, return `x`. `blocks` are the windows along height and along width.
     """
     batch, height, width, channels = writer.get_shape(x)
     if all((block.start, block.stop) == (0, extent) for block, extent in zip(blocks, (height, width), strict=True)):
