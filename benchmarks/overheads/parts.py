@@ -20,7 +20,7 @@ import dicompiler
 from dicompiler import CompileResult, networks
 from dicompiler.ir.onnx.weights import Weight, is_placeholder
 from dicompiler.ir.program import Program, Segment
-from dicompiler.partition.annotations import read_annotation
+from dicompiler.partition.placed_model import read_annotation
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import ProgramExecutor, to_ort
 from dicompiler_targets import artifact_files

@@ -32,7 +32,7 @@ from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program, Segment, Step
-from dicompiler.partition.annotations import read_annotation
+from dicompiler.partition.placed_model import read_annotation
 from dicompiler.plugin.registry import registry
 from dicompiler.target.engine import FULL_PRECISION, Engine, Precision, excluded_nodes
 from dicompiler.target.engine_check import allowed_difference

@@ -354,8 +354,8 @@ class SwappableSession(Session):
         with self._condition:
             if any(use.thread == threading.get_ident() for use in old.uses):
                 raise UsageError(
-                    "swap: pause=True waits until all frames have finished, but this thread is in a loop over stream(): "
-                    "call swap(pause=True) in another thread"
+                    "swap: pause=True waits until all frames have finished, but this thread is in a loop over "
+                    "stream(): call swap(pause=True) in another thread"
                 )
             self._current = None
             if not self._condition.wait_for(lambda: not old.uses, self._options.timeout_s):

@@ -1,7 +1,7 @@
 """Plan: the assignment of regions of each layer's output to devices, which a strategy chooses.
 
-Plans are stored as JSON (schema: `base/schemas/plan.schema.json`). `partition.routing.check_plan` checks a plan against the
-layers of a model.
+Plans are stored as JSON (schema: `base/schemas/plan.schema.json`). `partition.routing.check_plan` checks a plan
+against the layers of a model.
 """
 
 from __future__ import annotations

@@ -17,39 +17,25 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeVar
 
-import numpy as np
-import onnx
-from onnx import helper
-
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, make_placeholder
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.ir.recurrent_states import write_state_pieces
-from dicompiler.ir.regions import region_shape
 from dicompiler.ir.routing import Routing
-from dicompiler.partition.annotations import NodeAnnotation, write_annotation, write_source_and_copies
+from dicompiler.partition.placed_model import write_placed_model
 from dicompiler.partition.placement import (
-    Constant,
     ModelFacts,
     PlacedGraph,
-    PlacedNode,
-    PlacedTensor,
-    WeightSlice,
     check_wire_dtypes,
     place_parts,
 )
-from dicompiler.partition.routing import format_region, route, route_on_platform
+from dicompiler.partition.routing import route, route_on_platform
 from dicompiler.partition.segmentation import build_program
 from dicompiler.partition.tiling import single_device_plan
 
 log = logging.getLogger("dicompiler")
-
-DEFAULT_OPSET = 13
-"""Version of the standard operators in placed (partitioned) models, if the original model states none."""
 
 
 def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool = True) -> PipelineState:
@@ -84,86 +70,6 @@ def partition_checked(state: PipelineState) -> PipelineState:
     placed = partition(state, quiet=True)
     placed.model.check("after pass 'partition'")
     return placed
-
-
-def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
-    """Return a placed graph (nodes with devices) as a model.
-
-    The model has the header and inputs of `model`, and the initializers that are read.
-    """
-    proto = onnx.ModelProto()
-    proto.CopyFrom(model.proto)
-    # Slices, concatenations and sums are standard operators, so the model needs a version of these.
-    if not any(entry.domain in ("", "ai.onnx") for entry in proto.opset_import):
-        proto.opset_import.append(helper.make_opsetid("", DEFAULT_OPSET))
-    graph = proto.graph
-    del graph.node[:], graph.value_info[:], graph.output[:], graph.initializer[:]
-    graph.node.extend(_node_proto(node) for node in placed.nodes)
-    written_states = (piece.written_name for piece in placed.state_pieces)
-    graph.output.extend(_value_info(placed, name) for name in dict.fromkeys((*placed.model_outputs, *written_states)))
-    if placed.states:
-        states = [(state.name, state.dtype, state.shape or ()) for state in placed.states]
-        kept = [value for value in graph.input if value.name not in [name for name, *_ in states]]
-        del graph.input[:]
-        graph.input.extend((*kept, *(_value_info(placed, piece.read_name) for piece in placed.state_pieces)))
-        write_state_pieces(proto, placed.state_pieces, states)
-    declared = {v.name for v in (*graph.input, *graph.output)}
-    graph.value_info.extend(_value_info(placed, name) for name in placed.infos if name not in declared)
-    whole = [tensor for tensor in model.proto.graph.initializer if tensor.name in placed.used_names]
-    graph.initializer.extend(whole)
-    weights = {tensor.name: model.weights[tensor.name] for tensor in whole if tensor.name in model.weights}
-    for name, constant in placed.constants.items():
-        tensor, weight = _initializer(model, name, constant)
-        graph.initializer.append(tensor)
-        if weight is not None:
-            weights[name] = weight
-    copies = {name: output for name, output in placed.model_outputs.items() if name != output}
-    write_source_and_copies(proto, placed.source, copies)
-    return Model(proto, weights)
-
-
-def _node_proto(node: PlacedNode) -> onnx.NodeProto:
-    proto = onnx.NodeProto()
-    if node.template is not None:
-        proto.CopyFrom(node.template)
-    proto.name, proto.op_type = node.name, node.op or proto.op_type
-    proto.input[:], proto.output[:] = node.inputs, node.outputs
-    if node.attributes:
-        kept = [attribute for attribute in proto.attribute if attribute.name not in node.attributes]
-        kept += [helper.make_attribute(k, v) for k, v in node.attributes.items() if v is not None]
-        del proto.attribute[:]
-        proto.attribute.extend(kept)
-    place = node.placement
-    region = "" if node.region is None else format_region(node.region)
-    write_annotation(proto, NodeAnnotation(place.device, node.origin, region, place.part, place.lane))
-    return proto
-
-
-def _value_info(placed: PlacedGraph, name: str) -> onnx.ValueInfoProto:
-    info = placed.infos[name]
-    if isinstance(info, PlacedTensor):
-        return helper.make_tensor_value_info(name, info.dtype, region_shape(info.region))
-    copy = onnx.ValueInfoProto()
-    copy.CopyFrom(info)
-    copy.name = name
-    return copy
-
-
-def _initializer(model: Model, name: str, constant: Constant) -> tuple[onnx.TensorProto, Weight | None]:
-    """Return the initializer of a constant, and its data if the data is not in the initializer.
-
-    The data of a large region of a weight is not copied into the initializer, which is then a placeholder. For all
-    other constants, the second result is None.
-    """
-    if not isinstance(constant, WeightSlice):
-        array = np.array(constant, np.int64) if isinstance(constant, tuple) else constant
-        return onnx.numpy_helper.from_array(array, name), None
-    stored = model.weights.get(constant.weight)
-    whole = Weight.from_array(model.array(constant.weight)) if stored is None else stored
-    weight = whole.take_region(constant.region)
-    if weight.nbytes < MIN_WEIGHT_BYTES:
-        return onnx.numpy_helper.from_array(weight.array(), name), None
-    return make_placeholder(name, weight), weight
 
 
 T = TypeVar("T")

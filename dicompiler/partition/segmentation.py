@@ -11,12 +11,11 @@ from dataclasses import replace
 
 import onnx
 
-from dicompiler.ir.onnx.graph_structure import graph_and_bodies, tensors_read
+from dicompiler.ir.onnx.graph_structure import graph_and_bodies
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import NO_MODEL, DeviceProgram, DeviceState, Program, Segment, Step, TensorSpec, Transfer
-from dicompiler.ir.recurrent_states import read_state_pieces
-from dicompiler.partition.annotations import read_annotation, read_source_and_copies
-from dicompiler.partition.placement import FROM_INPUT, NodePlacement, PlacedGraph, PlacedNode, is_part_of
+from dicompiler.partition.placed_model import read_placed_model
+from dicompiler.partition.placement import FROM_INPUT, PlacedGraph, is_part_of
 
 
 def build_program(
@@ -29,7 +28,7 @@ def build_program(
     `devices` are all devices in order, including those without work. `hosts` gives the host of each device; without it,
     each device has its own host.
     """
-    graph, hosts = _read_placed_model(placed) if isinstance(placed, Model) else placed, hosts or {}
+    graph, hosts = read_placed_model(placed) if isinstance(placed, Model) else placed, hosts or {}
     constants = {tensor.name: tensor for tensor in placed.proto.graph.initializer} if isinstance(placed, Model) else {}
     transfers = tuple(
         Transfer(i, _sender(graph, send.tensor, send.receiver, hosts), send.receiver, graph.tensor_spec(send.tensor))
@@ -71,30 +70,6 @@ def _model_outputs(graph: PlacedGraph) -> tuple[TensorSpec, ...]:
     for tensor, output in graph.model_outputs.items():
         first_tensors.setdefault(output, tensor)
     return tuple(replace(graph.tensor_spec(tensor), name=output) for output, tensor in first_tensors.items())
-
-
-def _read_placed_model(model: Model) -> PlacedGraph:
-    graph = model.proto.graph
-    source, copies = read_source_and_copies(model.proto)
-    pieces, states = read_state_pieces(model.proto)
-    kept = {name for piece in pieces for name in (piece.read_name, piece.written_name)}
-    constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
-    nodes = []
-    for node in graph.node:
-        annotation = read_annotation(node)
-        place = NodePlacement(annotation.device, annotation.lane, part=annotation.part)
-        nodes.append(
-            PlacedNode(place, annotation.origin, tuple(tensors_read(node)), tuple(node.output), op=node.op_type)
-        )
-    return PlacedGraph(
-        nodes,
-        {value.name: value for value in (*graph.value_info, *graph.input, *graph.output)},
-        tuple(v.name for v in graph.input if v.name not in constants and v.name not in kept),
-        source,
-        {v.name: copies.get(v.name, v.name) for v in graph.output if v.name not in kept},
-        state_pieces=pieces,
-        states=tuple(TensorSpec(*state) for state in states),
-    )
 
 
 def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:

@@ -20,7 +20,6 @@ if TYPE_CHECKING:
         with_interval,
     )
     from dicompiler.ir.routing import Box, Routing, ShareTask, Task, TaskId, TaskNode, assembly_leaves
-    from dicompiler.partition.annotations import read_part, remove_annotations
     from dicompiler.partition.bounds_inference import (
         align_region,
         cuttable_axes,
@@ -29,6 +28,7 @@ if TYPE_CHECKING:
         reduction_length,
     )
     from dicompiler.partition.lowering import lower, partition
+    from dicompiler.partition.placed_model import read_part, remove_annotations
     from dicompiler.partition.routing import route_on_platform
     from dicompiler.partition.tiling import (
         AxisLabel,

@@ -21,7 +21,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.base.option_specs import Spec, spec_of
 from dicompiler.base.version import parse_release
 from dicompiler.ir.cluster import computes_layer
-from dicompiler.partition.annotations import read_part
+from dicompiler.partition.placed_model import read_part
 
 if TYPE_CHECKING:
     import onnx

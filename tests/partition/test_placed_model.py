@@ -13,9 +13,9 @@ from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import full_region, with_interval
-from dicompiler.partition.annotations import DEVICE_KEY, read_source_and_copies
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.lowering import partition
+from dicompiler.partition.placed_model import DEVICE_KEY, read_source_and_copies
 from dicompiler.partition.tiling import single_device_plan, split_axis
 
 

@@ -8,7 +8,7 @@ import numpy as np
 from support.placing import WHOLE, marks, network, place, rows
 
 from dicompiler.ir.plan import Part, Plan
-from dicompiler.partition.annotations import ORIGIN_KEY, REGION_KEY, read_annotation
+from dicompiler.partition.placed_model import ORIGIN_KEY, REGION_KEY, read_annotation
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.executor import ProgramExecutor
 

@@ -9,7 +9,7 @@ import sys
 from support.placing import marks, network, place, rows
 
 from dicompiler.ir.plan import Plan
-from dicompiler.partition.annotations import DEVICE_KEY, ORIGIN_KEY, REGION_KEY
+from dicompiler.partition.placed_model import DEVICE_KEY, ORIGIN_KEY, REGION_KEY
 
 
 def test_nodes_record_device_region_and_origin() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from dicompiler.partition.annotations import REGION_KEY
+from dicompiler.partition.placed_model import REGION_KEY
 
 Change = Callable[[onnx.ModelProto], None]
 

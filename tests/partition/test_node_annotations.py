@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dicompiler.partition.annotations import (
+from dicompiler.partition.placed_model import (
     NodeAnnotation,
     read_annotation,
     read_part,
