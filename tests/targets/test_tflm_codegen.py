@@ -92,11 +92,23 @@ def _ports(count: int) -> list[int]:
 
 
 def _build(source: Path, place: Path) -> None:
+    """Build the program of a device with CMake, as the page about microcontrollers says."""
     place.mkdir()
+    library = place / "libstandin.a"
     shutil.copy(CODES / "standin.cc", place)
-    names = [path.name for path in source.glob("*.cc") if path.name != "transport_uart.cc"]
-    line = ["g++", *FLAGS, "-o", str(place / "device"), *names, str(place / "standin.cc")]
+    line = ["g++", *FLAGS, "-c", "-o", place / "standin.o", place / "standin.cc"]
     subprocess.run(line, cwd=source, check=True, timeout=120)
+    subprocess.run(["ar", "rcs", library, place / "standin.o"], check=True, timeout=120)
+    application = place / "own.cc"
+    shutil.copy(source / "application.cc", application)
+    options = (
+        f"-DAPPLICATION={application}",
+        f"-DTFLM_INCLUDE={CODES}",
+        f"-DTFLM_LIBRARY={library}",
+        "-DCMAKE_CXX_FLAGS=-Werror",
+    )
+    subprocess.run(["cmake", "-S", source, "-B", place, *options], check=True, timeout=120, capture_output=True)
+    subprocess.run(["cmake", "--build", place], check=True, timeout=120, capture_output=True)
 
 
 def _frame(document: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]], given: bytes) -> bytes:
