@@ -85,7 +85,7 @@ def test_write_report_is_that_of_the_command(place: Path, tmp_path: Path) -> Non
     dicompiler.write_report(place / "build", tmp_path / "plain.html")
     assert main(["report", str(place / "build"), "-o", str(tmp_path / "command.html")]) == 0
     assert (tmp_path / "plain.html").read_bytes() == (tmp_path / "command.html").read_bytes()
-    with pytest.raises(dicompiler.UsageError, match="exclude each other"):
+    with pytest.raises(dicompiler.UsageError, match="are both given"):
         dicompiler.write_report(place / "build", page, comparison=comparison, strategies="single")
 
 

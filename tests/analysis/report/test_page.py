@@ -272,4 +272,4 @@ class TestBadInput:
 
     def test_rejects_options_that_exclude_each_other(self, lenet: Path, tmp_path: Path, refused: Refused) -> None:
         both = ("--compare", "c.json", "--strategies", "single")
-        assert "exclude each other" in refused(2, "report", lenet, *both, "-o", tmp_path / "r.html")
+        assert "are both given" in refused(2, "report", lenet, *both, "-o", tmp_path / "r.html")
