@@ -418,8 +418,8 @@ class StreamOptions:
         from dicompiler.driver.artifact import run
 
         with (
-            self._log_if_unfinished(directory, options) as options,
             self._serve_metrics(directory, options) as options,
+            self._log_if_unfinished(directory, options) as options,
             progress(f"{directory}: running {self.frames} frame{'' if self.frames == 1 else 's'}"),
         ):
             if self.adapt or self.follow:

@@ -17,6 +17,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.cli.options import StreamOptions
+from dicompiler.driver.metrics_server import MetricsServer
 from dicompiler.driver.run_log import load_log, read_log
 from dicompiler.target.manifest import load_artifact
 from dicompiler.target.run_records import FrameTimes, RunOptions
@@ -69,6 +70,22 @@ def test_failed_run_logs_the_finished_frames(artifact: Path, tmp_path: Path) -> 
     with pytest.raises(RunError, match="pi02"):
         run_until(artifact, tmp_path / "run.json", lambda: os.kill(pids(artifact)["pi02"], signal.SIGKILL))
     check_log(artifact, tmp_path / "run.json", "pi02")
+
+
+def test_log_is_written_next_to_metrics(artifact: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record, served = MetricsServer.record_frame, list[FrameTimes]()
+
+    def record_and_interrupt(server: MetricsServer, times: FrameTimes) -> None:
+        record(server, times)
+        served.append(times)
+        if len(served) == FINISHED_FRAMES:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    monkeypatch.setattr(MetricsServer, "record_frame", record_and_interrupt)
+    stream = StreamOptions(frames=10**6, log=tmp_path / "run.json", metrics="127.0.0.1:0")
+    with pytest.raises(KeyboardInterrupt):
+        stream.run(artifact, None, RunOptions())
+    check_log(artifact, tmp_path / "run.json", "interrupted")
 
 
 def test_run_without_finished_frames_writes_no_log(artifact: Path, tmp_path: Path) -> None:
