@@ -34,7 +34,7 @@ from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.plugin.registry import registry
 from dicompiler.search.failover_planning import add_failover_plans
 from dicompiler.search.failure_cases import FailureSelection, failure_metrics
-from dicompiler.search.lower_bounds import objective_bound
+from dicompiler.search.lower_bounds import objective_bound, unrefuted_bound
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
 from dicompiler.target.target_base import Target
@@ -281,7 +281,10 @@ def compare_strategies(
         if progress is not None:
             progress(name)
         results.append(_evaluate_strategy(problem, name, registry().resolve("strategies", strategy), failures))
-    return Comparison(problem, tuple(results), problem.best_single_device[1], objective_bound(problem))
+    single = problem.best_single_device[1]
+    plans = [single, *(result.metrics for result in results if result.metrics is not None)]
+    values = (metrics.objective_value(problem.objective) for metrics in plans)
+    return Comparison(problem, tuple(results), single, unrefuted_bound(objective_bound(problem), *values))
 
 
 def _evaluate_strategy(problem: Problem, name: str, strategy: Strategy, failures: FailureSelection) -> StrategyResult:

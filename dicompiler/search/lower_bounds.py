@@ -17,6 +17,9 @@ from dicompiler.ir.plan import LayerShare
 from dicompiler.partition.bounds_inference import cuttable_axes, make_share_task, reduction_length
 from dicompiler.search.problem import Problem
 
+MAX_ROUNDING_ERROR = 1e-6
+"""A value that is below a bound by at most this share does not refute the bound."""
+
 
 @dataclass(frozen=True)
 class LatencyBound:
@@ -139,6 +142,21 @@ def memory_bound(problem: Problem) -> float:
     outputs = [layers.tensors[name] for name in layers.delivered_outputs]
     output_bytes = sum(raw_nbytes(tensor.dtype, tensor.shape) for tensor in outputs if tensor.shape is not None)
     return max(sum(nbytes.values()) / len(hosts), float(output_bytes))
+
+
+def unrefuted_bound(bound: float | None, *values: float) -> float | None:
+    """Return a lower bound, or None if a plan has a lower value.
+
+    Such a plan shows that the cost model predicts less than the proportional share of a layer's time for some part.
+
+    Args:
+        bound: The bound; None if none is known.
+        values: Values of the objective for some plans.
+
+    Returns:
+        The bound or None.
+    """
+    return None if bound is None or any(value < bound * (1 - MAX_ROUNDING_ERROR) for value in values) else bound
 
 
 def objective_bound(problem: Problem) -> float | None:

@@ -305,9 +305,12 @@ class _AutoSearch:
         return False
 
     def _is_done(self) -> bool:
-        """Return True if no plan can be better than the best plan, by the lower bound of the objective."""
+        """Return True if no plan can be better than the best plan, by the lower bound of the objective.
+
+        A plan below the bound shows that the bound does not hold for the cost model, so that better plans may exist.
+        """
         best = self.search.best
-        return best is not None and best.value(self.problem) <= PROVEN_RATIO * self.bound
+        return best is not None and self.bound / PROVEN_RATIO <= best.value(self.problem) <= PROVEN_RATIO * self.bound
 
     @cached_property
     def bound(self) -> float:

@@ -8,7 +8,7 @@ import pytest
 
 from dicompiler import networks
 from dicompiler.analysis.compare import compare_strategies
-from dicompiler.cost.cost_model import CostModel
+from dicompiler.cost.cost_model import AnalyticModel, CostModel
 from dicompiler.driver.compile_result import find_bottleneck
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device, Host, Link, Network
@@ -17,6 +17,7 @@ from dicompiler.ir.metrics import DeviceMetrics, Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import LayerShare, Part
 from dicompiler.plugin.registry import registry
+from dicompiler.search.lower_bounds import objective_bound
 from dicompiler.search.problem import Problem
 
 QUICK = ("single", "pipeline", "modnn")
@@ -134,3 +135,23 @@ def test_speedup_follows_the_objective_and_implausible_gains_are_reported() -> N
         == both.describe_implausible_gain(one, "latency")
         == ""
     )
+
+
+@dataclass(frozen=True)
+class CacheModel(CostModel):
+    """A cost model in which half of a layer takes about a third of the layer's time, as if it fitted into a cache."""
+
+    name = "cache"
+
+    def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
+        return (1e3 * AnalyticModel().seconds(layers, layer, share, device)) ** 1.5
+
+
+def test_bound_that_a_plan_refutes_is_not_used() -> None:
+    posed = replace(problem("lenet"), cost_model=CacheModel())
+    found = compare_strategies(posed, {name: registry().make("strategies", name) for name in ("auto{budget=3}", "dp")})
+    auto, dp = found.results
+    bound = objective_bound(posed)
+    assert bound is not None and found.objective_value(auto) < 0.9 * bound
+    assert found.lower_bound is None
+    assert found.objective_value(auto) <= found.objective_value(dp) * (1 + 1e-9)

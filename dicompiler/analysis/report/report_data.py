@@ -25,7 +25,7 @@ from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing, Task, TaskId, assembly_leaves, task_id
-from dicompiler.search.lower_bounds import objective_bound
+from dicompiler.search.lower_bounds import objective_bound, unrefuted_bound
 from dicompiler.search.problem import Problem
 from dicompiler.target.manifest import ARTIFACT_FILE, load_artifact
 from dicompiler.target.target_base import Target
@@ -203,7 +203,7 @@ def load_report_data(
         ),
         _memory_courses(program),
         target.memory_overhead(program),
-        objective_bound(problem),
+        unrefuted_bound(objective_bound(problem), metrics.objective_value(problem.objective)),
         ran,
         comparison,
         None if front is None else load_front(front, digest),
