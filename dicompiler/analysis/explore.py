@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import Any
 
 from dicompiler.base.atomic_output import atomic_directory, check_output_directory
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.option_specs import Spec, parse_spec
+from dicompiler.base.option_specs import Spec, options_of, parse_spec
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, DEFAULT_TARGET
 from dicompiler.driver.prepare import load_problem
@@ -105,6 +105,15 @@ def override_options(text: str, options: Mapping[str, str | tuple[str, ...]]) ->
     """
     spec = parse_spec(text, "strategy")
     return str(Spec.from_mapping(spec.name, {**dict(spec.options), **options}))
+
+
+def check_strategy_options(text: str, names: Iterable[str]) -> None:
+    """Raise UsageError if the strategy in `text` lacks one of the options that `explore` sets by options of its own."""
+    name = parse_spec(text, "strategy").name
+    known = [option.name for option in options_of(registry().find("strategies", name).value)]
+    for option in names:
+        if option not in known:
+            raise UsageError(f"explore: strategy {name!r} has no option {option!r}: omit --{option}")
 
 
 def _with_model_digest(front: ParetoFront, digest: str) -> ParetoFront:

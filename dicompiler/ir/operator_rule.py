@@ -195,6 +195,11 @@ class OpCost(NamedTuple):
     other_flops: int = 0
 
 
+MERGE_OPERATORS = ("Add", "Max", "Min")
+"""Operators that can combine the partial results of two ranges of the reduction axis."""
+CONSTANT_KINDS = ("factor", "gain", "max", "min", "rounded", "scale", "shift", "slope", "step", "variance")
+"""Kinds of integers that replace constants in the exact check of `verify` (`OperatorRule.constant_stand_ins`)."""
+
 PieceFunction = Callable[[Operation, Region, Interval | None], Piece]
 CostFunction = Callable[[Operation, Shape, Sequence[Shape]], OpCost]
 

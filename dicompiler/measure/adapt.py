@@ -137,7 +137,7 @@ class Adaptation:
             return f"{seen}: no other plan: {self.error}"
         gain = 1 - self.new_value / self.value if self.value else 0.0
         if self.swap is None:
-            return f"{seen}: no better plan (the best one is {gain:.0%} better)"
+            return f"{seen}: no swap: the best plan is {gain:.0%} better, and min_gain requires more"
         return f"{seen}: {self.swap.new} is predicted to be {gain:.0%} better, from frame {self.swap.first_frame} on"
 
 

@@ -6,11 +6,12 @@ ONNX model is valid.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.base.errors import DicompilerError, PluginError
 from dicompiler.base.option_specs import parse_pipeline
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.plugin.pass_base import Instrument, Pass, PassError
@@ -80,10 +81,15 @@ def _run_pass(step: Pass, state: PipelineState) -> PipelineState:
     for field in step.requires:
         if getattr(state, field) is None:
             raise DicompilerError(f"pass {step.name!r} needs {field}{_provider_hint(field)}")
+    is_third_party = bool(step.provenance)
+    nodes = _node_digest(state) if is_third_party else b""
     try:
         result: Any = step.run(state)
         if not isinstance(result, PipelineState):
             raise TypeError(f"run() returned {type(result).__name__} instead of a PipelineState")
+        if is_third_party and _node_digest(state) != nodes:
+            place = registry().describe("passes", step)
+            raise PluginError(f"{place}: run() changed the model of the state that it got: change a copy")
         # The check takes milliseconds, so it is skipped for passes that change only the plan.
         if result.model is not state.model:
             _check_model(step, state, result)
@@ -92,6 +98,14 @@ def _run_pass(step: Pass, state: PipelineState) -> PipelineState:
     except Exception as error:
         raise PassError(f"{registry().describe('passes', step)}: {type(error).__name__}: {error}") from error
     return _keep_loaded_graph(result, state)
+
+
+def _node_digest(state: PipelineState) -> bytes:
+    """Return a digest of the model's nodes, by which changes in place are detected. Weights are not read."""
+    digest = hashlib.sha256()
+    for node in state.model.proto.graph.node:
+        digest.update(node.SerializeToString(deterministic=True))
+    return digest.digest()
 
 
 def _keep_loaded_graph(result: PipelineState, before: PipelineState) -> PipelineState:

@@ -8,12 +8,15 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from types import MappingProxyType
 from typing import Any
 
+import onnx
+
 from dicompiler.base.errors import did_you_mean
 from dicompiler.base.option_specs import Spec, options_of
+from dicompiler.ir.operator_rule import CONSTANT_KINDS, MERGE_OPERATORS
 
 
 @dataclass(frozen=True)
@@ -77,11 +80,41 @@ def check_registrable(value: Any) -> None:
         value: The class, rule or family.
 
     Raises:
-        TypeError: It is of no kind of plugin, lacks a method or a name, has an option of an unsupported type, or takes
-            options that are not fields of a dataclass.
-        ValueError: Its name is invalid.
+        TypeError: It is of no kind of plugin, lacks a method or a name, has an option or a class attribute of a wrong
+            type, or takes options that are not fields of a dataclass.
+        ValueError: Its name is invalid, or a field of a rule names something unknown.
     """
-    get_valid_name(PLUGIN_KINDS[plugin_kind(value)], value)
+    kind = plugin_kind(value)
+    get_valid_name(PLUGIN_KINDS[kind], value)
+    if kind == "operators":
+        check_rule_fields(value)
+
+
+def check_rule_fields(rule: Any) -> None:
+    """Raise TypeError or ValueError if a field of an operator rule has a wrong type or an unknown name."""
+    # The exact check is imported here, because built-in rules are not checked, and the import takes time.
+    from dicompiler.verify.exact.stand_ins import BODIES
+
+    for field in fields(rule):
+        value = getattr(rule, field.name)
+        if isinstance(field.default, str | bool | int) and type(value) is not type(field.default):
+            raise TypeError(f"its {field.name} is {value!r}: give a value of type {type(field.default).__name__}")
+        if field.default is None and value is not None and not callable(value):
+            raise TypeError(f"its {field.name} is {value!r}: give a function or None")
+    if rule.merge_operator not in MERGE_OPERATORS:
+        raise ValueError(f"its merge_operator is {rule.merge_operator!r}: expected {' or '.join(MERGE_OPERATORS)}")
+    bodies = sorted(BODIES)
+    if rule.stand_in and rule.stand_in not in bodies and not onnx.defs.has(rule.stand_in):
+        known = f"an operator of ONNX or one of {', '.join(bodies)}"
+        raise ValueError(f"its stand_in is {rule.stand_in!r}{did_you_mean(rule.stand_in, bodies)}: expected {known}")
+    for kind in rule.constant_stand_ins.split():
+        if kind not in ("-", *CONSTANT_KINDS):
+            known = f"'-' or one of {', '.join(CONSTANT_KINDS)}"
+            hint = did_you_mean(kind, CONSTANT_KINDS)
+            raise ValueError(f"its constant_stand_ins have the unknown kind {kind!r}{hint}: expected {known}")
+    for pair in rule.attribute_stand_ins.split():
+        if not all(pair.partition("=")):
+            raise ValueError(f"its attribute_stand_ins have {pair!r}: expected ATTRIBUTE=VALUE")
 
 
 def get_valid_name(kind: PluginKind, value: Any) -> str:
@@ -120,6 +153,7 @@ def _get_class_name(kind: PluginKind, value: Any) -> str:
         methods = " and ".join(f"{name}()" for name in missing)
         raise TypeError(f"{value.__name__} has no {methods}, which every {base.__name__} needs: define it")
     _check_options(value, base)
+    _check_class_attributes(value, base)
     name = getattr(value, "name", None)
     if not isinstance(name, str):
         raise TypeError(f'{value.__name__} has no name: set name = "…" in the class')
@@ -144,6 +178,18 @@ def _check_options(cls: type, base: type) -> None:
             f"{cls.__name__} has the option {ignored[0]!r}, which is not a field of a dataclass: make {cls.__name__} a "
             "frozen dataclass without __init__, whose fields are its options"
         )
+
+
+def _check_class_attributes(cls: type, base: type) -> None:
+    """Raise TypeError if a class sets an attribute of its base class to a value of another type."""
+    for name, annotation in inspect.get_annotations(base).items():
+        default, value = getattr(base, name, None), inspect.getattr_static(cls, name, None)
+        if default is None or isinstance(value, property):
+            continue
+        if type(value) is not type(default):
+            raise TypeError(f"{cls.__name__}.{name} is {value!r}: give a value of type {type(default).__name__}")
+        if "tuple[str" in annotation and not all(isinstance(item, str) for item in value):
+            raise TypeError(f"{cls.__name__}.{name} is {value!r}: give a tuple of texts")
 
 
 def _check_pass_fields(step: Any) -> None:

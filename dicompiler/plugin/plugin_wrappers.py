@@ -28,8 +28,11 @@ import onnx
 from dicompiler.base.errors import DicompilerError, PluginError, describe_exception
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.cost_model import CostModel, validate_seconds
+from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.metrics import DeviceFootprint
+from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.operator_rule import OpCost, Operation, OperatorRule, Piece
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare, Part, Plan
@@ -187,7 +190,8 @@ def wrap_class(cls: Any, guard: CallGuard) -> Any:
     subclass = type(cls)(cls.__name__, (cls,), {**same, "__slots__": (), "__wrapped__": cls, "__guard__": guard})
     subclass.__eq__, subclass.__reduce_ex__ = _make_eq(cls), _make_reduce(subclass)
     for name, check in _RESULT_CHECKS[guard.kind].items():
-        setattr(subclass, name, _wrap_method(subclass, guard, name, check))
+        wrap = _wrap_method if callable(getattr(cls, name)) else _wrap_property
+        setattr(subclass, name, wrap(subclass, guard, name, check))
     if guard.kind == "pass":
         subclass.provenance = guard.origin
     if guard.kind == "strategy" and guard.plugin:
@@ -268,6 +272,15 @@ def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[...
         return call(*arguments, **options) if called_by_plugin else guard.call(guard.describe(self), checked)
 
     return method
+
+
+def _wrap_property(subclass: Any, guard: CallGuard, name: str, check: Callable[..., Any]) -> property:
+    """Return the property `name` of a wrapped class: it checks the value of the plugin's property or attribute."""
+
+    def get(self: Any) -> Any:
+        return guard.call(guard.describe(self), lambda: check(self, getattr(super(subclass, self), name)))
+
+    return property(get, doc=inspect.getdoc(getattr(subclass, name)))
 
 
 def _wrap_check_feasible(subclass: Any, guard: CallGuard) -> Callable[..., None]:
@@ -428,15 +441,24 @@ def _check_run(target: Target, result: Any, _directory: Path, frames: Sequence[A
     kept = len(frames) if options.kept_frames is None else min(options.kept_frames, len(frames))
     if len(result.outputs) != kept:
         raise _InvalidResult(f"run() returned outputs of {len(result.outputs)} frames: expected {kept}")
+    for report in result.reports:
+        if report.compute_s < 0:
+            raise _InvalidResult(f"run() returned compute_s {report.compute_s:g} of device {report.device!r}: below 0")
     if len(result.frames_s) != len(frames):
         raise _InvalidResult(f"run() returned frames_s with {len(result.frames_s)} times: expected {len(frames)}")
     return result
 
 
 def _check_memory(_target: Target, result: Any, program: Program) -> Any:
-    missing = [device.device for device in program.devices if device.device not in result]
-    if missing:
-        raise _InvalidResult(f"memory_overhead() has no entry for device {missing[0]!r}")
+    if not isinstance(result, Mapping):
+        raise _InvalidResult(f"memory_overhead() returned {type(result).__name__} instead of the bytes by device name")
+    for device in (device.device for device in program.devices):
+        if device not in result:
+            raise _InvalidResult(f"memory_overhead() has no entry for device {device!r}")
+        if not isinstance(result[device], Integral) or result[device] < 0:
+            raise _InvalidResult(
+                f"memory_overhead() returns {result[device]!r} for device {device!r}: expected an integer of at least 0"
+            )
     return result
 
 
@@ -458,8 +480,30 @@ def _check_extra_memory(_engine: Engine, result: Any, _segments: Any) -> int:
     return int(result)
 
 
+def _check_state(_step: Any, result: Any, *_: Any) -> Any:
+    """Raise _InvalidResult unless `run()` returned a PipelineState whose most important fields have the right types."""
+    _instance_check(PipelineState, "run()")(_step, result)
+    for name, cls in _STATE_TYPES.items():
+        value = getattr(result, name)
+        if not isinstance(value, cls) and (value is not None or name == "model"):
+            raise _InvalidResult(f"run() set {name} to {type(value).__name__} instead of a {cls.__name__}")
+    if result.plan is not None and (cause := describe_plan_error(result.plan)):
+        raise _InvalidResult(f"run() set plan to {cause}")
+    return result
+
+
+_STATE_TYPES = {"model": Model, "layers": LayerGraph, "platform": Platform, "plan": Plan, "program": Program}
+"""Types of the fields of PipelineState that passes set."""
+
+
+def _check_footprints(_target: Any, result: Any, *_: Any) -> Any:
+    if not isinstance(result, Sequence) or not all(isinstance(item, DeviceFootprint) for item in result):
+        raise _InvalidResult("device_footprints() did not return a tuple of DeviceFootprint")
+    return result
+
+
 def _check_seconds(
-    _cost: CostModel, result: Any, _layers: LayerGraph, layer: Layer, _share: LayerShare, device: Device
+    _cost: CostModel, result: Any, _layers: LayerGraph, layer: Layer, _share: LayerShare, device: Device, *_: Any
 ) -> float:
     if cause := validate_seconds(result, layer, device):
         raise _InvalidResult(cause)
@@ -479,7 +523,7 @@ def _check_seconds_table(
 
 
 _RESULT_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
-    "pass": {"run": _instance_check(PipelineState, "run()")},
+    "pass": {"run": _check_state},
     "strategy": {
         "plan": _check_plan,
         "front": _instance_check(ParetoFront, "front()"),
@@ -489,16 +533,23 @@ _RESULT_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "emit": _check_emitted,
         "run": _check_run,
         "memory_overhead": _check_memory,
-        **dict.fromkeys(("install", "uninstall", "device_footprints", "extra_checks", "tolerances"), _unchanged),
+        "device_footprints": _check_footprints,
+        "runtime_costs": _instance_check(RuntimeCosts, "runtime_costs"),
+        **dict.fromkeys(("install", "uninstall", "extra_checks", "tolerances"), _unchanged),
     },
     "engine": {
         "convert": _check_converted,
         "unsupported_nodes": _check_unsupported,
         "extra_memory": _check_extra_memory,
     },
-    "cost model": {"seconds": _check_seconds, "seconds_table": _check_seconds_table},
+    "cost model": {
+        "seconds": _check_seconds,
+        "seconds_in_frame": _check_seconds,
+        "seconds_table": _check_seconds_table,
+        "runtime_costs": _instance_check(RuntimeCosts, "runtime_costs()"),
+    },
 }
-"""Wrapped methods of each kind of plugin class, with the function that checks a method's result.
+"""Wrapped methods and properties of each kind of plugin class, with the function that checks a result.
 
 The function is called with the object, the result and the arguments of the method. It returns the result.
 """

@@ -36,7 +36,7 @@ from dicompiler.plugin.entry_points import (
     is_builtin_distribution,
     top_level_package,
 )
-from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS, get_valid_name, plugin_kind
+from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS, check_rule_fields, get_valid_name, plugin_kind
 
 log = logging.getLogger("dicompiler")
 
@@ -368,6 +368,8 @@ def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
     packages = {top_level_package(plugin.value), top_level_package(code.__module__)} - {
         top_level_package(module) for _, module in BUILTIN_PLUGINS
     }
+    if kind == "operators":
+        check_rule_fields(value)
     guard = plugin_wrappers.CallGuard(PLUGIN_KINDS[kind].noun, entry.origin, str(plugin), frozenset(packages))
     return replace(entry, value=plugin_wrappers.wrap_provided(value, name, guard))
 

@@ -18,7 +18,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, registry
+from dicompiler.plugin_api import DicompilerError, Plan, PluginError, Problem, Strategy, registry
 from dicompiler.plugin_api.search import (
     DEFAULT_BUDGET_S,
     INTERRUPTED_NOTE,
@@ -410,7 +410,9 @@ class _AutoSearch:
                 check_constraints(self.problem, plan)
         except DicompilerError as error:
             self.errors[name] = error
-            log.info("auto: %s has no plan: %s", name, error)
+            # A mistake in a third-party strategy is reported even if other strategies have plans.
+            level = logging.WARNING if isinstance(error, PluginError) else logging.INFO
+            log.log(level, "auto: %s has no plan: %s", name, error)
             return
         if plan.note == INTERRUPTED_NOTE:
             raise KeyboardInterrupt

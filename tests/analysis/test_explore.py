@@ -144,7 +144,7 @@ def test_override_options_replaces_options() -> None:
         (["--objectives", "speed"], 2, "unknown objective 'speed' (known: communication, device-energy, device-memory"),
         (["--objectives", "memory,memory"], 2, "objective 'memory' is given twice: remove one"),
         (["--strategy", "genetics"], 2, "unknown strategy 'genetics' (did you mean 'genetic'?)"),
-        (["--strategy", "modnn"], 2, "unknown option 'generations' of 'modnn'"),
+        (["--strategy", "modnn"], 2, "explore: strategy 'modnn' has no option 'generations'"),
     ],
 )
 def test_rejects_bad_options_and_writes_nothing(

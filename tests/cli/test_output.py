@@ -109,6 +109,9 @@ def test_energy_is_shown_only_if_the_platform_has_powers(
     arguments = ("explore", "lenet.onnx", "--platform", "boards.toml", "--objectives", "energy", *few, "-o", "none")
     assert main(arguments) == 2 and "the platform does not state powers" in capsys.readouterr().err
     assert not (place / "none").exists()
+    arguments = ("explore", "lenet.onnx", "--platform", "rpi4x2", "--strategy", "cpsat", *few, "-o", "none")
+    expected = "dicompiler: error: explore: strategy 'cpsat' has no option 'generations': omit --generations\n"
+    assert main(arguments) == 2 and capsys.readouterr().err == expected
 
 
 def test_wide_table_continues_below_itself(capsys: pytest.CaptureFixture[str]) -> None:

@@ -78,14 +78,27 @@ class Emits(Target):
         helper({})
 
     def memory_overhead(self, program):
-        return {} if self.how == "memory" else super().memory_overhead(program)
+        known = super().memory_overhead(program)
+        return {"memory": {}, "negative": dict.fromkeys(known, -1), "list": [1]}.get(self.how, known)
+
+    def device_footprints(self, program):
+        return {"pi01": 3} if self.how == "footprints" else ()
+
+    @property
+    def runtime_costs(self):
+        return "fast" if self.how == "fast" else super().runtime_costs
 
 @dataclass(frozen=True)
 class Costs(CostModel):
     name = "bad-cost"
     how: str = "raise"
 
+    def runtime_costs(self, device, stated, target):
+        return None if self.how == "runtime" else stated
+
     def seconds(self, layers, layer, share, device):
+        if self.how == "runtime":
+            return 1e-3
         return {"negative": -1.0, "nan": math.nan, "none": None}[self.how] if self.how != "raise" else helper({})
 
 @dataclass(frozen=True)
@@ -94,6 +107,11 @@ class Changes(Pass):
     how: str = "raise"
 
     def run(self, compilation):
+        if self.how == "text":
+            return replace(compilation, plan="hello")
+        if self.how == "in_place":
+            del compilation.model.proto.graph.node[0]
+            return compilation
         if self.how == "illegal":
             proto = type(compilation.model.proto)()
             proto.CopyFrom(compilation.model.proto)
@@ -217,6 +235,10 @@ def test_error_names_the_strategy(how: str, cause: str, fails: Callable[..., str
         ("nothing", "emit() wrote no artifact.json"),
         ("foreign", "artifact.json: target is 'sockets': expected 'bad-target'"),
         ("memory", "memory_overhead() has no entry for device 'pi01'"),
+        ("negative", "memory_overhead() returns -1 for device 'pi01': expected an integer of at least 0"),
+        ("list", "memory_overhead() returned list instead of the bytes by device name"),
+        ("footprints", "device_footprints() did not return a tuple of DeviceFootprint"),
+        ("fast", "runtime_costs returned str instead of a RuntimeCosts"),
     ],
 )
 def test_error_names_the_target(how: str, cause: str, fails: Callable[..., str]) -> None:
@@ -243,6 +265,7 @@ def test_error_during_a_run_names_the_target(
         ("negative", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes -1.0 s: give a number of at least 0"),
         ("nan", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes nan s: "),
         ("none", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes None s: "),
+        ("runtime", f"cost model 'bad-cost' {OF}: runtime_costs() returned NoneType instead of a RuntimeCosts"),
     ],
 )
 @pytest.mark.parametrize("strategy", ["modnn", "stahl"])
@@ -256,6 +279,8 @@ def test_error_names_the_cost_model(how: str, cause: str, strategy: str, fails: 
     [
         ("raise", f"pass 'bad-pass' {OF}: KeyError: 'pi99' {PLACE}"),
         ("illegal", f"after pass 'bad-pass' {OF}: "),
+        ("text", f"pass 'bad-pass' {OF}: run() set plan to str instead of a Plan"),
+        ("in_place", f"pass 'bad-pass' {OF}: run() changed the model of the state that it got: change a copy"),
     ],
 )
 def test_error_names_the_pass(how: str, cause: str, fails: Callable[..., str]) -> None:
@@ -296,7 +321,7 @@ def test_error_names_the_platform(fails: Callable[..., str]) -> None:
         ),
         (
             SOURCE + "\n@hookimpl\ndef dicompiler_passes():\n    raise ValueError('late')",
-            ": dicompiler_passes fails: ValueError: late (in dicompiler_passes, acme_bad.py:126)",
+            ": dicompiler_passes fails: ValueError: late (in dicompiler_passes, acme_bad.py:144)",
         ),
         (
             SOURCE.replace('name = "bad-pass"', 'name = "bad-pass"\n    requires = ("layer",)'),

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import InitVar, dataclass
+from dataclasses import InitVar, dataclass, replace
 from typing import Any, ClassVar
 
 import pytest
 
 from dicompiler.plugin.plugin_kinds import check_registrable
-from dicompiler.plugin_api import CostModel, Engine, Pass, PlatformFamily, Strategy, Target
+from dicompiler.plugin_api import CostModel, Engine, OperatorRule, Pass, Piece, PlatformFamily, Strategy, Target
 
 METHODS: dict[type, tuple[str, ...]] = {
     CostModel: ("seconds",),
@@ -74,6 +74,43 @@ def test_class_attributes_are_not_options() -> None:
         requires: tuple[str, ...] = ("layers",)
 
     check_registrable(Acme)
+
+
+@pytest.mark.parametrize(
+    ("base", "attributes", "message"),
+    [
+        (Target, {"can_emulate": "yes"}, "Acme.can_emulate is 'yes': give a value of type bool"),
+        (Pass, {"requires": "plan"}, "Acme.requires is 'plan': give a value of type tuple"),
+        (Pass, {"requires": (3,)}, "Acme.requires is (3,): give a tuple of texts"),
+    ],
+)
+def test_class_attribute_of_wrong_type_is_refused(base: type, attributes: dict[str, Any], message: str) -> None:
+    assert refusal(make_class(base, **attributes)) == message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"is_elementwise": 1}, "its is_elementwise is 1: give a value of type bool"),
+        ({"read_share": 0.5}, "its read_share is 0.5: give a function or None"),
+        ({"merge_operator": "Mul"}, "its merge_operator is 'Mul': expected Add or Max or Min"),
+        (
+            {"stand_in": "softmx"},
+            "its stand_in is 'softmx' (did you mean 'softmax'?): expected an operator of ONNX or ",
+        ),
+        (
+            {"constant_stand_ins": "- gian"},
+            "its constant_stand_ins have the unknown kind 'gian' (did you mean 'gain'?)",
+        ),
+        ({"attribute_stand_ins": "alpha"}, "its attribute_stand_ins have 'alpha': expected ATTRIBUTE=VALUE"),
+    ],
+)
+def test_rule_with_wrong_field_is_refused(fields: dict[str, Any], message: str) -> None:
+    rule = OperatorRule("Acme", lambda *_: Piece((), ()), stand_in="Abs", constant_stand_ins="- shift")
+    check_registrable(rule)
+    with pytest.raises((TypeError, ValueError)) as caught:
+        check_registrable(replace(rule, **fields))
+    assert str(caught.value).startswith(message)
 
 
 def test_record_without_its_function_is_refused() -> None:

@@ -16,6 +16,7 @@ import pytest
 from support import bad_plugins as bad
 
 import dicompiler
+from dicompiler import networks
 from dicompiler.base.errors import PluginError
 from dicompiler.base.option_specs import options_of, spec_of
 from dicompiler.cli import command_line
@@ -143,11 +144,13 @@ def test_pickled_problem_has_a_wrapped_cost_model() -> None:
         there(plan)
 
 
-def test_auto_continues_if_a_third_party_strategy_fails() -> None:
-    problem = load_problem(build_network("branches"), "rpi4x2")
-    with temporarily_registered(bad.Breaking):
+def test_auto_continues_with_a_warning_if_a_third_party_strategy_fails(caplog: pytest.LogCaptureFixture) -> None:
+    problem = load_problem(networks.build("resnet8"), "rpi4x2")
+    with temporarily_registered(bad.Breaking), caplog.at_level("WARNING", "dicompiler"):
         auto = registry().make("strategies", "auto{tries=0 strategies=breaking,single}")
-        assert isinstance(auto.plan(replace(problem, objective="memory")), Plan)
+        assert isinstance(auto.plan(replace(problem, objective="throughput")), Plan)
+    (warning,) = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert warning.startswith("auto: breaking has no plan: ") and "KeyError: 'throughput'" in warning
 
 
 @pytest.mark.parametrize("function", ["piece", "reduction_length"])

@@ -222,7 +222,7 @@ def _other_constants(
     return {
         (index, input_index): makers[word]((index, input_index))
         for input_index, word in words_by_input.items()
-        if word in makers
+        if word != "-"
     }
 
 
