@@ -177,8 +177,8 @@ def test_readme_states_the_speed_ups_that_the_pages_show() -> None:
 
 @pytest.mark.slow
 def test_commands_and_files_of_the_build_systems_work(tmp_path: Path) -> None:
-    for name, language in (("build.ninja", "ninja"), ("Makefile", "make")):
-        (text,) = blocks(BUILDING, language)
+    makefile, chain = blocks(BUILDING, "make")
+    for name, text in (("build.ninja", blocks(BUILDING, "ninja")[0]), ("Makefile", makefile), ("chain.mk", chain)):
         (tmp_path / name).write_text(text)
     (text,) = blocks(BUILDING, "cmake")
     (tmp_path / "CMakeLists.txt").write_text(text)

@@ -35,16 +35,31 @@ _MAX_LOCK_WAIT_S, _LOCK_RETRY_S = 120.0, 0.01
 def atomic_file(path: Path, cannot: str = "it cannot be written") -> Iterator[Path]:
     """Yield a scratch path; the file written there replaces `path` when the block ends without an error.
 
-    If `path` already contains the same bytes, it is not touched. A failed block leaves no files behind, and the next
-    call for the same path removes scratch files of killed processes. An error of the file system becomes a
-    DicompilerError with the text `cannot`.
+    If `path` already contains the same bytes, it is not touched. If it is a symbolic link, the file to which it points
+    is replaced. A failed block leaves no files behind, and the next call for the same path removes scratch files of
+    killed processes. An error of the file system becomes a DicompilerError with the text `cannot`.
+
+    A device or named pipe, such as /dev/stdout, is never replaced. The bytes are written into it at the end.
     """
-    with _os_errors_as_ours(path, cannot), _scratch_directory(path) as scratch:
+    if is_special_file(path):
+        with _os_errors_as_ours(path, cannot), tempfile.TemporaryDirectory() as directory:
+            stage = Path(directory, "new")
+            yield stage
+            with stage.open("rb") as source, path.open("wb") as target:
+                shutil.copyfileobj(source, target)
+        return
+    place = path.resolve() if path.is_symlink() else path
+    with _os_errors_as_ours(path, cannot), _scratch_directory(place) as scratch:
         (scratch / "new").mkdir()
-        stage = scratch / "new" / path.name
+        stage = scratch / "new" / place.name
         yield stage
-        if not _has_same_bytes(stage, path):
-            os.replace(stage, path)
+        if not _has_same_bytes(stage, place):
+            os.replace(stage, place)
+
+
+def is_special_file(path: Path) -> bool:
+    """Return True if the path exists and is neither a regular file nor a directory, for example a device or a pipe."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def check_output_directory(output: Path, main_file: str, kind: str) -> None:
@@ -83,8 +98,10 @@ def check_writable(path: Path | None) -> None:
 
     Commands call this function first, so that they fail before they do any work.
     """
-    if path is None:
+    if path is None or is_special_file(path):
         return
+    if path.is_symlink():
+        path = path.resolve()
     if not path.parent.is_dir():
         raise DicompilerError(f"{path}: there is no directory {str(path.parent)!r}: create it, or choose another place")
     try:

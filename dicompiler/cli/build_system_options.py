@@ -1,4 +1,4 @@
-"""Options for build systems: --depfile, --depfile-target and --print-outputs."""
+"""Options for build systems: --depfile, its details, and --print-outputs."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import PATH, CompileRequest, check_output_file, combine, refuse_options
+from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.cli.options import PATH, STREAM, CompileRequest, check_output_file, combine, refuse_options
 
 build_system_options = combine(
     click.option(
@@ -22,22 +22,29 @@ build_system_options = combine(
     click.option(
         "--depfile-target", metavar="NAME", help="Set the target of the rule in the depfile. Default: the first output."
     ),
+    click.option(
+        "--depfile-empty-rules",
+        is_flag=True,
+        help="Add an empty rule for each file to the depfile, so that Make does not stop if a file was deleted.",
+    ),
     click.option("--print-outputs", is_flag=True, help="Print only the paths of the written files."),
 )
 
 
 @dataclass(frozen=True)
 class BuildSystemOptions:
-    """Values of the options --depfile, --depfile-target and --print-outputs.
+    """Values of the options for build systems.
 
     Attributes:
         depfile: File to write the dependencies to; None to write nothing.
         depfile_target: Target of the make rule; None for the first output of the command.
+        depfile_empty_rules: True to add an empty rule for each prerequisite.
         print_outputs: True to print only the paths of the written files.
     """
 
     depfile: Path | None = None
     depfile_target: str | None = None
+    depfile_empty_rules: bool = False
     print_outputs: bool = False
 
     def depfile_rule(
@@ -55,13 +62,19 @@ class BuildSystemOptions:
 
         Raises:
             UsageError: The options do not fit together.
+            DicompilerError: An output is a file that the command reads.
         """
+        plugins = tuple(plugins)
+        _check_no_input_is_overwritten(outputs, self.depfile, request, plugins)
         if self.print_outputs:
             refuse_options("--print-outputs prints only paths, and the JSON contains them too", "as_json")
-        rule = DepfileRule(self.depfile, self.depfile_target or str(outputs[0]), request, tuple(plugins))
+        target = self.depfile_target or str(outputs[0])
+        rule = DepfileRule(self.depfile, target, request, plugins, self.depfile_empty_rules)
         if self.depfile is None:
             if self.depfile_target is not None:
                 raise UsageError("--depfile-target needs --depfile")
+            if self.depfile_empty_rules:
+                raise UsageError("--depfile-empty-rules needs --depfile")
             return rule
         check_output_file(self.depfile)
         for path in outputs:
@@ -69,6 +82,25 @@ class BuildSystemOptions:
                 raise UsageError(f"--depfile: {path} is also an output: give the depfile another name")
         rule.format_text()
         return rule
+
+
+def _check_no_input_is_overwritten(
+    outputs: Sequence[Path], depfile: Path | None, request: CompileRequest, plugins: Iterable[object]
+) -> None:
+    """Raise DicompilerError if an output or the depfile is a file that the command reads.
+
+    Without a depfile, the first output may be the model itself: `opt` can change a model in place.
+    """
+    if request.model == STREAM:
+        return
+    from dicompiler.driver.depfile import find_prerequisites
+
+    overwritten = [path for path in (*outputs, depfile) if path is not None and path.exists()]
+    for path in find_prerequisites(request.model, request.options, plugins) if overwritten else ():
+        for output in overwritten:
+            is_in_place = output == outputs[0] and path == request.model and depfile is None
+            if not is_in_place and path.exists() and path.samefile(output):
+                raise DicompilerError(f"{output}: the command also reads this file: give the output another name")
 
 
 @dataclass(frozen=True)
@@ -81,12 +113,14 @@ class DepfileRule:
         request: The compilation request.
         plugins: The strategy, cost model, target and passes of the command. Files that their options name are
             prerequisites too.
+        has_empty_rules: True to add an empty rule for each prerequisite.
     """
 
     depfile: Path | None
     target: str
     request: CompileRequest
     plugins: Sequence[object]
+    has_empty_rules: bool = False
 
     def write(self) -> None:
         """Write the depfile, if there is one."""
@@ -102,9 +136,8 @@ class DepfileRule:
         from dicompiler.driver import depfile
 
         request = self.request
-        return depfile.format_rule(
-            self.target, depfile.find_prerequisites(request.model, request.options, self.plugins)
-        )
+        prerequisites = depfile.find_prerequisites(request.model, request.options, self.plugins)
+        return depfile.format_rule(self.target, prerequisites, self.has_empty_rules)
 
 
 def print_paths(paths: Iterable[Path]) -> None:

@@ -5,7 +5,8 @@
 With `--json`, the document on stdout is the result, or the error.
 
 Exit codes: 0; 1 for input that cannot be compiled or run, or a broken third-party plugin; 2 for wrong usage; 70 for an
-internal error; 130 after an interrupt. The module of a command is imported when the command is called.
+internal error; 130 after an interrupt; 143 and 129 after SIGTERM and SIGHUP. The module of a command is imported when
+the command is called.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from pathlib import Path
 
 import click
 
-from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean, is_out_of_memory, one_line
+from dicompiler.base.errors import DicompilerError, PluginError, UsageError, did_you_mean, is_out_of_memory, one_line
+from dicompiler.base.termination import TerminationError
 from dicompiler.cli.diagnostics import make_diagnostic_options, open_log_after_error, set_up_log
-from dicompiler.cli.interrupts import EXIT_INTERRUPTED, INTERRUPTED_MESSAGE, interrupt_handler
+from dicompiler.cli.interrupts import EXIT_INTERRUPTED, INTERRUPTED_MESSAGE, TERMINATED_MESSAGE, interrupt_handler
 
 # The summaries are repeated here so that `--help` imports no command. A test compares them with the commands.
 COMMANDS: Mapping[str, str] = {
@@ -162,8 +164,12 @@ def _run_command(arguments: list[str]) -> int:
         message = line.removeprefix("error: ")
         open_log_after_error(arguments)
         if "dicompiler.cli.log_handlers" in sys.modules:
-            sys.modules["dicompiler.cli.log_handlers"].log_error(message, error)
-        print(f"dicompiler: {line}", file=sys.stderr)
+            is_traceback_useful = (
+                code == EXIT_INTERNAL_ERROR or isinstance(error, PluginError) or "--debug" in arguments
+            )
+            sys.modules["dicompiler.cli.log_handlers"].log_error(message, error if is_traceback_useful else None)
+        # One write for the whole line, so that lines of parallel commands do not mix.
+        sys.stderr.write(f"dicompiler: {line}\n")
         if "--json" in arguments:
             print(json.dumps({"error": {"message": message, "exit_code": code}}))
         return code
@@ -185,6 +191,9 @@ def _discard_stdout() -> None:
 
 def _describe_error(error: BaseException, arguments: Sequence[str]) -> tuple[int, str]:
     """Return the exit code of the command and the message for an error."""
+    if isinstance(error, TerminationError):
+        assert isinstance(error.code, int)
+        return error.code, TERMINATED_MESSAGE
     if isinstance(error, DicompilerError):
         return error.exit_code, f"error: {_with_own_label(one_line(str(error)), arguments)}"
     if any(isinstance(cause_error, click.Abort | KeyboardInterrupt) for cause_error in _cause_chain(error)):

@@ -1,7 +1,8 @@
-"""Ctrl-C in the command line: one line on stderr and exit code 130, at any moment.
+"""Ctrl-C and SIGTERM in the command line: one line on stderr and an exit code, at any moment.
 
-An interrupt ends the process at once while nothing has to be cleaned up: until a command starts, and after its end.
-While a command runs, an interrupt raises KeyboardInterrupt, which `main` turns into the line and the exit code.
+Exit codes are 130 for an interrupt (Ctrl-C), 143 for SIGTERM, 129 for SIGHUP. A signal ends the process at once while
+nothing has to be cleaned up: until a command starts, and after its end. While a command runs, an interrupt raises
+KeyboardInterrupt, and the other signals raise TerminationError. `main` turns them into the line and the exit code.
 
 The module imports only built-in modules, so that `install` is called early. Before this call, an interrupt prints
 Python's traceback.
@@ -14,19 +15,22 @@ import _thread
 import os
 import time
 
+from dicompiler.base.termination import TerminationError
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
 
 EXIT_INTERRUPTED = 130
-INTERRUPTED_MESSAGE = "interrupted"
+INTERRUPTED_MESSAGE, TERMINATED_MESSAGE = "interrupted", "terminated"
+_TERMINATION_SIGNALS = (_signal.SIGTERM, _signal.SIGHUP)
 RETRY_S, MAX_RETRIES = 0.005, 600
 """An interrupt during an import is delayed by RETRY_S seconds, at most MAX_RETRIES times."""
 IMPORT_FILE = "<frozen importlib._bootstrap>"
 
 
 class InterruptHandler:
-    """Handles SIGINT for a process that runs one command.
+    """Handles SIGINT, SIGTERM and SIGHUP for a process that runs one command.
 
     Attributes:
         was_raised: Whether an interrupt was raised in the command.
@@ -37,9 +41,21 @@ class InterruptHandler:
         self._retries = 0  # Number of times that the current interrupt was delayed.
 
     def install(self) -> None:
-        """Handle SIGINT from now on, unless the process ignores it, as jobs in the background of a shell do."""
+        """Handle the signals from now on, except those that the process ignores, as jobs in the background do.
+
+        Forked children handle SIGTERM and SIGHUP as usual.
+        """
         if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
             _signal.signal(_signal.SIGINT, self._handle)
+        for number in _TERMINATION_SIGNALS:
+            if _signal.getsignal(number) is _signal.SIG_DFL:
+                _signal.signal(number, self._handle)
+        os.register_at_fork(after_in_child=self._reset_termination)
+
+    def _reset_termination(self) -> None:
+        for number in _TERMINATION_SIGNALS:
+            if _signal.getsignal(number) == self._handle:
+                _signal.signal(number, _signal.SIG_DFL)
 
     def begin_command(self) -> None:
         """Raise KeyboardInterrupt at an interrupt from now on, instead of ending the process at once."""
@@ -57,7 +73,8 @@ class InterruptHandler:
         if is_finished and is_delayed:
             raise KeyboardInterrupt
 
-    def _handle(self, _: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        is_interrupt = number == _signal.SIGINT
         if not self._is_in_command:
             # A delayed interrupt may arrive after the command has ended. The command has then already printed
             # "interrupted" or its error, so the interrupt is ignored.
@@ -65,22 +82,23 @@ class InterruptHandler:
                 self._retries = 0
                 return
             try:
-                os.write(2, f"dicompiler: {INTERRUPTED_MESSAGE}\n".encode())
+                message = INTERRUPTED_MESSAGE if is_interrupt else TERMINATED_MESSAGE
+                os.write(2, f"dicompiler: {message}\n".encode())
             finally:
-                os._exit(EXIT_INTERRUPTED)
+                os._exit(128 + number)
         # An interrupt during an import is delayed, because it could get lost: an extension module may turn it into
         # another error, and Python's import system only prints exceptions in its own callbacks.
         if _is_in_import(frame) and self._retries < MAX_RETRIES:
             self._retries += 1
-            _thread.start_new_thread(_interrupt_later, ())
+            _thread.start_new_thread(_signal_later, (number,))
             return
-        self._retries, self.was_raised = 0, True
-        raise KeyboardInterrupt
+        self._retries, self.was_raised = 0, is_interrupt
+        raise KeyboardInterrupt if is_interrupt else TerminationError(128 + number)
 
 
-def _interrupt_later() -> None:
+def _signal_later(number: int) -> None:
     time.sleep(RETRY_S)
-    _thread.interrupt_main()
+    _thread.interrupt_main(number)  # type: ignore[arg-type]  # mypy expects Signals
 
 
 def _is_in_import(frame: FrameType | None) -> bool:

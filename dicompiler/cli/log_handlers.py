@@ -18,7 +18,7 @@ class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         # sys.stderr is looked up for each line, because a progress display replaces it.
         line = f"dicompiler: {record.levelname.lower()}: {one_line(record.getMessage())}"
-        print(line, file=sys.stderr)
+        sys.stderr.write(f"{line}\n")
 
 
 class _FileFormatter(logging.Formatter):
@@ -64,9 +64,10 @@ def is_log_file(path: Path) -> bool:
     return str(path.absolute()) in files
 
 
-def log_error(line: str, error: BaseException) -> None:
-    """Write an error to the log file, if there is one, with its traceback."""
-    record = log.makeRecord(log.name, logging.ERROR, "", 0, line, (), (type(error), error, error.__traceback__))
+def log_error(line: str, error: BaseException | None) -> None:
+    """Write an error to the log file, if there is one, with the traceback of `error`."""
+    trace = None if error is None else (type(error), error, error.__traceback__)
+    record = log.makeRecord(log.name, logging.ERROR, "", 0, line, (), trace)
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler):
             handler.handle(record)

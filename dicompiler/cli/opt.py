@@ -14,6 +14,7 @@ from dicompiler.cli.build_system_options import BuildSystemOptions, build_system
 from dicompiler.cli.completion import complete_name_list
 from dicompiler.cli.options import (
     PATH,
+    STREAM,
     CompileRequest,
     check_output_file,
     json_option,
@@ -33,9 +34,6 @@ if TYPE_CHECKING:
     from dicompiler.ir.onnx.model import Model
     from dicompiler.ir.pipeline_state import PipelineState
     from dicompiler.plugin.pass_base import Instrument, Pass
-
-STREAM = Path("-")
-"""Path that stands for stdin or stdout."""
 
 
 @click.command("opt")
@@ -127,7 +125,8 @@ def command(
         shown = {"timing": _timing_records(times.rows) if timing else None}
         shown["statistics"] = [asdict(row) for row in counts.rows] if statistics else None
         places = {"model": str(output), "plan": None if save_plan is None else str(save_plan)}
-        print_json({**places, "passes": [str(step.spec) for step in passes], **shown})
+        names = [str(path) for path in written]
+        print_json({**places, "outputs": names, "passes": [str(step.spec) for step in passes], **shown})
     elif building.print_outputs:
         print_paths(written)
 
@@ -220,5 +219,9 @@ def _write_model(model: Model, output: Path) -> tuple[Path, ...]:
     """Write the model to a file or to stdout; return the paths of the written files."""
     if output != STREAM:
         return model.save(output)
-    sys.stdout.buffer.write(model.to_bytes())
+    try:
+        content = model.to_bytes()
+    except DicompilerError as error:
+        raise DicompilerError(f"opt: {error}: name a file instead of '-'") from error
+    sys.stdout.buffer.write(content)
     return ()

@@ -19,6 +19,7 @@ import click
 from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.objectives import objective_terms
+from dicompiler.base.termination import TerminationError
 from dicompiler.cli.completion import complete_names, complete_platform
 
 if TYPE_CHECKING:
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
+STREAM = Path("-")
+"""Path that stands for stdin or stdout."""
 MAX_FRAMES = 10_000_000
 
 
@@ -290,7 +293,11 @@ def takes_compile_request(command: Callable[..., None]) -> Callable[..., None]:
         names = ({field.name for field in fields(CompileOptions)} - {"output", "executor"}) & values_by_name.keys()
         values = {name: values_by_name.pop(name) for name in names}
         options = CompileOptions(**{name: value for name, value in values.items() if value not in (None, ())})
-        command(request=CompileRequest(values_by_name.pop("model"), options), **values_by_name)
+        model = values_by_name.pop("model")
+        name = click.get_current_context().info_name
+        if model == STREAM and name != "opt":
+            raise UsageError(f"{name}: only 'opt' reads a model from stdin ('-'): name a file")
+        command(request=CompileRequest(model, options), **values_by_name)
 
     return call
 
@@ -433,7 +440,7 @@ class StreamOptions:
     def _log_if_unfinished(self, directory: Path, options: RunOptions) -> Iterator[RunOptions]:
         """If --log was given and the `with` block ends by an error or interrupt, write the log of the finished frames.
 
-        SIGTERM interrupts the block as Ctrl-C does. Yield the options of the run, which then record the frames. Without
+        SIGTERM and SIGHUP count as interrupts. Yield the options of the run, which then record the frames. Without
         finished frames, no log is written.
         """
         if self.log is None:
@@ -442,18 +449,17 @@ class StreamOptions:
         import logging
 
         from dicompiler.cli.file_io import write_json
-        from dicompiler.cli.interrupts import INTERRUPTED_MESSAGE
+        from dicompiler.cli.interrupts import INTERRUPTED_MESSAGE, TERMINATED_MESSAGE
         from dicompiler.driver.run_log import FrameRecorder, run_document
         from dicompiler.target.manifest import load_artifact
 
         recorder = FrameRecorder()
         try:
-            with _interrupted_by_termination():
-                yield recorder.observe(options)
-        except (DicompilerError, KeyboardInterrupt) as error:
+            yield recorder.observe(options)
+        except (DicompilerError, KeyboardInterrupt, TerminationError) as error:
             if recorder.frames_s:
                 result = recorder.make_result(load_artifact(directory)["devices"])
-                cause = str(error) or INTERRUPTED_MESSAGE
+                cause = TERMINATED_MESSAGE if isinstance(error, TerminationError) else str(error) or INTERRUPTED_MESSAGE
                 write_json(self.log, run_document(directory, result, options, self.log, unfinished=cause))
                 count = len(recorder.frames_s)
                 logging.getLogger("dicompiler").warning("%s: the log has the %d finished frames", self.log, count)
@@ -513,26 +519,6 @@ class StreamOptions:
         return log
 
 
-@contextlib.contextmanager
-def _interrupted_by_termination() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt in the `with` block.
-
-    Nothing changes if SIGTERM is ignored or handled already, or in other threads than the main thread.
-    """
-    import signal
-    import threading
-
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
 def warn_of_expiry(keys: Path | None) -> None:
     """Log a warning if keys expire soon."""
     import logging
@@ -549,12 +535,14 @@ def check_output_file(path: Path | None) -> None:
     The path must not be a directory, a file of an artifact, or a file that the command reads (except the model of
     `opt`).
     """
+    context = click.get_current_context(silent=True)
+    if path == STREAM and context is not None:
+        raise UsageError(f"{context.info_name}: '-' is not the name of an output: name a file, or /dev/stdout")
     check_writable(path)
     if path is None or not path.exists():
         return
     if path.is_dir():
         raise DicompilerError(f"{path}: it is a directory: give the name of a file")
-    context = click.get_current_context(silent=True)
     if context is not None and context.info_name != "opt":
         arguments = [
             item for value in context.params.values() for item in (value if isinstance(value, tuple) else (value,))

@@ -23,16 +23,17 @@ _PATTERN_CHARACTER = "%"
 """A rule with this character in its target is a pattern rule for Make. The character is allowed in prerequisites."""
 
 
-def format_rule(target: str, prerequisites: Iterable[str | Path]) -> str:
+def format_rule(target: str, prerequisites: Iterable[str | Path], has_empty_rules: bool = False) -> str:
     """Return the text of a depfile; raise DicompilerError if Make or Ninja cannot read one of the names.
 
-    Each prerequisite has an empty rule, like with gcc's -MP, so that Make does not stop if one was deleted.
+    With `has_empty_rules`, each prerequisite has an empty rule, like with gcc's -MP, so that Make does not stop if one
+    was deleted. CMake 4 does not rebuild a file that one depfile describes and another one has as an empty rule.
     """
     if _PATTERN_CHARACTER in target:
         raise _unsupported_name_error(target, _PATTERN_CHARACTER)
     names = [_escape_name(str(path)) for path in prerequisites]
     rule = " \\\n".join([f"{_escape_name(target)}:", *(f" {name}" for name in names)])
-    empty_rules = [f"{name}:" for name in names if _PATTERN_CHARACTER not in name]
+    empty_rules = [f"{name}:" for name in names if has_empty_rules and _PATTERN_CHARACTER not in name]
     return "\n".join([rule, *empty_rules]) + "\n"
 
 

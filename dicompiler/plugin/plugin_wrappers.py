@@ -27,6 +27,7 @@ import onnx
 
 from dicompiler.base.errors import DicompilerError, PluginError, describe_exception
 from dicompiler.base.schema import load_json, validate
+from dicompiler.base.termination import TerminationError
 from dicompiler.cost.cost_model import CostModel, validate_seconds
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.ir.cluster import Device
@@ -93,7 +94,7 @@ class CallGuard:
         except _InvalidResult as error:
             raise PluginError(f"{name}{error.place}: {error}") from error.__cause__
         except BaseException as error:
-            if not self.plugin or isinstance(error, KeyboardInterrupt):
+            if not self.plugin or isinstance(error, KeyboardInterrupt | TerminationError):
                 raise
             # The error names a pass, strategy, target or engine itself. For operator rules, cost models and platform
             # families, it names only the plugin, because they are called while other objects run.

@@ -24,6 +24,7 @@ import pluggy
 
 from dicompiler.base.errors import DicompilerError, PluginError, UsageError, describe_exception, did_you_mean, one_line
 from dicompiler.base.option_specs import Spec, instantiate, parse_spec
+from dicompiler.base.termination import TerminationError
 from dicompiler.ir.operator_rule import OperatorRule
 from dicompiler.plugin import hookspecs, plugin_wrappers
 from dicompiler.plugin.entry_points import (
@@ -267,7 +268,7 @@ def _errors_as_text(plugin: Plugin, place: str, errors: list[str]) -> Iterator[N
     """Append an exception in the block to `errors`, with `place`, and the file and line in the plugin's code."""
     try:
         yield
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, TerminationError):
         raise
     except BaseException as error:  # A plugin that calls sys.exit must not end the process.
         line = plugin_wrappers.format_plugin_error(error, {top_level_package(plugin.value): place})

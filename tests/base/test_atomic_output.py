@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import stat
 import subprocess
 import sys
 import tempfile
@@ -20,6 +21,7 @@ from dicompiler.base.atomic_output import (
     atomic_directory,
     atomic_file,
     check_output_directory,
+    check_writable,
     tracked_files,
 )
 from dicompiler.base.errors import DicompilerError
@@ -327,6 +329,30 @@ def test_keeps_foreign_files_next_to_an_output(output: Path) -> None:
     write(output, {"main.json": "2"})
     assert {path.name for path in output.parent.iterdir()} == {"out", *names}
     assert all((output.parent / name / "new" / "mine.txt").is_file() for name in names)
+
+
+def test_file_behind_a_symbolic_link_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "link").symlink_to("inner/real.json")
+    for text in ("first", "second"):
+        with atomic_file(tmp_path / "link") as stage:
+            stage.write_text(text)
+        assert (tmp_path / "link").is_symlink() and (tmp_path / "inner" / "real.json").read_text() == text
+    assert [path.name for path in (tmp_path / "inner").iterdir()] == ["real.json"]
+
+
+def test_devices_and_pipes_are_written_to_and_stay(tmp_path: Path) -> None:
+    pipe, null = tmp_path / "pipe", tmp_path / "null"
+    os.mkfifo(pipe)
+    os.mknod(null, stat.S_IFCHR | 0o666, os.makedev(1, 3))
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        for path in (null, pipe):
+            check_writable(path)
+            with atomic_file(path) as stage:
+                stage.write_text("text")
+        assert reader.communicate(timeout=60)[0] == b"text"
+    assert stat.S_ISCHR(null.stat().st_mode) and stat.S_ISFIFO(pipe.stat().st_mode)
+    assert len(list(tmp_path.iterdir())) == 2
 
 
 def test_removes_scratch_files_of_killed_writers(tmp_path: Path) -> None:

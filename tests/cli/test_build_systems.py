@@ -48,10 +48,33 @@ class TestOutputs:
             "p.json",
         )
         assert dicompiler(place, *line, "--print-outputs") == "o.onnx\np.json\n"
+        assert json.loads(dicompiler(place, *line, "--json"))["outputs"] == ["o.onnx", "p.json"]
         before = [(place / name).stat().st_mtime_ns for name in ("o.onnx", "p.json", "plan.json")]
         dicompiler(place, *line)
         dicompiler(place, "plan", "net.onnx", *SPLIT, "-o", "plan.json")
         assert [(place / name).stat().st_mtime_ns for name in ("o.onnx", "p.json", "plan.json")] == before
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "opt net.onnx -p infer-shapes -o net.data",
+            "plan net.onnx --platform rpi4x2 --strategy modnn -o net.data",
+            "opt net.onnx -p infer-shapes -o other.onnx --depfile net.onnx",
+            "opt net.onnx -p infer-shapes -o net.onnx --depfile net.d",
+        ],
+    )
+    def test_no_output_overwrites_an_input(self, place: Path, line: str) -> None:
+        before = {path.name: path.read_bytes() for path in place.iterdir()}
+        assert "the command also reads this file: give the output another name" in dicompiler(
+            place, *line.split(), code=1
+        )
+        assert {path.name: path.read_bytes() for path in place.iterdir()} == before
+
+    def test_only_opt_reads_and_writes_streams(self, place: Path) -> None:
+        told = dicompiler(place, "plan", "-", *SPLIT, "-o", "p", code=2)
+        assert "plan: only 'opt' reads a model from stdin ('-'): name a file" in told
+        told = dicompiler(place, "plan", "net.onnx", *SPLIT, "-o", "-", code=2)
+        assert "plan: '-' is not the name of an output: name a file, or /dev/stdout" in told
 
     @pytest.mark.slow
     @pytest.mark.parametrize("target", ["sockets", "mpi", "tflm"])

@@ -69,6 +69,8 @@ def test_log_file_has_command_steps_warnings_and_errors(
     assert [WORSE in text for text in texts if text.startswith("WARNING ")] == [True]
     (error,) = [text for text in texts if text.startswith("ERROR ")]
     assert "gone.onnx: cannot read the model" in error
+    assert "Traceback" not in log.read_text()  # The traceback of a mistake of the user helps nobody.
+    plan(tmp_path / "gone.onnx", *options, "--debug")
     assert "Traceback (most recent call last):" in log.read_text()
 
 

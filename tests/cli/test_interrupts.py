@@ -131,3 +131,23 @@ def test_interrupted_profile_leaves_no_processes(program: str, sign: signal.Sign
         assert (process.returncode, errors.rpartition("events")[0]) == (130, "dicompiler: interrupted\n")
     wait_until(lambda: not list(marked_commands(mark)), 60)
     assert not (artifact / "p.json").exists()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGHUP, 129)])
+def test_termination_cleans_up_and_writes_no_plan(number: int, code: int, tmp_path: Path) -> None:
+    """Unlike an interrupt, it does not keep the best plan of a search."""
+    onnx.save(networks.build("resnet18"), tmp_path / "model.onnx")
+    command = [sys.executable, "-m", "dicompiler.cli", "compile", "model.onnx", "--platform", "rpi4x4", "-o", "out"]
+    process = subprocess.Popen(
+        [*command, "--log-file", "log"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: (tmp_path / "log").is_file() and "asks pipeline" in (tmp_path / "log").read_text())
+    process.send_signal(number)
+    printed, errors = process.communicate(timeout=600)
+    assert (process.returncode, printed, errors) == (code, "", "dicompiler: terminated\n")
+    assert {path.name for path in tmp_path.iterdir()} == {"model.onnx", "log"}

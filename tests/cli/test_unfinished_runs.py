@@ -6,12 +6,15 @@ import json
 import logging
 import os
 import signal
+import subprocess
+import sys
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.running import pids
+from support.running import pids, wait_until
 
 import dicompiler
 from dicompiler import networks
@@ -23,6 +26,7 @@ from dicompiler.target.manifest import load_artifact
 from dicompiler.target.run_records import FrameTimes, RunOptions
 
 FINISHED_FRAMES = 3
+FRAME_COUNT = "dicompiler_frame_seconds_count"
 
 
 @pytest.fixture(scope="module")
@@ -54,16 +58,41 @@ def check_log(artifact: Path, log: Path, cause: str) -> dict[str, Any]:
     return written
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_logs_the_finished_frames(
-    number: int, artifact: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    artifact: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.WARNING, logger="dicompiler")
     with pytest.raises(KeyboardInterrupt):
-        run_until(artifact, tmp_path / "run.json", lambda: os.kill(os.getpid(), number))
+        run_until(artifact, tmp_path / "run.json", lambda: os.kill(os.getpid(), signal.SIGINT))
     count = len(check_log(artifact, tmp_path / "run.json", "interrupted")["frames_s"])
     assert f"run.json: the log has the {count} finished frames" in caplog.text
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+def test_terminated_command_logs_the_finished_frames(artifact: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dicompiler.cli", "run", str(artifact), "--frames", "1000000"]
+    process = subprocess.Popen(
+        [*command, "--log", "run.json", "--metrics", "127.0.0.1:0"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    url = process.stderr.readline().removeprefix("metrics: ").strip()
+
+    def count_frames() -> float:
+        with urllib.request.urlopen(url) as page:
+            (line,) = [line for line in page.read().decode().splitlines() if line.startswith(FRAME_COUNT)]
+        return float(line.split()[-1])
+
+    assert wait_until(lambda: count_frames() >= FINISHED_FRAMES, 60)
+    process.terminate()
+    errors = process.communicate(timeout=60)[1]
+    count = len(check_log(artifact, tmp_path / "run.json", "terminated")["frames_s"])
+    assert process.returncode == 143 and errors.splitlines() == [
+        f"dicompiler: warning: run.json: the log has the {count} finished frames",
+        "dicompiler: terminated",
+    ]
 
 
 def test_failed_run_logs_the_finished_frames(artifact: Path, tmp_path: Path) -> None:

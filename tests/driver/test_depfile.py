@@ -59,7 +59,7 @@ class TestNames:
         names = [name for name in HARD if "%" not in name]
         for name in names:
             (tmp_path / name).touch()
-        (tmp_path / "t.d").write_text(depfile.format_rule("t", names))
+        (tmp_path / "t.d").write_text(depfile.format_rule("t", names, has_empty_rules=True))
         (tmp_path / "Makefile").write_text("t:\n\ttouch $@\ninclude t.d\n")
         (tmp_path / "build.ninja").write_text("rule touch\n  command = touch t\n  depfile = t.d\nbuild t: touch\n")
         run(tmp_path, "make")
@@ -90,7 +90,7 @@ class TestNames:
                 depfile.format_rule(target, [prerequisite])
 
     def test_rejects_target_with_percent_sign(self) -> None:
-        assert depfile.format_rule("a", ["100%", "b c"]) == "a: \\\n 100% \\\n b\\ c\nb\\ c:\n"
+        assert depfile.format_rule("a", ["100%", "b c"], True) == "a: \\\n 100% \\\n b\\ c\nb\\ c:\n"
         with pytest.raises(DicompilerError, match="cannot read '%'"):
             depfile.format_rule("100%", ["a"])
 
@@ -106,7 +106,8 @@ class TestPrerequisites:
         measure = ("--tiles", "2", "--repeat", "1", "--device", "*", "--target", "none")
         dicompiler(place, "profile", "net.onnx", *measure, "-o", "in put/p.json")
         dicompiler(place, "plan", "net.onnx", *SPLIT, "-o", "in put/plan.json")
-        given = ["./net.onnx", "--platform", "in put/c.toml", "--plan", sub / "plan.json", "--depfile", "net.d"]
+        given = ["./net.onnx", "--platform", "in put/c.toml", "--plan", sub / "plan.json"]
+        given += ["--depfile", "net.d", "--depfile-empty-rules"]
         dicompiler(place, "compile", *given, "--cost", 'profile{file="in put/p.json"}', "-o", "net")
         assert (place / "net.d").read_text() == (
             "net/artifact.json: \\\n net.onnx \\\n net.data \\\n in\\ put/c.toml \\\n "

@@ -46,7 +46,8 @@ EXIT_CODES = """## Exit codes
 | 1 | an error in the input or during compilation, a failed run, or a failed check |
 | 2 | wrong usage of a command |
 | 70 | an internal error |
-| 130 | interrupted by Ctrl-C |
+| 129, 143 | ended by SIGHUP or SIGTERM |
+| 130 | interrupted by Ctrl-C; during a search, Ctrl-C ends only the search, and the command goes on |
 
 Results go to stdout, diagnostics to stderr. All commands have these options:
 

@@ -110,8 +110,15 @@ function(dicompiler_compile)
     COMMENT "Compiling ${arg_NAME}: ${arg_MODEL}"
     VERBATIM)
   add_custom_target(${arg_NAME} ALL DEPENDS "${own}/artifact.stamp")
-  # In Makefiles, a command that depends on artifact.json needs a rule for this file, which waits for the target.
+  # In Makefiles, a command that depends on artifact.json needs a rule for this file, which waits for the target. Only
+  # another target can notice that artifact.json was deleted, before Make looks at the stamp.
   if(NOT byproducts)
+    add_custom_target(${arg_NAME}_artifact
+      COMMAND ${CMAKE_COMMAND} "-Dartifact=${arg_OUTPUT}/artifact.json" "-Dstamp=${own}/artifact.stamp"
+              -P "${CMAKE_CURRENT_FUNCTION_LIST_DIR}/removeStaleStamp.cmake"
+      VERBATIM)
+    add_dependencies(${arg_NAME} ${arg_NAME}_artifact)
+    set_property(DIRECTORY APPEND PROPERTY ADDITIONAL_CLEAN_FILES "${arg_OUTPUT}/artifact.json")
     add_custom_command(OUTPUT "${arg_OUTPUT}/artifact.json" COMMAND ${CMAKE_COMMAND} -E true DEPENDS ${arg_NAME})
   endif()
   set_target_properties(${arg_NAME} PROPERTIES DICOMPILER_OUTPUT "${arg_OUTPUT}")
