@@ -251,14 +251,16 @@ class SimulationResult:
         """Mean seconds between the ends of frames, in the middle half of the stream.
 
         The start and the end of the stream do not count, because some devices are idle then. If there are fewer than
-        four frames, the result is the total time divided by the number of frames.
+        four frames, the result is the total time divided by the number of frames. The result is at least the time in
+        which the busiest device works for a frame, which a short stream does not show.
         """
         ends = sorted(end for _, end in self.frames)
         count = len(ends)
+        busiest_s = max(self.totals.get(("occupied", False), {}).values(), default=0.0) / count
         if count < 4:
-            return ends[-1] / count
+            return max(busiest_s, ends[-1] / count)
         first, last = count // 4, 3 * count // 4
-        return (ends[last] - ends[first]) / (last - first)
+        return max(busiest_s, (ends[last] - ends[first]) / (last - first))
 
     def total_seconds(self, kind: str, device: str, as_receiver: bool = False) -> float:
         """Return the total seconds of all "compute", "handle", "message" or "occupied" periods of a device.

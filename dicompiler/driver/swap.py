@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
-from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type, did_you_mean
+from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
 from dicompiler.base.units import format_bytes
 from dicompiler.driver.artifact import reopen_artifact, verify_session
 from dicompiler.ir.platform import Platform
@@ -575,12 +575,17 @@ def check_replacement(old: Path, new: Path, options: RunOptions) -> None:
                 f"swap: {new}: {kind.removesuffix('s')} {difference}: a swap needs the inputs and outputs of {old}; "
                 "open a new session for other ones"
             )
-    known = [device.name for device in Platform.load(old / PLATFORM_FILE).devices]
+    old_devices, new_devices = (
+        [device.name for device in Platform.load(directory / PLATFORM_FILE).devices] for directory in (old, new)
+    )
+    remedy = f"compile it for the same platform (--platform {old / PLATFORM_FILE})"
     for name in new_document["devices"]:
-        if name not in known:
+        if name not in old_devices:
+            raise DicompilerError(f"swap: {new}: device {name!r} is not in the cluster of {old}: {remedy}")
+    for name in old_document["devices"]:
+        if name not in new_devices:
             raise DicompilerError(
-                f"swap: {new}: device {name!r} is not in the cluster of {old}{did_you_mean(name, known)}: compile it "
-                f"for the same platform (--platform {old / PLATFORM_FILE})"
+                f"swap: {new}: its cluster lacks the device {name!r} of {old}, so there would be no way back: {remedy}"
             )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
+from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -325,12 +326,16 @@ class RunOptions:
         on_event: Function that is called with each RunEvent, such as the failure or the return of a device, in the
             thread that uses the session.
         on_frame: Function that is called with the times of each finished frame, in the thread that uses the session
-            (target `sockets`).
+            (target `sockets`). The times arrive shortly after the outputs, so that the call may happen in the next call
+            of the session.
         copy_bytes_per_s: For `Target.install`: largest number of bytes that are sent to all hosts in a second, so that
             the frames of a running artifact are not delayed; 0 means no limit.
+
+    Raises:
+        UsageError: A value has a wrong type or is out of range.
     """
 
-    in_flight: int = 1
+    in_flight: int = 0
     kept_frames: int | None = None
     heartbeat_s: float | None = None
     keys: Path | None = None
@@ -346,6 +351,30 @@ class RunOptions:
     on_event: Callable[[RunEvent], None] | None = field(default=None, repr=False)
     on_frame: Callable[[FrameTimes], None] | None = field(default=None, repr=False)
     copy_bytes_per_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name in ("keys", "logs"):
+            if isinstance(value := getattr(self, name), str):
+                object.__setattr__(self, name, Path(value))
+        for name in ("start_manually", "start_without"):
+            if isinstance(value := getattr(self, name), str):
+                raise UsageError(f"run: {name} is {value!r}: give a tuple of names: ({value!r},)")
+        if isinstance(self.hosts, str | Path):
+            raise UsageError(f"run: hosts is the path {str(self.hosts)!r}: give Hosts.load({str(self.hosts)!r})")
+        for name in ("on_event", "on_frame"):
+            if (value := getattr(self, name)) is not None and not callable(value):
+                raise UsageError(f"run: {name} is {value!r}: give a function or None")
+        for name, is_optional, kind in (
+            ("in_flight", False, Integral),
+            ("heartbeat_s", True, Real),
+            ("timeout_s", False, Real),
+            ("copy_bytes_per_s", False, Real),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, kind) and not (is_optional and value is None):
+                raise UsageError(f"run: {name} is {value!r}: give a number")
+        if self.timeout_s < 0:
+            raise UsageError(f"run: timeout_s must be at least 0, not {self.timeout_s:g}")
 
     def with_timeout(self, seconds: float | None) -> RunOptions:
         """Return a copy of the options with another timeout.

@@ -15,8 +15,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
@@ -27,7 +27,15 @@ DEVIATION = np.array([0.229, 0.224, 0.225], np.float32)
 """Mean and standard deviation of ImageNet, per channel; replace them if your network was trained on other data."""
 
 
-def pictures(stream: BinaryIO, height: int, width: int, every: bool) -> Iterator[tuple[float, np.ndarray]]:
+def read_picture(stream: FileIO, size: int) -> bytes:
+    """Return the next `size` bytes; fewer at the end of the stream."""
+    raw = b""
+    while len(raw) < size and (more := stream.read(size - len(raw))):
+        raw += more
+    return raw
+
+
+def pictures(stream: FileIO, height: int, width: int, every: bool) -> Iterator[tuple[float, np.ndarray]]:
     """Yield pictures and the times at which they were read: all of a stream, or the newest at each request.
 
     Pictures are float32 of 1x3xHxW.
@@ -35,7 +43,7 @@ def pictures(stream: BinaryIO, height: int, width: int, every: bool) -> Iterator
     waiting: queue.Queue[tuple[float, bytes]] = queue.Queue()
 
     def read() -> None:
-        while len(raw := stream.read(height * width * 3)) == height * width * 3:
+        while len(raw := read_picture(stream, height * width * 3)) == height * width * 3:
             waiting.put((time.monotonic(), raw))
         waiting.put((0.0, b""))
 
@@ -62,11 +70,13 @@ def main() -> None:
     parser.add_argument("--every", action="store_true", help="drop no picture")
     parser.add_argument("--in-flight", type=int, default=2, help="pictures in flight: fewer give newer results")
     options = parser.parse_args()
+    # A reading thread would hold the lock of the buffered stdin, so that Python could not end after Ctrl-C.
+    source = FileIO(sys.stdin.fileno(), closefd=False)
     height, width = map(int, options.size.split("x"))
     in_flight: queue.Queue[float] = queue.Queue()  # the times at which the pictures in flight were read
 
     def frames() -> Iterator[dict[str, np.ndarray]]:
-        for taken, picture in pictures(sys.stdin.buffer, height, width, options.every):
+        for taken, picture in pictures(source, height, width, options.every):
             in_flight.put(taken)
             yield {options.input: picture}
 
@@ -78,4 +88,9 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except dicompiler.DicompilerError as error:
+        sys.exit(f"camera: {error}")

@@ -161,6 +161,13 @@ def test_stream_reaches_load_of_busiest_device() -> None:
     assert ends == sorted(ends) and len(ends) == 12
 
 
+@pytest.mark.parametrize("frames", [1, 2, 4, 5, 7])
+def test_period_of_short_stream_is_at_least_the_load_of_busiest_device(frames: int) -> None:
+    """All frames of such a stream can be in flight at once, so that their ends follow each other closely."""
+    slow_start = work([(0, 1, 0.5)], ((), [job(9, (), (0,), 0)]), ((), [job(1, (0,), (), 1)]))
+    assert simulate(slow_start, cluster(2), frames=frames, in_flight=frames).period_s >= 9
+
+
 def test_separates_queueing_from_frame_time() -> None:
     """Of the four frames that start together, each waits until the first device has computed those before."""
     assert simulate(line(3), cluster(3), frames=3, in_flight=1).queued_s == (0, 0, 0)

@@ -294,8 +294,21 @@ def test_rejects_devices_of_another_platform(three: Path, tmp_path: Path) -> Non
         check_refusal(
             session,
             other,
-            f"swap: {other}: device 'pi05' is not in the cluster of {three} (did you mean 'pi04'?): compile it "
-            f"for the same platform (--platform {three}/platform.toml)",
+            f"swap: {other}: device 'pi05' is not in the cluster of {three}: compile it for the same platform "
+            f"(--platform {three}/platform.toml)",
+        )
+
+
+def test_rejects_platform_without_a_running_device(tmp_path: Path) -> None:
+    """Otherwise `swap_back` would be refused, although each swap keeps the way back."""
+    two = compile_times(3, tmp_path / "two", "rpi4x2")
+    one = compile_times(5, tmp_path / "one", "rpi4x1")
+    with dicompiler.connect_swappable(two) as session:
+        check_refusal(
+            session,
+            one,
+            f"swap: {one}: its cluster lacks the device 'pi02' of {two}, so there would be no way back: compile it for "
+            f"the same platform (--platform {two}/platform.toml)",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,3 +28,26 @@ def test_with_many_devices_as_many_frames_are_on_their_way_as_a_target_takes() -
     assert [asked.resolve_in_flight(devices, 1024) for devices in (2, 341, 342, 1000)] == [6, 1023, 1024, 1024]
     assert asked.resolve_in_flight(4, 8) == 8
     assert frames_in_flight(0, 1000, 5000) == 1024
+
+
+def test_options_of_a_run_accept_paths_as_strings() -> None:
+    options = RunOptions(keys="net.keys", logs="logs")  # type: ignore[arg-type]
+    assert (options.keys, options.logs) == (Path("net.keys"), Path("logs"))
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"hosts": "hosts.toml"}, "run: hosts is the path 'hosts.toml': give Hosts.load('hosts.toml')"),
+        ({"start_without": "pi03"}, "run: start_without is 'pi03': give a tuple of names: ('pi03',)"),
+        ({"timeout_s": "5"}, "run: timeout_s is '5': give a number"),
+        ({"timeout_s": -1}, "run: timeout_s must be at least 0, not -1"),
+        ({"heartbeat_s": "1"}, "run: heartbeat_s is '1': give a number"),
+        ({"in_flight": None}, "run: in_flight is None: give a number"),
+        ({"on_frame": 3}, "run: on_frame is 3: give a function or None"),
+    ],
+)
+def test_options_of_a_run_are_checked(values: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        RunOptions(**values)
+    assert str(caught.value) == message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -122,6 +123,15 @@ def test_enforces_timeout(tmp_path: Path) -> None:
     run.join(20)
     assert run.ended - begun < 1.0 + LIMIT_S
     assert str(run.outcome).startswith("device 'b': did not finish within 1 s")
+    assert pids(tmp_path) == {}
+
+
+def test_timeout_of_a_run_that_makes_progress_states_the_finished_frames(tmp_path: Path) -> None:
+    made = halo()
+    run = Run(emit(made, tmp_path), made[2], 1_000_000, timeout=2.0)
+    run.join(20)
+    text = r"run: only \d+ of 1000000 frames were finished within 2 s: allow more time \(--timeout\); then: device '"
+    assert isinstance(run.outcome, RunError) and re.match(text, str(run.outcome))
     assert pids(tmp_path) == {}
 
 
