@@ -59,7 +59,10 @@ def atomic_file(path: Path, cannot: str = "it cannot be written") -> Iterator[Pa
 
 def is_special_file(path: Path) -> bool:
     """Return True if the path exists and is neither a regular file nor a directory, for example a device or a pipe."""
-    return path.exists() and not path.is_file() and not path.is_dir()
+    try:
+        return path.exists() and not path.is_file() and not path.is_dir()
+    except OSError:  # For example, the name is too long. The caller reports the error when it writes.
+        return False
 
 
 def check_output_directory(output: Path, main_file: str, kind: str) -> None:
@@ -100,13 +103,11 @@ def check_writable(path: Path | None) -> None:
     """
     if path is None or is_special_file(path):
         return
-    if path.is_symlink():
-        path = path.resolve()
     if not path.parent.is_dir():
         raise DicompilerError(f"{path}: there is no directory {str(path.parent)!r}: create it, or choose another place")
     try:
-        path.is_symlink()  # This raises an OSError if the name is too long.
-        tempfile.TemporaryFile(dir=path.parent).close()  # It has no name, so nothing remains after an interrupt.
+        place = path.resolve() if path.is_symlink() else path  # This raises an OSError if the name is too long.
+        tempfile.TemporaryFile(dir=place.parent).close()  # It has no name, so nothing remains after an interrupt.
     except OSError as error:
         raise DicompilerError(f"{path}: it cannot be written: {error.strerror}: choose another place") from None
 

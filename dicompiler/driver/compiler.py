@@ -265,11 +265,10 @@ def prepare_model(setup: CompileSetup) -> PipelineState:
 def build_problem(compilation: PipelineState, setup: CompileSetup) -> Problem:
     """Return the problem that a strategy solves, made of the layers, the platform, the cost model and the objective.
 
-    The memory that the target adds is considered only if an artifact is written. The next step is `make_plan`.
+    The next step is `make_plan`.
     """
     problem = make_problem(compilation, setup.options.objective, setup.cost_model, setup.target)
-    target = None if setup.output is None else setup.target
-    return replace(problem, executor=setup.options.executor, target=target)
+    return replace(problem, executor=setup.options.executor, target=setup.target)
 
 
 def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup) -> PipelineState:
@@ -383,18 +382,19 @@ def check_program(
 ) -> tuple[PipelineState, Mapping[str, MemoryUse] | None]:
     """Check that the target supports the program, and that each device has enough memory for it.
 
-    Nothing is checked if no artifact is written.
-
     Returns the compilation and the memory use by device. If the target measures RAM and flash, they are added to the
-    compilation. The memory use is None if no artifact is written. The next step is `add_metrics`.
+    compilation, and checked, only if an artifact is written, because this takes seconds. The memory use is None if no
+    artifact is written. The next step is `add_metrics`.
     """
-    if setup.output is None:
-        return compilation, None
     assert compilation.plan is not None
     check_target_support(compilation.plan, setup.target)
-    compilation, memory = measure_footprints(compilation, problem), problem.program_memory_use(compilation)
+    memory = problem.program_memory_use(compilation)
+    if setup.output is not None:
+        compilation = measure_footprints(compilation, problem)
+    elif any(host.flash for host in setup.platform.hosts):
+        return compilation, None
     check_program_memory(compilation, memory, setup.target)
-    return compilation, memory
+    return compilation, None if setup.output is None else memory
 
 
 def measure_footprints(compilation: PipelineState, problem: Problem) -> PipelineState:

@@ -75,10 +75,10 @@ def test_commands_state_the_same_prediction(place: Path, frame: FramePrediction,
 
 
 def test_simulate_explains_another_period_than_that_of_compile(place: Path) -> None:
-    period = re.search(r"frame period +(\S+ \S+) ", (place / "compile.txt").read_text())
-    done = command(
-        "simulate", "lenet.onnx", "--platform", "boards.toml", "--strategy", "modnn", "--frames", "9", cwd=place
-    )
+    given = ("lenet.onnx", "--platform", "rpi4x2", "--strategy", "modnn")
+    planned = command("plan", *given, "-o", "other.json", cwd=place)
+    period = re.search(r"frame period +(\S+ \S+) ", planned.stdout)
+    done = command("simulate", *given, "--frames", "50", cwd=place)
     assert period is not None and f"\nframe period of compile: {period[1]}, the sum of the work of the" in done.stdout
 
 

@@ -13,10 +13,12 @@ import pytest
 
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
-from dicompiler.driver.compiler import compile
+from dicompiler.driver.compiler import compile, plan, run_strategy
+from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
+from dicompiler.plugin.registry import registry
 
 TEXT = """
 <ir_version: 8, opset_import: ["" : 17]>
@@ -41,7 +43,8 @@ def model() -> onnx.ModelProto:
 
 
 def test_first_device_without_compute_is_only_source_and_sink(model: onnx.ModelProto) -> None:
-    result = compile(model, CAMERA)
+    hosts = tuple(replace(host, memory=2**30) for host in CAMERA.hosts)
+    result = compile(model, replace(CAMERA, hosts=hosts))
     assert result.plan is not None and result.routing is not None
     assert (result.plan.source, result.plan.sink) == (("cam",), ("cam",))
     assert {task.device for task in result.routing.tasks} == {"pi01"}
@@ -65,8 +68,17 @@ def test_rejects_part_on_device_without_compute(model: onnx.ModelProto) -> None:
 )
 def test_rejects_plan_that_exceeds_memory_of_a_host(model: onnx.ModelProto, small: Host, message: str) -> None:
     hosts = tuple(small if host.name == small.name else host for host in CAMERA.hosts)
+    problem = load_problem(model, replace(CAMERA, hosts=hosts))  # without the memory of a target's runtime
     with pytest.raises(DicompilerError, match=message):
-        compile(model, replace(CAMERA, hosts=hosts), strategy="modnn")
+        run_strategy(problem, registry().make("strategies", "modnn"))
+
+
+def test_plan_counts_the_memory_of_the_runtime() -> None:
+    """Otherwise `compile` would refuse the plan."""
+    text = r"plan: host pi01 needs .* \(.* \+ [\d.]+ MB runtime of target 'sockets'\)"
+    with pytest.raises(DicompilerError, match=text):
+        plan(networks.build("lenet"), 'rpi4x2{memory="60 MiB"}', "single")
+    assert plan(networks.build("lenet"), 'rpi4x2{memory="100 MiB"}', "single").plan is not None
 
 
 def test_warns_of_layers_without_predicted_cost(caplog: pytest.LogCaptureFixture) -> None:
