@@ -36,6 +36,8 @@ def objective_terms(text: str) -> Mapping[str, float]:
     for term in text.replace("e+", "e").replace("E+", "E").split("+"):
         weight, star, name = term.rpartition("*")
         name = name.strip()
+        if name not in OBJECTIVES and weight.strip() in OBJECTIVES:
+            raise UsageError(f"objective {text!r}: the weight comes first: write {name}*{weight.strip()}")
         if name not in OBJECTIVES:
             raise UsageError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)}")
         if name in weights:

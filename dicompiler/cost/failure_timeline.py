@@ -174,8 +174,8 @@ def _iterate_changes(
 ) -> Iterator[tuple[float, tuple[str, ...], FailureCase]]:
     """Yield (time, devices that are down, failure case) for the start of the stream and for each change.
 
-    A failure case is the plan in force with the devices that it avoids. A failure or a return that does not change it
-    is omitted.
+    A failure case is a pair: the plan in force, and the devices that it avoids. A failure or return that does not
+    change it is omitted.
     """
     last_case = find_case(())
     ends = (outage.end for outage in outages if outage.end < math.inf)

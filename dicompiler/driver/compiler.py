@@ -455,7 +455,7 @@ def add_metrics(
 def write_artifact(compilation: PipelineState, target: Target, output: Path) -> PipelineState:
     """Write the artifact: the target's files, the plan, the platform and the reference model.
 
-    The directory appears as a whole or not at all. The result is the compilation with the path of the artifact.
+    The directory appears as a whole or not at all. Return the state of the compilation with the path of the artifact.
     """
     assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
     from dicompiler.verify.lookup_tables import find_lookup_tables

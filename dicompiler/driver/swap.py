@@ -109,10 +109,12 @@ class SwappableSession(Session):
     Attributes:
         reports: Measurements of the devices of the last artifact; empty until the session was closed without an error.
         swaps: The replacements so far.
+        events: Events so far, of all artifacts, as `RunOptions.on_event` receives them.
     """
 
     reports: tuple[DeviceReport, ...]
     swaps: list[Swap]
+    events: list[RunEvent]
 
     def __init__(
         self,
@@ -136,7 +138,9 @@ class SwappableSession(Session):
         """
         if options.start_manually:
             raise UsageError("swap: devices that you start yourself cannot be swapped: use connect")
-        self.reports, self.swaps = (), []
+        self.reports, self.swaps, self.events = (), [], []
+        self._on_event = options.on_event
+        options = replace(options, on_event=self._record_event)
         self._options, self._opened_at, self._process = options, time.perf_counter(), os.getpid()
         self._swap_lock, self._condition = threading.Lock(), threading.Condition()
         self._frame_count, self._end_reason = 0, ""
@@ -155,6 +159,11 @@ class SwappableSession(Session):
     def directory(self) -> Path:
         """The artifact in force; during a swap with a pause, the artifact that is being replaced."""
         return self._in_force().directory
+
+    def _record_event(self, event: RunEvent) -> None:
+        self.events.append(event)
+        if self._on_event is not None:
+            self._on_event(event)
 
     def __enter__(self) -> Self:
         return self

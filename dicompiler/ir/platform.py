@@ -288,11 +288,11 @@ class Platform(Memoizing):
         examples = [family.name.removesuffix("N") + "4" for family in families if family.name.endswith("N")]
         close = did_you_mean(name, examples)
         hint = close if "did you mean" in close else ""
-        formats = [family.name for family in families if family.name.startswith("*")]
-        others = f", or a file {' or '.join(formats)}" if formats else ""
-        raise UsageError(
-            f"unknown platform {str(source)!r}{hint}: give a TOML file or one of {names} (N: 1 to 9999){others}"
-        )
+        endings = [".toml", *(family.name.removeprefix("*") for family in families if family.name.startswith("*"))]
+        files = f"a file that ends in {' or '.join(endings)}"
+        if path.is_file():
+            raise UsageError(f"unknown platform {str(source)!r}: there is a file of this name: give {files}")
+        raise UsageError(f"unknown platform {str(source)!r}{hint}: give {files}, or one of {names} (N: 1 to 9999)")
 
 
 @dataclass(frozen=True)

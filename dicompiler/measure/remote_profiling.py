@@ -214,8 +214,8 @@ def _last_line(result: ssh.CommandResult) -> str:
 def _probe_host(commands: ssh.RemoteCommands, location: DeviceLocation, check: bool = False) -> Mapping[str, Any]:
     """Run the Python program PROBE_SOURCE on a host, and return its report about the host.
 
-    Without `check`, the report also contains the profile that the package's script has written on the host. With
-    `check`, raise RunError if the host lacks a package that the measurement needs.
+    Without `check`, the report also contains the profile that the script of the profiling package has written on the
+    host. With `check`, raise RunError if the host lacks a package that the measurement needs.
     """
     header = (
         f"LINE_PREFIX = {ssh.LINE_PREFIX!r}\nPROFILE_FILE = {PROFILE_FILE!r}\nCHECK = {check!r}\n"

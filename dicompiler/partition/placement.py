@@ -744,7 +744,7 @@ class _Placer:
         tensors[output] = self.builder.add_slice(written, piece.out, place, name)
 
     def _unread_output(self, output: str, place: NodePlacement) -> str:
-        """Return a new name for an output that nothing reads; "" for an omitted output."""
+        """Return an unused name for an output whose value nothing reads; "" for an omitted output."""
         return output and self.builder.unique_tensor_name(f"{output}@{place.device}")
 
     def _node_inputs(

@@ -52,9 +52,11 @@ class Session(Protocol):
 
     Attributes:
         reports: Measurements of each device. The tuple is empty until the session has been closed without an error.
+        events: Failures of devices, takeovers by the remaining devices, and returns of devices so far.
     """
 
     reports: tuple[DeviceReport, ...]
+    events: list[RunEvent]
 
     def infer(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
         """Compute one frame.

@@ -88,7 +88,7 @@ class Quantise(Pass):
             return replace(state, model=quantized, layers=None, plan=None, routing=None, reference=None)
         if self.activations != "float32":
             raise UsageError(
-                "quantise: activations=int8 is only for weights in blocks: add weights=int4 or weights=int8, or omit "
+                "quantise: activations=int8 needs block-quantised weights: add weights=int4 or weights=int8, or omit "
                 "activations"
             )
         if not self.samples:

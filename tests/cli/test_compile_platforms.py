@@ -76,6 +76,6 @@ class TestPlatforms:
         line = refused(1, "compile", model, "--platform", tmp_path / "no.toml", "-o", tmp_path / "out")
         assert line.startswith(f"{tmp_path / 'no.toml'}: no such platform file")
         line = refused(2, "compile", model, "--platform", "rpi4x0", "-o", tmp_path / "out")
-        assert line.startswith("unknown platform 'rpi4x0' (did you mean 'rpi4x4'?): give a TOML file or one of ")
+        assert line.startswith("unknown platform 'rpi4x0' (did you mean 'rpi4x4'?): give a file that ends in .toml or ")
         line = refused(2, "compile", model, "-o", tmp_path / "out")
         assert line == "compile: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)"

@@ -204,7 +204,7 @@ class TestRuntime:
         assert model((file,)).runtime_costs(SLOW, orderly, "sockets") == RuntimeCosts(**COSTS, in_order=True)
         assert model((file,), runtime=1.0).runtime_costs(SLOW, STATED, "sockets") == STATED
         assert model((file,), runtime=0.0).runtime_costs(SLOW, STATED, "sockets") == FREE_RUNTIME
-        # Other devices, and one without compute, have the stated costs.
+        # Devices that were not measured, and one without compute, have the costs that the target states.
         for device in (FAST, NONE):
             assert model((file,)).runtime_costs(device, STATED, "sockets") == AnalyticModel().runtime_costs(
                 device, STATED, "sockets"

@@ -87,6 +87,7 @@ def check_swap_in_stream(old: Path, new: Path, factors: tuple[int, int], **optio
         starter = in_thread(start)
         outputs = stream_until(session, is_done)
         starter.result()
+        assert session.events == events
         swap: Swap = swaps[0].result()
         assert artifact_changes(outputs) == [(0, factors[0]), (swap.first_frame, factors[1])]
         assert (swap.old, swap.new, session.directory, session.swaps) == (old, new, new, [swap])

@@ -41,5 +41,7 @@ def test_objective_values_are_metrics_or_their_weighted_sum() -> None:
     assert [BOTH.objective_value(name) for name in OBJECTIVES] == [2.0, 0.5, 3.0, 1230, 8]
     assert BOTH.objective_value("latency+0.5*energy") == 3.5
     assert BOTH.objective_value("10*throughput+2*communication") == 21.0
+    with pytest.raises(UsageError, match=r"^objective 'latency\+energy\*2': the weight comes first: write 2\*energy$"):
+        BOTH.objective_value("latency+energy*2")
     with pytest.raises(UsageError, match="unknown objective 'speed'"):
         BOTH.objective_value("speed")

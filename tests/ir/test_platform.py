@@ -184,8 +184,18 @@ def test_loads_from_additional_families_and_formats(tmp_path: Path) -> None:
     )
     assert len(Platform.load("tinyx3", families).devices) == 3
     assert len(Platform.load(tmp_path / "abcd.hosts", families).devices) == 4
-    with pytest.raises(UsageError, match=r"give a TOML file or one of tinyxN \(N: 1 to 9999\), or a file \*\.hosts$"):
+    with pytest.raises(
+        UsageError, match=r"give a file that ends in \.toml or \.hosts, or one of tinyxN \(N: 1 to 9999\)$"
+    ):
         Platform.load("rpi4x4", families)
+
+
+def test_file_without_ending_is_not_mistaken_for_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("boards").write_text(platform_to_toml(Platform.load("rpi4x2")))
+    text = r"^unknown platform 'boards': there is a file of this name: give a file that ends in \.toml"
+    with pytest.raises(UsageError, match=text):
+        Platform.load("boards")
 
 
 def test_uniform_platform_has_equal_devices_on_separate_hosts() -> None:

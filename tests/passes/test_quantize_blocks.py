@@ -95,7 +95,7 @@ def test_pipeline_text_selects_int8_activations() -> None:
         ({"weights": "int4", "samples": "x.npz"}, "quantise: weights=int4 needs no samples and keeps the inputs"),
         ({"weights": "int8", "inputs": "int8"}, "quantise: weights=int8 needs no samples and keeps the inputs"),
         ({"weights": "int4", "block_size": 24}, "quantise: invalid block_size 24: use one of 16, 32, 64, 128, 256"),
-        ({"samples": "x.npz", "activations": "int8"}, "quantise: activations=int8 is only for weights in blocks"),
+        ({"samples": "x.npz", "activations": "int8"}, "quantise: activations=int8 needs block-quantised weights"),
     ],
 )
 def test_rejects_options_of_the_other_kind(options: dict[str, Any], expected: str) -> None:

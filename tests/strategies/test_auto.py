@@ -68,7 +68,7 @@ def test_quick_strategies_are_asked_however_small_the_budget_is(objective: str) 
     plan = Auto(budget=1e-9).plan(posed)
     mine = posed.evaluate(plan).objective_value(objective)
     for name in ("single", "pipeline", "replicate", "modnn"):
-        with contextlib.suppress(UsageError):  # replicate serves throughput only.
+        with contextlib.suppress(UsageError):  # The strategy replicate supports only the objective throughput.
             other = registry().make("strategies", name).plan(posed)
             assert mine <= posed.evaluate(other).objective_value(objective)
 

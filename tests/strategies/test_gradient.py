@@ -210,7 +210,7 @@ def test_diapason_equations_equal_hand_computed_values() -> None:
 def test_fused_slices_send_only_to_their_parents() -> None:
     made = build_space(Problem(small(), platform(1, 1), FREE), ("equal",), 2, energy=False)
     labels = [[(own.depth, len(own.regions)) for own in pos] for pos in made.opportunities]
-    # Whole, two slices, and fused with the next one or two layers; fc whole only.
+    # A layer has the choices whole, in two slices, and fused with the next one or two layers. fc can only be whole.
     basic = [(0, 1), (0, 2)]
     assert labels == [[*basic, (1, 2), (2, 2)], [*basic, (1, 2), (2, 2)], [*basic, (1, 2)], basic, [(0, 1)]]
     overlap = made.overlap[0, 1]

@@ -684,7 +684,7 @@ def test_holds_peer_until_second_change(single_failures: Survivor) -> None:
     device.peers.channels["a"] = cast(Any, channel)
     assert (
         deliver(MessageHeader(MessageType.ROLES_CHANGED, 0, 6, 0), b"") is True
-    )  # The peer heard of both changes before it sent a tensor.
+    )  # The peer was told of the failure and of the return before it sent a tensor.
     released = []
     for first, lost in ((5, "b"), (6, "d")):
         device._change_roles({"down": [lost], "failed": [lost], "first": first, "drop": True})

@@ -42,7 +42,7 @@ def match_axes(first: Sequence[int], second: Sequence[int]) -> list[tuple[range,
 
 
 def linear_span(box: Region, shape: Sequence[int]) -> Interval:
-    """Return the interval from the first to the last element of `box`, counted in row-major order.
+    """Return the half-open interval from the first to the last element of `box`, counted in row-major order.
 
     For the box ((1, 2), (0, 3)) of a tensor of shape (4, 5), the interval is (5, 8).
     """

@@ -178,7 +178,7 @@ class LocalSearch:
 
     @cached_property
     def _known_optimal(self) -> set[tuple[int, bytes]]:
-        """Keys of sequences that are known to have their best choices.
+        """Keys of sequences of layers whose choices are known to be the best ones for the choices around them.
 
         A key consists of the sequence's choices (ways to split its layers) and those of all layers connected to it.
         """

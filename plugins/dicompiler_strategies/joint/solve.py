@@ -241,7 +241,7 @@ class _JointSearch:
         return keep
 
     def _missing_memory(self, selection: Sequence[int]) -> Mapping[str, int]:
-        """Return the bytes that each host lacks for the selection's plan, without hosts that lack nothing."""
+        """Return the missing bytes of each host that has too little memory for the plan of the selected choices."""
         return {} if self._has_ample_memory() else missing_memory(self.problem, self.tables.plan(selection))
 
     def _has_ample_memory(self) -> bool:

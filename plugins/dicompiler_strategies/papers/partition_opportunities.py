@@ -113,7 +113,7 @@ class OpportunitySpace:
     group_sizes: tuple[int, ...]
 
     def sublayer_parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
-        """Return the parts of a layer that is split by its opportunity number `chosen`.
+        """Return the parts of a layer that is split in the way with the index `chosen` among its possible ways.
 
         Sublayer s is on the device with the index places[s] in `devices`. Equal parts are returned once.
         """

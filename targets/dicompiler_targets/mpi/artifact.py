@@ -109,7 +109,7 @@ class MpiArtifact:
 
 
 def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Path]:
-    """Check the sources of all packages (one for each host), and return the directory of each device's package.
+    """Check the source files in the packages (each host has one), and return the directory of each device's package.
 
     Raise KeyError, TypeError or ValueError if a program.json is invalid or does not match artifact.json. Raise
     DicompilerError if a source or a package is missing or was changed.

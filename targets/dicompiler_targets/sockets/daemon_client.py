@@ -234,7 +234,8 @@ class DaemonConnector:
     """Connects a run to resident devices (running daemons). `daemon_control.make_connector` creates it.
 
     `ClusterState` uses this object as the function that starts devices and as the acceptor of their connections.
-    `restart` starts a device that does not answer, and returns its address; without it, such a device counts as failed.
+    The optional function `restart` starts a device that does not answer, and returns its address. Without this
+    function, such a device counts as failed.
 
     Attributes:
         cluster: The resident devices.
@@ -259,7 +260,7 @@ class DaemonConnector:
 
     @property
     def refusal_text(self) -> str:
-        """Always '', because resident devices do not connect by themselves."""
+        """Why connections were refused: always '', because this process connects to resident devices."""
         return ""
 
     def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:

@@ -208,7 +208,7 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     for name in locations:
         check_files(directory, artifact.files, [f"{name}/{file}" for file in artifact.device_files(name)])
     copies = {name: _plan_copies(artifact, at, options.keys) for name, at in locations.items()}
-    # Opening a listening socket checks the coordinator's address and keys before anything is copied.
+    # This fails if the address cannot be used or the keys cannot be loaded, before anything is copied.
     RunAcceptor(find_listen_address(options, list(locations.values())), options.keys, options.insecure).close()
     assert options.hosts is not None
     bytes_per_s = options.copy_bytes_per_s / len(locations)
@@ -356,7 +356,7 @@ def _check_copied(location: DeviceLocation, copies: Sequence[DirectoryCopy], fou
 
 
 def _damaged_files(copies: Sequence[DirectoryCopy], found_files: Sequence[FoundFiles]) -> list[list[str]]:
-    """Return, for each of `copies`, the names of the files that are not intact on the host."""
+    """Return, for each copied directory in `copies`, the names of the files that are missing or changed on its host."""
     return [sorted(wanted.files.keys() - found.intact) for wanted, found in zip(copies, found_files, strict=True)]
 
 

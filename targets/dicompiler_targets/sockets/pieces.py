@@ -90,7 +90,7 @@ def _hash_windows(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def join_ranges(ranges: Sequence[Range]) -> list[Range]:
-    """Join consecutive ranges that also follow one another in their source."""
+    """Join neighbouring ranges that are adjacent both in the result and in the source."""
     joined: list[Range] = []
     for source, offset, length in ranges:
         previous = joined[-1] if joined else None

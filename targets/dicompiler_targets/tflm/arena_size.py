@@ -88,8 +88,8 @@ def main() -> None:
 def find_least_arena(trials: ArenaTrials) -> int:
     """Return the smallest arena in which the model runs.
 
-    Running a model takes long. The search therefore finds the smallest arena in which the model can be created, and
-    runs the model only in this and larger arenas.
+    Running a model takes long. Therefore, the search first finds the smallest arena in which the tensors of the model
+    can be allocated. It then runs the model in this and larger arenas.
     """
     loadable = search_least_size(lambda size: trials.fits_arena(size, False))
     return loadable if trials.fits_arena(loadable) else search_least_size(trials.fits_arena, loadable)

@@ -295,7 +295,8 @@ def test_integer_layers_cost_as_much_as_float_layers() -> None:
 
 def test_every_cost_function_is_tested() -> None:
     ways = {
-        (rule.domain, rule.op): getattr(rule.cost, "func", rule.cost)  # of a partial: what it calls
+        # For a functools.partial, use the function that it calls.
+        (rule.domain, rule.op): getattr(rule.cost, "func", rule.cost)
         for rule in builtin_rules()
     }
     counted = {way for way in ways.values() if way.__module__ != ELSEWHERE}

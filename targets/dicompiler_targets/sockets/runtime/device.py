@@ -655,7 +655,7 @@ class DeviceRun:
     # -- messages of peers
 
     def _make_peer_callbacks(self, peer: str) -> ChannelCallbacks:
-        """Return the callbacks of the channel to a peer: check a header, deliver a message, handle the end."""
+        """Return the callbacks of the channel to a peer: check a header, deliver a message, handle its end."""
         ends = (peer, self.name)
         transfers_by_role = [
             {t["index"]: t for t in role["transfers"] if (t["sender"], t["receiver"]) == ends}

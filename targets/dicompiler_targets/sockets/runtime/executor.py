@@ -94,7 +94,7 @@ class Mailbox:
         self.changes += 1
 
     def fail(self, error: DeviceError) -> None:
-        """Let `check`, `pop` and `take` raise this error from now on; a second error is ignored."""
+        """Store an error, which `check`, `pop` and `take` raise from now on; later errors are ignored."""
         self._failure = self._failure or error
         self.changes += 1
 

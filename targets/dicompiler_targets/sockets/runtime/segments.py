@@ -1,4 +1,4 @@
-"""Segments: sessions of onnxruntime or another engine, tensors as bytes, copies before and after segments, and buffers.
+"""Segments: sessions of an engine, tensors as bytes, copying of tensors before and after segments, and buffers.
 
 A segment is an ONNX sub-model that the device runs as soon as its inputs have arrived. Tensors are kept as
 onnxruntime's own values: numpy lacks some types (bfloat16, float8), so arrays would require copies of such tensors.
