@@ -170,8 +170,8 @@ def _check_renamed_compute(platform: Platform, plan: Plan) -> None:
             new_name = renaming.get(name, name)
             if not platform.device(new_name).can_compute:
                 raise DicompilerError(
-                    f"plan: replicas[{i}]: device {new_name!r}, which replaces {name!r}, has no compute: rename "
-                    f"{name!r} to another device"
+                    f"plan: replicas[{i}]: device {new_name!r}, which replaces {name!r}, has no compute: let "
+                    f"another device replace {name!r}"
                 )
 
 

@@ -108,8 +108,8 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
     transfer_count, clipped_count, beyond_count, non_finite_count, largest = 0, 0, 0, 0, 0.0
     for transfer, name, values in iterate_sent_tensors(program, [inputs]):
         wire_dtype, is_finite = wire_dtypes[name], np.isfinite(values)
-        # The plan sends this tensor unchanged, because its wire type does not apply to the tensor's element type. The
-        # tensor is among those of `program` because the wire type `exact` applies to all float types.
+        # `program` was made for the wire type `exact`, which lists all float tensors. The plan's own wire type does not
+        # apply to the element type of this tensor, so the plan sends the tensor unchanged.
         if not wire_dtype:
             continue
         largest_here = float(np.abs(values[is_finite]).max(initial=0.0))

@@ -19,8 +19,8 @@ from support.running import wait_until
 
 from dicompiler import networks
 
-# The console script, which interrupts itself at an event of the interpreter: the import of a module, or a file that is
-# opened. Counting events is independent of the speed of the machine.
+# The console script, which interrupts itself at its n-th audit event, such as the import of a module or the opening of a
+# file. Unlike a time, the number of events does not depend on the speed of the machine.
 SCRIPT = """
 import os, signal, sys
 moment, sys.argv[:] = int(sys.argv[1]), ["dicompiler", *sys.argv[2:]]
