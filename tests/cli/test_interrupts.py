@@ -19,8 +19,8 @@ from support.running import wait_until
 
 from dicompiler import networks
 
-# The console script, which interrupts itself at its n-th audit event, such as the import of a module or the opening of a
-# file. Unlike a time, the number of events does not depend on the speed of the machine.
+# The console script, which interrupts itself at its n-th audit event, such as the import of a module or the opening of
+# a file. Unlike a time, the number of events does not depend on the speed of the machine.
 SCRIPT = """
 import os, signal, sys
 moment, sys.argv[:] = int(sys.argv[1]), ["dicompiler", *sys.argv[2:]]
@@ -140,6 +140,8 @@ def test_termination_cleans_up_and_writes_no_plan(number: int, code: int, tmp_pa
     command = [sys.executable, "-m", "dicompiler.cli", "compile", "model.onnx", "--platform", "rpi4x4", "-o", "out"]
     process = subprocess.Popen(
         [*command, "--log-file", "log"],
+        # Under nohup, the tests ignore SIGHUP, and so would the command.
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.PIPE,
