@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
 from pathlib import Path
@@ -102,18 +102,15 @@ def override_options(text: str, options: Mapping[str, str | tuple[str, ...]]) ->
     """Return the text of a strategy in which `options` replace the options with the same names.
 
     ("genetic{seed=1}", {"seed": "2"}) ⇒ "genetic{seed=2}"
+
+    Raise UsageError if the strategy has no option of such a name.
     """
     spec = parse_spec(text, "strategy")
+    known = [option.name for option in options_of(registry().find("strategies", spec.name).value)]
+    for name in options:
+        if name not in known:
+            raise UsageError(f"explore: strategy {spec.name!r} has no option {name!r}: omit --{name}")
     return str(Spec.from_mapping(spec.name, {**dict(spec.options), **options}))
-
-
-def check_strategy_options(text: str, names: Iterable[str]) -> None:
-    """Raise UsageError if the strategy in `text` lacks one of the options that `explore` sets by options of its own."""
-    name = parse_spec(text, "strategy").name
-    known = [option.name for option in options_of(registry().find("strategies", name).value)]
-    for option in names:
-        if option not in known:
-            raise UsageError(f"explore: strategy {name!r} has no option {option!r}: omit --{option}")
 
 
 def _with_model_digest(front: ParetoFront, digest: str) -> ParetoFront:

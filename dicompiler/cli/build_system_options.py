@@ -65,7 +65,6 @@ class BuildSystemOptions:
             DicompilerError: An output is a file that the command reads.
         """
         plugins = tuple(plugins)
-        _check_no_input_is_overwritten(outputs, self.depfile, request, plugins)
         if self.print_outputs:
             refuse_options("--print-outputs prints only paths, and the JSON contains them too", "as_json")
         target = self.depfile_target or str(outputs[0])
@@ -75,30 +74,28 @@ class BuildSystemOptions:
                 raise UsageError("--depfile-target needs --depfile")
             if self.depfile_empty_rules:
                 raise UsageError("--depfile-empty-rules needs --depfile")
+            _check_no_input_is_overwritten(outputs, rule)
             return rule
         check_output_file(self.depfile)
         for path in outputs:
             if path.absolute() == self.depfile.absolute():
                 raise UsageError(f"--depfile: {path} is also an output: give the depfile another name")
+        _check_no_input_is_overwritten((*outputs, self.depfile), rule)
         rule.format_text()
         return rule
 
 
-def _check_no_input_is_overwritten(
-    outputs: Sequence[Path], depfile: Path | None, request: CompileRequest, plugins: Iterable[object]
-) -> None:
-    """Raise DicompilerError if an output or the depfile is a file that the command reads.
+def _check_no_input_is_overwritten(written: Sequence[Path], rule: DepfileRule) -> None:
+    """Raise DicompilerError if one of the files to write is a file that the command reads.
 
-    Without a depfile, the first output may be the model itself: `opt` can change a model in place.
+    Without a depfile, the first one may be the model itself: `opt` can change a model in place.
     """
-    if request.model == STREAM:
+    overwritten = [path for path in written if path.exists()]
+    if rule.request.model == STREAM or not overwritten:
         return
-    from dicompiler.driver.depfile import find_prerequisites
-
-    overwritten = [path for path in (*outputs, depfile) if path is not None and path.exists()]
-    for path in find_prerequisites(request.model, request.options, plugins) if overwritten else ():
+    for path in rule.find_prerequisites():
         for output in overwritten:
-            is_in_place = output == outputs[0] and path == request.model and depfile is None
+            is_in_place = output == written[0] and path == rule.request.model and rule.depfile is None
             if not is_in_place and path.exists() and path.samefile(output):
                 raise DicompilerError(f"{output}: the command also reads this file: give the output another name")
 
@@ -135,9 +132,13 @@ class DepfileRule:
         """Return the text of the depfile; raise DicompilerError if a file name cannot be written in a make rule."""
         from dicompiler.driver import depfile
 
-        request = self.request
-        prerequisites = depfile.find_prerequisites(request.model, request.options, self.plugins)
-        return depfile.format_rule(self.target, prerequisites, self.has_empty_rules)
+        return depfile.format_rule(self.target, self.find_prerequisites(), self.has_empty_rules)
+
+    def find_prerequisites(self) -> tuple[Path, ...]:
+        """Return the files that the command reads. At its end, there may be more, because plugins were loaded."""
+        from dicompiler.driver import depfile
+
+        return depfile.find_prerequisites(self.request.model, self.request.options, self.plugins)
 
 
 def print_paths(paths: Iterable[Path]) -> None:

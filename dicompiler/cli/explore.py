@@ -71,7 +71,7 @@ def command(
 
     Example: dicompiler explore model.onnx --platform rpi4x4 --objectives latency,energy -o front
     """
-    from dicompiler.analysis.explore import check_strategy_options, explore, override_options
+    from dicompiler.analysis.explore import explore, override_options
     from dicompiler.cli.progress import progress
     from dicompiler.driver.compile_options import format_shapes
     from dicompiler.driver.executors import open_executor
@@ -86,7 +86,6 @@ def command(
     strategy_options: dict[str, str | tuple[str, ...]] = {name: str(n) for name, n in numbers.items() if n is not None}
     if objectives is not None:
         strategy_options["objectives"] = tuple(objectives.split(","))
-    check_strategy_options(strategy, strategy_options)
     with open_executor(executor) as workers, progress("reading the model") as tell:
         front = explore(
             request.model,

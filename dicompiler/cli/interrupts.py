@@ -4,8 +4,8 @@ Exit codes are 130 for an interrupt (Ctrl-C), 143 for SIGTERM, 129 for SIGHUP. A
 nothing has to be cleaned up: until a command starts, and after its end. While a command runs, an interrupt raises
 KeyboardInterrupt, and the other signals raise TerminationError. `main` turns them into the line and the exit code.
 
-The module imports only built-in modules, so that `install` is called early. Before this call, an interrupt prints
-Python's traceback.
+The module imports only built-in modules and one that imports nothing, so that `install` is called early. Before this
+call, an interrupt prints Python's traceback.
 """
 
 from __future__ import annotations

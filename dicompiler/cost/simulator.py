@@ -256,11 +256,13 @@ class SimulationResult:
         """
         ends = sorted(end for _, end in self.frames)
         count = len(ends)
-        busiest_s = max(self.totals.get(("occupied", False), {}).values(), default=0.0) / count
         if count < 4:
-            return max(busiest_s, ends[-1] / count)
-        first, last = count // 4, 3 * count // 4
-        return max(busiest_s, (ends[last] - ends[first]) / (last - first))
+            mean_s = ends[-1] / count
+        else:
+            first, last = count // 4, 3 * count // 4
+            mean_s = (ends[last] - ends[first]) / (last - first)
+        busiest_s = max(self.totals.get(("occupied", False), {}).values(), default=0.0) / count
+        return max(mean_s, busiest_s)
 
     def total_seconds(self, kind: str, device: str, as_receiver: bool = False) -> float:
         """Return the total seconds of all "compute", "handle", "message" or "occupied" periods of a device.

@@ -27,7 +27,7 @@ def test_commands_do_not_overwrite_their_inputs(tmp_path: Path) -> None:
         ("compile", "-o", tmp_path / "a", "--depfile", net),
     ):
         line = failed(1, words[0], *asked, *words[1:])
-        assert "net.onnx: is also used by another option: " in line or "net.onnx: the command also reads this" in line
+        assert line.endswith("net.onnx: is also used by another option: give another name")
     assert net.read_bytes() == before and not (tmp_path / "a").exists()
     for words in (
         ("plan", *asked, "-o", plan),
