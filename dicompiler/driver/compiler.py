@@ -268,7 +268,7 @@ def build_problem(compilation: PipelineState, setup: CompileSetup) -> Problem:
     The next step is `make_plan`.
     """
     problem = make_problem(compilation, setup.options.objective, setup.cost_model, setup.target)
-    return replace(problem, executor=setup.options.executor, target=setup.target)
+    return replace(problem, executor=setup.options.executor)
 
 
 def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup) -> PipelineState:

@@ -207,8 +207,8 @@ def make_problem(
 ) -> Problem:
     """Return the problem of a prepared model on a platform, and warn about layers with unknown cost.
 
-    The default cost model is `analytic`. `target` defines the run-time costs of messages and of calls of the engine;
-    without a target, these costs are 0.
+    The default cost model is `analytic`. `target` defines the memory of the runtime, and its costs of messages and of
+    calls of the engine; without a target, these are 0.
     """
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None and platform is not None
@@ -221,7 +221,7 @@ def make_problem(
     )
     if target is None:
         return problem
-    return on_platform(problem, platform, target)
+    return on_platform(replace(problem, target=target), platform, target)
 
 
 def on_platform(problem: Problem, platform: Platform, target: Target) -> Problem:

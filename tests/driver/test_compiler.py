@@ -12,6 +12,7 @@ import onnxruntime
 import pytest
 
 from dicompiler import networks
+from dicompiler.analysis.compare import compare
 from dicompiler.base.errors import DicompilerError
 from dicompiler.driver.compiler import compile, plan, run_strategy
 from dicompiler.driver.prepare import load_problem
@@ -79,6 +80,16 @@ def test_plan_counts_the_memory_of_the_runtime() -> None:
     with pytest.raises(DicompilerError, match=text):
         plan(networks.build("lenet"), 'rpi4x2{memory="60 MiB"}', "single")
     assert plan(networks.build("lenet"), 'rpi4x2{memory="100 MiB"}', "single").plan is not None
+
+
+def test_compare_counts_the_memory_of_the_runtime() -> None:
+    """Each strategy reports the cause: no split helps, because the runtime alone does not fit."""
+    compared = compare(networks.build("lenet"), 'rpi4x2{memory="40 MiB"}', "single,cpsat,auto{tries=0}")
+    for result in compared.results:
+        assert result.plan is None and result.error.startswith("plan: host pi01 needs "), result.error
+        assert result.error.endswith("because the runtime alone does not fit")
+    (result,) = compare(networks.build("lenet"), 'rpi4x2{memory="100 MiB"}', "single").results
+    assert result.plan is not None and result.metrics is not None and result.metrics.memory < 2**20
 
 
 def test_warns_of_layers_without_predicted_cost(caplog: pytest.LogCaptureFixture) -> None:

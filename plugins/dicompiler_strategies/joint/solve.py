@@ -16,6 +16,7 @@ from dicompiler.plugin_api import DicompilerError, Plan, Problem
 from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.search import (
     INTERRUPTED_NOTE,
+    check_constraints,
     describe_plan_memory,
     free_memory,
     missing_memory,
@@ -112,6 +113,9 @@ class _JointSearch:
 
         If the best plan without limits fits into memory, it is also the best plan with limits.
         """
+        if min(self.problem.target_overhead.values()) > max(self.memory.values()):
+            # No choice can help. The error of this check names the memory of the runtime.
+            check_constraints(self.problem, self.problem.best_single_device[0])
         keep = self._possible_choices()
         if self.problem.objective == "energy":
             best, bound = self._solve_energy(keep)
@@ -292,7 +296,7 @@ class _JointSearch:
         sizes = [float(weights[c].max()) for weights, c in zip(self.tables.weight_bytes, selection, strict=True)]
         layer = self.problem.layers.layers[int(np.argmax(sizes))].name
         return DicompilerError(
-            f"cpsat: {cause}: {format_needed_bytes(need)} on each host would suffice{shares}: use more memory or more "
+            f"plan: {cause}: {format_needed_bytes(need)} on each host would suffice{shares}: use more memory or more "
             f"hosts (layer {layer!r} has {format_bytes(int(max(sizes)))} of weights on one device)"
         )
 
