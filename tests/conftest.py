@@ -1,6 +1,7 @@
 """Hooks for every test: a time limit, and exclusive use of the machine for tests that are marked `alone`.
 
-Slow tests run first, so that no worker is left with a long one at the end.
+Tests that are marked `alone` run first, one after another: each of them would otherwise have to wait for the tests of
+all workers. Then slow tests run, so that no worker is left with a long one at the end.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("alone", "slow")])
 
 
 @pytest.hookimpl(wrapper=True)

@@ -42,7 +42,11 @@ if TYPE_CHECKING:
 )
 @click.option("--tiles", default="1,2,3,4,6,8", show_default=True, help="Cut each layer into these numbers of pieces.")
 @click.option(
-    "--repeat", type=click.IntRange(1, 100_000), default=7, show_default=True, help="Time each piece this many times."
+    "--repeat",
+    type=click.IntRange(1, 100_000),
+    default=7,
+    show_default=True,
+    help="Time each piece this many times. The whole network is timed for REPEAT/7 s.",
 )
 @click.option(
     "--threads", type=click.IntRange(1, 1024), help="Run a piece with this many threads. Default: all processors."

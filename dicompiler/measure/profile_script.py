@@ -48,11 +48,13 @@ PASS_COUNT = 2
 
 The fastest pass is used, because a shared or hot host is slow at times.
 """
+DEFAULT_REPEAT = 7
+"""Default number of times that a piece (a part of a layer) is timed."""
 NETWORK_TIMING_S = 1.0
-"""Minimum seconds of each measurement that alternates between models.
+"""Minimum seconds of each measurement that alternates between models, with DEFAULT_REPEAT.
 
-There are three such measurements: of the whole network, of pieces with data in memory (cold), and of pieces with data
-in caches (warm).
+Other values of the option --repeat change this time in proportion. There are three such measurements: of the whole
+network, of pieces with data in memory (cold), and of pieces with data in caches (warm).
 """
 RUNS_PER_TURN = 5
 """Runs in one turn of a measurement that alternates between several models.
@@ -95,7 +97,7 @@ def _parse_options() -> argparse.Namespace:
     add("-o", "--output", type=Path, default=Path("PROFILE.json"), help="the profile (default: PROFILE.json)")
     add("--device", help="devices of the platform that the profile is for (name or pattern; default: this host)")
     add("--threads", type=int, default=available_processors(), help="threads of a piece (default: all processors)")
-    add("--repeat", type=int, default=7, help="number of times that each piece is timed (default: 7)")
+    add("--repeat", type=int, default=DEFAULT_REPEAT, help="times to time each piece (default: 7)")
     add("--serve", metavar="[HOST:]PORT", help="answer one link measurement of another host, then end")
     add("--connect", metavar="HOST:PORT", help="measure the link to the host that runs --serve at this address")
     add("--name", default=platform.node(), help="this host's name in links (default: its own)")
@@ -303,7 +305,7 @@ def time_network_and_call(
     Only their difference is used, so the host must have the same speed during both measurements.
     """
     pieces = [open_piece(task, options.threads) for task in (network, call)]
-    times = lower_quartiles(lambda: [_warm_median(piece) for piece in pieces])
+    times = lower_quartiles(lambda: [_warm_median(piece) for piece in pieces], options)
     return dict(zip(("whole_model_s", "call_s"), times, strict=True))
 
 
@@ -311,12 +313,13 @@ def _warm_median(piece: tuple[Any, dict[str, Any], list[str], Any]) -> float:
     return statistics.median([run_piece(piece) for _ in range(RUNS_PER_TURN + 1)][1:])
 
 
-def lower_quartiles(run_turn: Callable[[], list[float]]) -> list[float]:
+def lower_quartiles(run_turn: Callable[[], list[float]], options: argparse.Namespace) -> list[float]:
     """Return the lower quartile of each value that `run_turn` returns.
 
-    `run_turn` is called for NETWORK_TIMING_S seconds, and at least three times.
+    `run_turn` is called at least three times, and for NETWORK_TIMING_S seconds with the default of --repeat.
     """
-    turns, end = [run_turn() for _ in range(3)], time.perf_counter() + NETWORK_TIMING_S
+    turns = [run_turn() for _ in range(3)]
+    end = time.perf_counter() + NETWORK_TIMING_S * options.repeat / DEFAULT_REPEAT
     while time.perf_counter() < end:
         turns.append(run_turn())
     return [sorted(values)[len(turns) // 4] for values in zip(*turns, strict=True)]
@@ -342,7 +345,7 @@ def measure_cold_costs(
     def run_warm() -> list[float]:
         return [_warm_median(piece) for piece in pieces]
 
-    cold, warm = lower_quartiles(run_cold), lower_quartiles(run_warm)
+    cold, warm = lower_quartiles(run_cold, options), lower_quartiles(run_warm, options)
     extra = [max(0.0, cold_s - warm_s) for cold_s, warm_s in zip(cold, warm, strict=True)]
     rows = [(1.0, float(task["weight_bytes"]), float(task["input_bytes"])) for task in tasks]
     call_s, weight_byte_s, read_byte_s = fit_nonnegative(rows, [extra_s - extra[-1] for extra_s in extra[:-1]])

@@ -105,7 +105,6 @@ def test_report_states_the_prediction_of_the_run_that_it_shows(place: Path, fram
 
 
 @pytest.mark.slow
-@pytest.mark.alone
 def test_emulation_states_both_predictions(place: Path, frame: FramePrediction) -> None:
     done = command("emulate", "net", "--frames", "2", "--log", "emulated.json", cwd=place)
     assert done.returncode == 0, done.stderr

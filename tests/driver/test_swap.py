@@ -449,7 +449,7 @@ def test_swaps_with_killed_devices_lose_no_frame(seed: int, count: int, tmp_path
     """Devices of the old or the new artifact are killed before, during or after a third of the swaps."""
     rng = Random(seed)
     directories = {factor: compile_times(factor, tmp_path / str(factor), tolerate_failures=1) for factor in (3, 5)}
-    options, swapped, refused = RunOptions(in_flight=0, heartbeat_s=0.3), [3], []
+    options, swapped, refused = RunOptions(in_flight=0), [3], []
 
     def swap_often(session: SwappableSession) -> None:
         for number in range(count):

@@ -49,9 +49,6 @@ TEXT = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 16, 16] x) => (
 SHAPES = {"v": (4, 4, 3, 3), "w": (4, 4, 3, 3), "u": (256, 10)}
 
 
-pytestmark = pytest.mark.alone
-
-
 def model() -> Model:
     """Return a network of two equal convolutions, a pool and a fully connected layer with a large weight."""
     proto, random = onnx.parser.parse_model(TEXT), np.random.default_rng(0)

@@ -24,8 +24,6 @@ from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import OrtSession, run_model
 from dicompiler.verify.run_inputs import prepare_inputs
 
-pytestmark = pytest.mark.alone
-
 
 def slow(count: int = 3, rate: float = 4e7, bandwidth: float = 1e8) -> Platform:
     """Return boards on which LeNet takes 20 ms. At less than 100 Mbit/s, a burst would be much of a message."""
@@ -47,6 +45,7 @@ def seconds_without_runtime(directory: Path, model: dicompiler.Model) -> float:
     return problem.evaluate(load_plan(directory / "plan.json")).latency_s
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("target", "strategy"), [("sockets", "single"), ("sockets", "modnn"), ("sockets", "replicate"), ("mpi", "modnn")]
 )
@@ -67,6 +66,7 @@ def test_boards_take_their_time_and_compute_the_same_outputs(tmp_path: Path, tar
     assert found.frame_s >= 0.9 * seconds_without_runtime(directory, model) and found.compute_slowdown < 5
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("target", ["sockets", "mpi"])
 def test_emulates_no_failures(tmp_path: Path, target: str) -> None:
     model = networks.build("lenet", 0)
@@ -101,6 +101,7 @@ def test_slower_scales_times_by_the_rates_of_boards() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_dilation_emulates_fast_boards(tmp_path: Path) -> None:
     directory = compiled(tmp_path / "artifact", "modnn", slow(2, rate=3e11, bandwidth=1e9), "squeezenet")
     start = time.monotonic()
@@ -116,6 +117,7 @@ def test_dilation_emulates_fast_boards(tmp_path: Path) -> None:
         emulate(directory, dilation=0.5)
 
 
+@pytest.mark.alone
 def test_slower_does_not_scale_the_time_of_a_call(tmp_path: Path) -> None:
     dicompiler.compile(empty_model(), slow(1), "single", output=tmp_path / "artifact")
     engine, given, taken = OrtSession(empty_model(), {}, "call", "all"), {"x": np.zeros((1, 1), np.float32)}, []

@@ -15,8 +15,6 @@ from dicompiler.cost.speed_changes import SpeedChange
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.emulation.speed_changes import emulate_speed_changes
 
-pytestmark = pytest.mark.alone
-
 
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -28,6 +26,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+@pytest.mark.alone
 def test_board_slows_down_and_recovers(compiled: Path) -> None:
     """Without adaptation, the time between frames follows the slow board."""
     trial = emulate_speed_changes(compiled, [SpeedChange("pi02", 0.1, 3, 6)], duration_s=9)
@@ -38,6 +37,7 @@ def test_board_slows_down_and_recovers(compiled: Path) -> None:
     assert during < 0.7 * before and during < 0.7 * after
 
 
+@pytest.mark.alone
 def test_link_slows_down_and_recovers(compiled: Path) -> None:
     changes = [SpeedChange("link:*", 0.0003, 3, 6)]
     finished = emulate_speed_changes(compiled, changes, duration_s=9).finished_s
@@ -45,6 +45,7 @@ def test_link_slows_down_and_recovers(compiled: Path) -> None:
     assert during < 0.7 * before and during < 0.7 * after
 
 
+@pytest.mark.alone
 def test_command_prints_times_and_adaptations(compiled: Path) -> None:
     words = ["emulate", compiled, "--slow", "pi02=0.2@2s", "--adapt", "--duration", 14, "--in-flight", 4]
     document = json.loads(command(*words, "--json").stdout)
