@@ -1,1 +1,1 @@
-"""Prediction of costs: operation counts, cost models, overheads, simulator, metrics and memory."""
+"""Prediction of costs: operation counts, cost models, runtime overheads, simulator, metrics and memory."""

@@ -32,7 +32,7 @@ class CostModel(ABC):
 
     Attributes:
         name: Name of the model, as in `--cost NAME`.
-        is_measured: Whether predictions rest on measurements, so that they may differ after the next measurement.
+        is_measured: Whether predictions depend on measurements, so that they may differ after the next measurement.
         runtime: Factor by which messages and calls take longer than the target states for its reference host. With 0,
             messages and calls are free, as papers on partitioning assume. None derives the factor from the speed of the
             device's cores.
@@ -153,9 +153,8 @@ class AnalyticModel(CostModel):
     The compute rate is that of the device's engine. For an engine other than onnxruntime, the platform can state a
     rate for each kind of layer.
 
-    A multiply-add counts as two FLOPs. A pool counts one FLOP for each element of each window. Every other operator
-    that computes counts one FLOP for each element of its output. Operators that only move data (Reshape, Concat) are
-    free.
+    A multiply-add is two FLOPs. A pool needs one FLOP for each element of each window. Every other operator that
+    computes needs one FLOP for each element of its output. Operators that only move data (Reshape, Concat) need none.
 
     If the platform states a memory bandwidth, a layer takes at least as long as reading its weights from memory. This
     limits matrix-vector products, such as a classifier or one token of a language model.

@@ -25,11 +25,10 @@ from dicompiler.ir.platform import Platform
 log = logging.getLogger("dicompiler")
 
 FAILURE_DETECTION_S = 0.3
-"""Largest number of seconds from the end of a device's process until all other devices know of the failure.
+"""Largest number of seconds from the end of a device's process until the other devices repeat the frames in flight.
 
-After this time, the other devices repeat the frames that were in flight.
-
-A device that fails silently is detected later, after three missing heartbeats.
+The operating system closes the connections of a process that ends, so the other devices notice this quickly. A device
+that fails silently is detected later, after three missing heartbeats.
 """
 
 
@@ -50,7 +49,7 @@ class Outage:
 
 @dataclass(frozen=True)
 class FailureCase:
-    """The plan in force while certain devices are down.
+    """A set of failed devices and the plan in force while they are down.
 
     Two cases are equal if their plans avoid the same devices (`failed`).
 
@@ -67,7 +66,7 @@ class FailureCase:
 
 @dataclass(frozen=True)
 class StreamInterval:
-    """The frames of a stream between two changes. A change is the failure or the return of a device.
+    """The frames of a stream between two changes, each of which is the failure or the return of a device.
 
     Attributes:
         failed: Devices that the plan in force avoids, because it was made for their failure; () for the normal plan.
@@ -99,7 +98,7 @@ class StreamInterval:
 
 
 def parse_outage(text: str) -> Outage:
-    """Parse "pi03@2.5s", or "pi03@2.5s-6s" for a device that returns; raise UsageError for another form."""
+    """Return the outage for a text such as "pi03@2.5s", or "pi03@2.5s-6s" with a return; else raise UsageError."""
     device, _, period_text = text.strip().rpartition("@")
     try:
         period = parse_period(period_text, f"fail {text!r}") if device else None
@@ -123,7 +122,7 @@ def simulate_outages(
     in_flight: int,
     keep_spans: bool = False,
 ) -> tuple[StreamInterval, ...]:
-    """Simulate a stream during which devices fail and return, and return its intervals between changes.
+    """Simulate a stream during which devices fail and return, and return the intervals between these changes.
 
     `find_case` returns the plan that is in force while the given devices are down, as a FailureCase. `frames` is the
     number of frames, and `in_flight` the largest number of frames in flight. With `keep_spans`, each interval contains
@@ -174,8 +173,8 @@ def _iterate_changes(
 ) -> Iterator[tuple[float, tuple[str, ...], FailureCase]]:
     """Yield (time, devices that are down, failure case) for the start of the stream and for each change.
 
-    A failure case is a pair: the plan in force, and the devices that it avoids. A failure or return that does not
-    change it is omitted.
+    A change is the failure or the return of a device. A failure case is the plan in force with the devices that it
+    avoids. A change after which the case stays the same is omitted.
     """
     last_case = find_case(())
     ends = (outage.end for outage in outages if outage.end < math.inf)

@@ -17,12 +17,10 @@ def layer_kind(layer: Layer) -> str:
 
 @memoized
 def rate_kinds(layers: LayerGraph, layer: Layer) -> tuple[str, ...]:
-    """Return the kinds of layers to which a layer belongs, and for which a platform may state a compute rate.
+    """Return the kinds of a layer, the most specific kind first. A platform may state a compute rate for each kind.
 
-    The most specific kind is the first one.
-
-    The kind Conv1x1 contains pointwise convolutions. The kind Conv3x3 contains 3×3 convolutions without strides,
-    dilations and groups, because engines can compute them with Winograd's fast algorithm.
+    Pointwise convolutions are of kind Conv1x1. 3×3 convolutions without strides, dilations and groups are of kind
+    Conv3x3, because engines can compute them with Winograd's fast algorithm. Both are also of kind Conv.
     """
     kind = layer_kind(layer)
     if kind != "Conv":

@@ -45,7 +45,7 @@ class LinearModel(ProfileBasedModel):
 
     The kind of a layer is its anchor (main operator). Grouped and depthwise convolutions are of kind GroupConv. A kind
     without coefficients of its own uses the coefficients of kind `*`. If the coefficients are fitted to profiles, those
-    of `*` are fitted to the measurements of all kinds. A multiply-add counts as two FLOPs. Bytes are those of inputs,
+    of `*` are fitted to the measurements of all kinds. A multiply-add is two FLOPs. The bytes are those of inputs,
     weights and output of the computed piece of the layer.
 
     Stated coefficients hold for every device. With the option `rate` they hold for a device of that compute rate, and
@@ -95,7 +95,7 @@ class LinearModel(ProfileBasedModel):
         }
 
     def knows_engine(self, device: Device, engine: str) -> bool:
-        """Return True for onnxruntime; for other engines, only if the model rests on a profile with their times."""
+        """Return True for onnxruntime, and for another engine if the model has a profile with its times."""
         return engine == DEFAULT_ENGINE or (bool(self.file) and super().knows_engine(device, engine))
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
@@ -155,9 +155,9 @@ def fit_by_kind(samples: Iterable[tuple[str, float, float, float]]) -> dict[str,
 def fit_coefficients(samples: Sequence[tuple[float, float, float]]) -> Coefficients:
     """Fit coefficients of at least 0 to samples (FLOPs, bytes, seconds) by weighted least squares.
 
-    Squared errors are divided by the measured seconds. Unweighted errors would ignore short samples, and relative
-    errors would favour predictions that are too low. Every subset of the coefficients is fitted with the other
-    coefficients set to 0, and the best fit without negative coefficients is returned.
+    Squared errors are divided by the measured seconds, as a compromise. Without weights, the fit would ignore short
+    samples. With relative errors, it would prefer predictions that are too low. Every subset of the coefficients is
+    fitted with the other coefficients set to 0. The best fit without negative coefficients is returned.
     """
     rows = np.array([row for row in samples if row[2] > 0], np.float64).reshape(-1, 3)
     targets = np.sqrt(rows[:, 2])

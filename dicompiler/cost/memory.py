@@ -1,7 +1,7 @@
 """Memory of a program on each device: weights, live tensors and buffers.
 
-A tensor is live from the moment it is computed or received to its last use. The program determines these numbers
-exactly. `Target.memory_overhead` returns the bytes that the target needs in addition.
+A tensor is live from the moment it is computed or received to its last use. These bytes follow exactly from the program
+alone. `Target.memory_overhead` returns the bytes that the target's runtime needs in addition.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LiveRange = tuple[int, int, int]
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Memory of one device.
+    """Bytes of memory that a program needs on one device.
 
     Attributes:
         weights: Bytes of the constants of all segments, each counted once.
@@ -45,7 +45,7 @@ class MemoryUse:
 
 @dataclass(frozen=True)
 class MemoryTimeline:
-    """Memory of one device over a frame.
+    """Bytes of memory that a program needs on one device at each step of a frame.
 
     Time is a number of steps: step 2k + 1 is inside segment k (an ONNX sub-model that the device runs), and step 2k is
     between the segments k - 1 and k.
@@ -79,9 +79,9 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
 
     A buffer (graph input, state from the previous frame, or received tensor) lives until its last reader on the device.
     A tensor that a segment computes lives until its last reader or send, and an output of the network lives to the end.
-    A tensor without a static shape counts 0 bytes, and a view (Reshape, Identity) counts as a copy. A device runs one
-    segment (an ONNX sub-model) at a time. If several frames are in flight, one of them is therefore inside a segment,
-    and the others are between two segments.
+    A tensor without a static shape is assumed to need 0 bytes, and a view (Reshape, Identity) the bytes of a copy. A
+    device runs one segment (an ONNX sub-model) at a time. If several frames are in flight, one of them is therefore
+    inside a segment, and the others are between two segments.
 
     A device keeps the weights of all roles (replicas of the main plan, and failure plans). All frames in flight use
     either the main plan or one failure plan, and are spread over the replicas of this plan. The result is for the plan
@@ -112,7 +112,7 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
 def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
     """Return the memory of each device at each step of one frame, by device name.
 
-    Only the plan or its first replica is considered. Further replicas and failure plans are not.
+    The frame uses the main plan or its first replica. The other replicas and the failure plans are ignored.
     """
     states = (state.value for device in program.devices for state in device.states)
     values: Sequence[TensorSpec] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *states)
@@ -145,7 +145,7 @@ def value_nbytes(value: onnx.ValueInfoProto) -> int:
 
 
 def constant_sizes(segment: Segment) -> dict[str, int]:
-    """Return the bytes of each constant of a segment. A sparse constant counts as if it were dense.
+    """Return the bytes of each constant of a segment. A sparse constant has the bytes of the dense tensor.
 
     Args:
         segment: Segment with its ONNX model.
@@ -197,7 +197,7 @@ def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
 def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int, int]:
     """Return (bytes of buffers, bytes of activations) of a device if `frames` frames are in flight.
 
-    Both sums are over all replicas of a plan (`roles`), which have about equal numbers of frames in flight. A device
+    `roles` has the memory of each replica of a plan. The frames in flight are spread evenly over the replicas. A device
     computes one segment (an ONNX sub-model) at a time. Therefore only one frame needs the memory of a running segment,
     and each other frame only needs the tensors that are stored between segments.
     """
@@ -236,7 +236,7 @@ def _device_timeline(program: Program, device: DeviceProgram, border_sizes: Mapp
 
 
 def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]:
-    """Return the names of the tensors that exist at step 0.
+    """Return the names of the tensors that occupy a device's memory from the start of a frame.
 
     They are the received tensors, the graph inputs that the device uses, and the states (outputs of the previous frame
     that are inputs of this one).

@@ -1,6 +1,6 @@
 """Numbers of operations and bytes for a share (a piece) of a layer, from which cost models predict times.
 
-The rule of each operator states its operations (`OperatorRule.cost`). Weights are not needed.
+`OperatorRule.cost` returns the operations of each operator. The numbers depend on shapes, but not on weight values.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def count_macs(layers: LayerGraph, layer: Layer, region: Region | None = None, r
     """Return the multiply-adds that a share (piece) of a layer computes in convolutions, matrix products and so on.
 
     An operator rule may compute more elements than `region` asks for, such as a whole group of channels. The operations
-    for these elements are counted too. A node without static shapes counts 0.
+    for these elements are included. A node without static shapes contributes 0.
 
     Args:
         layers: The layers of the network.
@@ -64,11 +64,11 @@ class OpCounts:
         pool_flops: FLOPs of pools and reductions.
         elementwise_flops: FLOPs of all other operators.
         merge_flops: FLOPs of adding up partial sums.
-        moved_bytes: Bytes that are read (with weights) and written. Tensors between the nodes of the layer do not
-            count, because they stay in caches.
-        weight_bytes: Bytes of weights that are read; a piece that several nodes read counts once. A lookup in a table
-            reads at most as many bytes as it returns.
-        input_bytes: Bytes that are read, without weights.
+        moved_bytes: Bytes that are read (with weights) and written. Tensors between the nodes of the layer are
+            excluded, because they stay in caches.
+        weight_bytes: Bytes of weights that are read; a piece that several nodes read is counted once. A lookup in a
+            table reads at most as many bytes as it returns.
+        input_bytes: Bytes of inputs and partial sums that are read, without weights.
     """
 
     multiply_flops: int
@@ -131,10 +131,10 @@ def count_operations(
 
 
 def _weight_bytes_read(layers: LayerGraph, nodes: tuple[TaskNode, ...], costs: Sequence[OpCost]) -> int:
-    """Return the bytes of weights that some nodes read. A piece of a weight that several nodes read counts once.
+    """Return the bytes of weights that some nodes read. A piece of a weight that several nodes read is counted once.
 
-    `costs` are the operations of each node. A node without operations may look up rows in a table, so its weights
-    count at most as many bytes as its output has.
+    `costs` are the operations of each node. A node without operations may look up rows in a table. It is assumed to
+    read no more bytes of its table than its output has.
     """
     regions = _weight_regions(layers, nodes)
     if not regions or OpCost() not in costs:
@@ -156,14 +156,14 @@ def _region_nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> in
 def activation_nbytes(layers: LayerGraph, task: ShareTask) -> int:
     """Return the bytes that a task (the computation of a piece of a layer) reads and writes, without weights.
 
-    A tensor without a static shape counts 0.
+    A tensor without a static shape contributes 0.
     """
     regions = (*task.needs.items(), *task.state_needs.items(), *task.outputs.items())
     return sum(_region_nbytes(layers, key.tensor, region) for key, region in regions)
 
 
 def count_task_macs(layers: LayerGraph, task: ShareTask) -> int:
-    """Return the number of multiply-adds of a task. A node without static shapes counts 0.
+    """Return the number of multiply-adds of a task. A node without static shapes contributes 0.
 
     Args:
         layers: The layers of the network.
@@ -205,7 +205,7 @@ def _iterate_weight_regions(layers: LayerGraph, task_node: TaskNode) -> Iterator
 def _output_and_input_regions(
     layers: LayerGraph, task_node: TaskNode
 ) -> tuple[Region | None, tuple[Region | None, ...]]:
-    """Return the region that a node computes, and the region of each input that it reads; None if unknown."""
+    """Return the region that a node computes, and the region that it reads of each input. An unknown region is None."""
     if task_node.piece is not None:
         return task_node.piece.out, task_node.piece.needs
     operation = layers.operation_of(task_node.node)
@@ -214,7 +214,7 @@ def _output_and_input_regions(
 
 
 def _node_cost(layers: LayerGraph, task_node: TaskNode) -> OpCost:
-    """Return the operations of a node by its operator rule; none if shapes are not static or the output is empty."""
+    """Return the number of operations of a node; 0 if a shape is not static or the computed region is empty."""
     operation = layers.operation_of(task_node.node)
     out, needs = _output_and_input_regions(layers, task_node)
     is_static = all(tensor is None or tensor.shape is not None for tensor in operation.inputs)

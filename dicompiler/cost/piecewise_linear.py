@@ -1,4 +1,4 @@
-"""Interpolation of measured times between the measured sizes."""
+"""Piecewise linear interpolation of measured times between the measured sizes of a layer's pieces."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 
 @dataclass(frozen=True)
 class TimeCurve:
-    """Seconds as a piecewise linear function of size, never negative and never decreasing.
+    """The time of a layer's piece as a piecewise linear function of its size, never negative and never decreasing.
 
     Below the first and above the last measured size, the neighbouring line segment is extended.
 
     Attributes:
-        sizes: Sizes of the points, increasing from 0.
+        sizes: Sizes at which the line segments meet, increasing from 0.
         seconds: Seconds at these sizes.
     """
 
@@ -24,13 +24,13 @@ class TimeCurve:
 
     @classmethod
     def fit(cls, points: Mapping[int, float]) -> TimeCurve:
-        """Return the non-decreasing curve that is nearest to the measured seconds by size.
+        """Return the non-decreasing curve that is nearest to measured points, given as seconds by size.
 
         The fit is an isotonic regression by the pool-adjacent-violators algorithm: adjacent points that decrease are
         replaced by their mean.
         """
         sizes = sorted(points)
-        blocks: list[tuple[float, int]] = []  # (mean, number of points)
+        blocks: list[tuple[float, int]] = []  # (mean seconds, number of points) of each block of merged points
         for size in sizes:
             blocks.append((max(0.0, points[size]), 1))
             while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:

@@ -30,12 +30,13 @@ from dicompiler.partition.bounds_inference import output_shape
 log = logging.getLogger("dicompiler")
 
 MAX_MEDIAN_TO_MIN = 2.0
-"""The host counts as idle if the layers take at most this multiple of their shortest times.
+"""Largest ratio of median times to shortest times for which the measured host is assumed to have been idle.
 
-The median times of all layers are added, and divided by the sum of their shortest times.
+The median times of all layers are added, and divided by the sum of their shortest times. A larger ratio shows that
+other processes slowed down the measurement.
 """
 Cut = str
-"""How a measured piece is smaller than its layer.
+"""The way in which a measured piece is cut from its layer.
 
 "whole": the piece is the whole layer. "axis 2": the piece is a range of this axis of the output. "reduce": the piece is
 a partial sum over a range of the reduction axis. "merge": the piece adds partial sums up, and its size is their number.
@@ -71,13 +72,13 @@ class PieceMeasurement:
 
 
 def is_whole_layer(layers: LayerGraph, layer: Layer, share: LayerShare) -> bool:
-    """Return True if a share is the whole layer, and not a piece of it, a partial sum, or a sum of partial sums."""
+    """Return True if a share (a piece of a layer) is the whole layer, and no smaller region or partial sum."""
     everything = share.region is None or share.region == full_region(output_shape(layers, layer))
     return everything and share.reduce is None and not share.merge_count
 
 
 def layer_input_nbytes(layers: LayerGraph, layer: Layer) -> int:
-    """Return the bytes that a whole layer reads from other layers; inputs of the network do not count."""
+    """Return the bytes that a whole layer reads from other layers, without inputs of the network and weights."""
     network_inputs = [layers.tensors[name] for name in layer.inputs if name in layers.inputs]
     sized = (tensor for tensor in network_inputs if tensor.shape is not None and is_fixed_size(tensor.dtype))
     sizes = [raw_nbytes(tensor.dtype, tensor.shape or ()) for tensor in sized]
@@ -121,7 +122,8 @@ class EngineMeasurements:
     layers: Mapping[str, tuple[PieceMeasurement, ...]]
 
 
-@dataclass(frozen=True, eq=False)  # Compared by identity, because the memoized methods need a fast hash.
+# `eq=False` keeps the hash by identity, which is fast: the memoized methods hash the profile at each call.
+@dataclass(frozen=True, eq=False)
 class Profile(Memoizing):
     """The content of a profile file.
 
@@ -171,7 +173,8 @@ class Profile(Memoizing):
         If the engine was not measured for a layer, or for a kind of piece of a layer, the times of onnxruntime remain,
         because onnxruntime computes the layers that the engine does not support.
         """
-        engine = engine_name(engine)  # Profiles have the times of fp32, which also predict reduced precisions.
+        # Profiles have only the times of fp32, which also predict the engine's reduced precisions.
+        engine = engine_name(engine)
         if engine not in self.engines:
             return self
         measured = self.engines[engine]
@@ -198,7 +201,7 @@ class Profile(Memoizing):
 
     @cached_property
     def byte_s(self) -> float:
-        """Smallest ratio of seconds to moved bytes among all measured pieces."""
+        """Smallest ratio of seconds to moved bytes (bytes read and written) among all measured pieces."""
         return min((seconds / nbytes for _, _, nbytes, seconds in self.samples() if nbytes > 0 < seconds), default=0.0)
 
     def whole_layer_s(self, signature: str) -> float:
@@ -314,12 +317,12 @@ class Profile(Memoizing):
 
 
 def _with_engine_pieces(layer: LayerProfile, pieces: Sequence[PieceMeasurement], extra_call_s: float) -> LayerProfile:
-    """Return a layer with the times of an engine, and those of onnxruntime for pieces that it did not compute.
+    """Return a layer with the times of an engine, and those of onnxruntime for pieces that the engine did not compute.
 
-    Pieces are compared by their cut (whole layer, range of an axis, or partial sum). If the engine cannot compute the
-    whole layer, all times stay those of onnxruntime. An empty call of the engine takes `extra_call_s` longer than one
-    of onnxruntime. This difference is added to the times of onnxruntime, because the engine's empty call is later
-    subtracted from all times.
+    An engine's time replaces the times of all pieces with the same cut (whole layer, range of an axis, or partial sum).
+    If the engine cannot compute the whole layer, all times stay those of onnxruntime. An empty call of the engine takes
+    `extra_call_s` longer than one of onnxruntime. This difference is added to the times of onnxruntime, because the
+    engine's empty call is later subtracted from all times.
     """
     cuts = {piece.cut for piece in pieces} if any(piece.cut == "whole" for piece in pieces) else set[Cut]()
     kept = [
@@ -331,7 +334,7 @@ def _with_engine_pieces(layer: LayerProfile, pieces: Sequence[PieceMeasurement],
 
 
 _MEASURED_COSTS = ("latency", "send", "receive", "per_byte", "call", "per_copy", "per_copied_byte")
-"""Fields of `RuntimeCosts` that are measured, and that are never 0 on a device."""
+"""Fields of `RuntimeCosts` that `dicompiler profile` measures, and that are never 0 on a real device."""
 _SCALAR_KEYS = (
     "model_digest", "device", "threads", "call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s"
 )  # fmt: skip
@@ -365,7 +368,7 @@ def parse_profile(document: Any, place: str) -> Profile:
 
 
 def _check_runtime_costs(costs_by_target: Mapping[str, Mapping[str, float]], place: str) -> None:
-    """Raise DicompilerError if a measured cost is 0.
+    """Raise DicompilerError if a measured cost of a target's runtime is 0.
 
     No cost really is 0, but other load on the host can distort a measurement so that the result is 0.
     """
@@ -433,8 +436,8 @@ class ProfileSet:
         """Return the measured costs of a target's runtime on a device.
 
         Costs that were not measured are those of `scaled`: the target's stated costs, scaled to the device. Some
-        fields, such as `per_tls_byte`, are never measured. If the profile lacks one of _MEASURED_COSTS, a warning
-        reports this once.
+        fields, such as `per_tls_byte`, are never measured. The first time that the profile lacks one of
+        _MEASURED_COSTS, a warning is logged.
         """
         profile = self._find(device)
         if profile is None:
@@ -524,7 +527,7 @@ def _digest(document: Any) -> str:
 
 
 def _input_entry(source: str, tensor: TensorInfo) -> list[Any]:
-    """Return the entry of a node's input in a layer's signature.
+    """Return the description of a node's input that is part of the signature (digest) of its layer.
 
     It contains the source, type and shape of the tensor, and the values of a small integer constant. `source` says
     which input or node of the layer supplies the tensor.

@@ -1,6 +1,6 @@
-"""Relative errors of cost models that rest on a profile, against the measurements in that profile.
+"""Relative errors of the cost models `profile`, `linear` and `roofline`, against the measurements in a profile.
 
-Pieces that take less time than an empty call are ignored, because the call dominates their time.
+Pieces of layers that take less time than an empty call are ignored, because the call dominates their time.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUANTILES = np.linspace(0, 1, 41)
 
 @dataclass(frozen=True)
 class ErrorSummary:
-    """Relative errors |predicted / measured - 1| of measured pieces.
+    """Relative errors |predicted / measured - 1| of the predicted times of measured pieces of layers.
 
     Attributes:
         count: Number of pieces.
@@ -43,20 +43,20 @@ def summarize_errors(pairs: Iterable[tuple[float, float]], min_seconds: float) -
 
 
 def interpolation_error(profile: Profile) -> ErrorSummary | None:
-    """Return the error of interpolating between measured sizes.
+    """Return the error of interpolating between the measured sizes of a layer's pieces.
 
-    Each piece with a size between two other sizes is predicted from the other sizes and compared with its measured
-    time. The result is None if no layer was cut into three or more sizes.
+    Each piece that has a smaller and a larger measured size is predicted from all other sizes, and compared with its
+    own measured time. The result is None if no layer was cut into three or more sizes.
     """
     pairs = (pair for layer in profile.layers.values() for pair in _held_out_pairs(layer, profile.call_s))
     return summarize_errors(pairs, profile.call_s)
 
 
 def _held_out_pairs(layer: LayerProfile, call_s: float) -> Iterable[tuple[float, float]]:
-    """Yield the predicted and the measured seconds of pieces with an intermediate size.
+    """Yield (predicted seconds, measured seconds) of each piece of a layer that has an intermediate size.
 
-    Each piece that has a smaller and a larger measured size is predicted from all other pieces of the same cut. The
-    seconds of an empty call, `call_s`, are subtracted from all measurements.
+    Each piece that has a smaller and a larger measured size is predicted from all other pieces of the same cut (range
+    of an axis, or partial sum). The seconds of an empty call, `call_s`, are subtracted from all measurements.
     """
     for cut in dict.fromkeys(piece.cut for piece in layer.measurements):
         points = {piece.size: max(0.0, piece.median_s - call_s) for piece in layer.measurements if piece.cut == cut}
@@ -88,7 +88,7 @@ class RooflineFit:
 
 
 def fit_roofline(profile: Profile) -> RooflineFit | None:
-    """Return the compute rate and the memory bandwidth with the least median error.
+    """Return the compute rate and the memory bandwidth with which cost model `roofline` has the least median error.
 
     The result is None if no piece takes longer than an empty call.
     """
@@ -98,7 +98,7 @@ def fit_roofline(profile: Profile) -> RooflineFit | None:
         return None
     flops, nbytes, seconds = rows.T
     rates, bandwidths = np.quantile(flops / seconds, QUANTILES), np.quantile(nbytes / seconds, QUANTILES)
-    # The result is an array of shape (rates, bandwidths, pieces).
+    # `predicted` has the shape (rates, bandwidths, pieces).
     predicted = np.maximum(flops / rates[:, None, None], nbytes / bandwidths[:, None])
     medians = np.median(np.abs(predicted / seconds - 1), axis=2)
     i, j = np.unravel_index(np.argmin(medians), medians.shape)

@@ -27,9 +27,9 @@ class ProfileBasedModel(CostModel):
     """Base class of cost models that can use profiles (files with measured times of layers).
 
     Attributes:
-        file: Paths of the profiles; empty if the model rests on none.
+        file: Paths of the profiles; empty if the model uses no measurements.
         others: Whether the first profile is also used for devices that no profile names.
-        force: Whether profiles from a busy host are accepted.
+        force: Whether profiles that were measured on a busy host are accepted.
     """
 
     file: tuple[str, ...]
@@ -55,8 +55,8 @@ class ProfileBasedModel(CostModel):
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """Return the seconds of a share (a piece of a layer, or a whole layer) in a frame.
 
-        A whole layer is assumed to run in one session with its neighbours, and so to read tensors that its device has
-        just computed. A smaller share is assumed to read tensors from other devices.
+        A whole layer is assumed to run in one session with its neighbours, and therefore to read tensors that its
+        device has just computed. A smaller share is assumed to read tensors from other devices.
 
         Raises DicompilerError if no profile is valid for the network and the device.
         """
@@ -68,8 +68,9 @@ class ProfileBasedModel(CostModel):
     ) -> float:
         """Return the seconds of a share (a piece of a layer) in a frame, given the bytes that its device just computed.
 
-        Profiles measure a share on its own. In a frame, weights and inputs come from memory and not from caches, so the
-        measured time is corrected. The prediction for a layer that was not measured is not corrected.
+        Profiles measure a share that runs repeatedly on its own. In a frame, weights and inputs come from memory and
+        not from caches, so the measured time is corrected. A layer that was not measured needs no correction, because
+        its time is predicted and not measured.
         """
         if not device.can_compute:
             return math.inf
@@ -147,9 +148,9 @@ def _remaining_share(profile: Profile, signature: str, region: Region, full: Reg
     """Return the fraction of a layer's time that remains if only `region` of its output is computed.
 
     `full` is the region of the whole output. If one axis is cut, the result is the measured fraction for this cut. If
-    several axes are cut, the time is assumed to have two parts. The fixed part, such as reading all weights, remains:
-    it is the smallest fraction that any of the cuts alone would leave at size 0. The other part is multiplied by one
-    fraction per cut.
+    several axes are cut, the time is assumed to have two parts. The fixed part, such as reading all weights, remains.
+    It is the smallest of the fractions to which the cuts, each on its own, would reduce the time at size 0. The other
+    part is multiplied by one fraction per cut.
     """
     cuts = [
         (axis_cut(axis), stop - start, high - low)
@@ -164,9 +165,10 @@ def _remaining_share(profile: Profile, signature: str, region: Region, full: Reg
 
 
 def _time_share(profile: Profile, signature: str, cut: str, size: int, extent: int) -> float:
-    """Return the time at `size` divided by the time at `extent` (the whole layer), at most 1.
+    """Return the fraction of a whole layer's time that a piece of it needs, at most 1.
 
-    If no piece was cut along the axis `cut`, the time is assumed to be proportional to the size.
+    The piece has the extent `size` along the axis `cut`, on which the layer has the extent `extent`. If no piece was
+    measured along this axis, the time is assumed to be proportional to the size.
     """
     curve, whole = profile.curve(signature, cut, extent), profile.whole_layer_s(signature)
     return size / extent if curve is None or whole <= 0 else min(1.0, curve.seconds_at(size) / whole)

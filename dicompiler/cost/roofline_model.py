@@ -1,4 +1,4 @@
-"""The cost model `roofline`, which considers the memory bandwidth in addition to the compute rate."""
+"""The cost model `roofline`, which predicts times from the compute rate and the memory bandwidth of a device."""
 
 from __future__ import annotations
 

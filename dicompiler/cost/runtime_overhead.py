@@ -38,9 +38,9 @@ class RuntimeCosts:
             caller; the processors of both are included.
         per_tls_byte: Additional seconds of the processor for each byte with TLS, on the sender and on the receiver.
         header_share: Bytes of headers as a share of a message's bytes.
-        coalesced_share: Share of `send` and `receive` that a message costs if it is sent together with an earlier
+        coalesced_share: Fraction of `send` and `receive` that a message costs if it is sent together with an earlier
             message to the same device.
-        in_order: Whether messages are sent in the order in which they become ready. Otherwise the messages of the
+        in_order: Whether messages are sent in the order in which they become ready. If False, the messages of the
             oldest frame are sent first.
 
     Raises:
@@ -119,7 +119,7 @@ class RuntimeCosts:
 
     @property
     def segment_call_s(self) -> float:
-        """Seconds of the call of one segment, without computing, on a device with several segments."""
+        """Seconds of one call of a segment, without computing, if the device has several segments."""
         return self.call_seconds(2) / 2
 
     def call_seconds(self, segments: int) -> float:
@@ -170,10 +170,12 @@ NO_RUNTIMES: Mapping[str, RuntimeCosts] = MappingProxyType({})
 def scale_to_device(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
     """Return the costs on a device, given the costs that a target states for its reference host.
 
-    All costs are multiplied by the factor `runtime_slowdown`, with two exceptions. The fixed time of a copy
-    (`per_copy`) is multiplied by the square of this factor (6 instead of 2.5 on a Raspberry Pi 4), because a copy is
-    ordinary code, which wakes no thread and slows down more. A copied byte takes at least 2 / memory bandwidth, because
-    it is read and written, if the device's memory bandwidth is stated.
+    All costs are multiplied by the factor `runtime_slowdown`, with two exceptions:
+
+    - The fixed time of a copy (`per_copy`) is multiplied by the square of this factor (6 instead of 2.5 on a Raspberry
+      Pi 4). A copy is ordinary code that wakes no thread, and such code slows down more.
+    - A copied byte takes at least 2 / memory bandwidth seconds, because it is read and written. This needs a platform
+      that states the device's memory bandwidth.
     """
     slowdown = runtime_slowdown(device)
     costs = replace(stated.scaled_by(slowdown), per_copy=stated.per_copy * slowdown**2)
@@ -183,13 +185,13 @@ def scale_to_device(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
 
 
 def runtime_slowdown(device: Device) -> float:
-    """Return how many times longer a device needs for a runtime's work than the reference host, at least 1.
+    """Return the factor by which a runtime's work takes longer on a device than on the reference host, at least 1.
 
     The factor is the fourth root of the ratio of the cores' compute rates: 2.5 for a Raspberry Pi 4, and 3.4 for a Pi
     3. The exponent is a compromise between two observations (docs/understand/cost-models.md). Ordinary code takes 6
     times as long on a Pi 4 (Geekbench 5 of one core: about 1500 and 270 points). Exchanges over TCP in C++ are reported
     to take no longer on a Pi 4 than on the reference host, whose hypervisor slows down system calls and the waking of
-    processors. A profile measured on the board is more accurate.
+    threads. A profile measured on the board is more accurate.
     """
     cores = REFERENCE_FLOPS_PER_S * device.cores / device.rate if device.can_compute else 1.0
     return float(max(1.0, cores**0.25))

@@ -1,7 +1,8 @@
 """The simulator: plays the steps of a program on a platform, event by event.
 
-Flows on a link get equal shares of it, as TCP connections do. `metrics_of_simulation` sums up a simulation as metrics
-of a plan. `estimate_metrics` estimates metrics without a simulation. Bytes are exact.
+Messages that use a link at the same time get equal shares of it, as TCP connections do. The simulator predicts seconds;
+the numbers of sent bytes are exact. `metrics_of_simulation` derives a plan's metrics from a simulation, and
+`estimate_metrics` estimates them without a simulation.
 """
 
 from __future__ import annotations
@@ -33,12 +34,14 @@ T = TypeVar("T")
 
 
 class SharedLink(Generic[T]):
-    """A network link and the flows (connections with a message to send) that use it now.
+    """A network link and the flows (connections that are sending a message) that use it now.
 
-    `flows` maps each flow to the largest share of the link that the flow can use. `load` is the sum of these
-    shares. If `load` exceeds 1, all of these flows are slower than alone by this factor. `busy_s` are the
-    seconds that the link needs at its full bandwidth for all messages so far. `speed` is the present bandwidth as a
-    multiple of the full one; if it is not 1, `flows` and `load` contain shares of the present bandwidth.
+    Attributes:
+        flows: For each flow, the largest share of the link's present bandwidth that the flow can use. It is below 1 if
+            the flow also uses a slower link.
+        load: Sum of these shares. If it exceeds 1, all flows on the link are slowed down by this factor.
+        busy_s: Seconds that the link needs at its full bandwidth for all messages so far.
+        speed: Present bandwidth as a multiple of the full bandwidth.
     """
 
     __slots__ = ("busy_s", "flows", "load", "speed")
@@ -59,7 +62,8 @@ class SharedLink(Generic[T]):
     def remove_flow(self, flow: Flow[T]) -> None:
         self.load -= self.flows.pop(flow)
         if not self.flows:
-            self.load = 0.0  # Without flows the load is exactly 0, but repeated subtraction leaves rounding errors.
+            # Repeated subtraction leaves rounding errors, so the load of an unused link is set to exactly 0.
+            self.load = 0.0
 
 
 class Flow(Generic[T]):
@@ -70,9 +74,9 @@ class Flow(Generic[T]):
         queue: Messages to send, as (message, seconds if it is sent alone, rank). The first one is being sent. Messages
             of a lower rank are sent before those of a higher rank.
         started_at: Time at which the first message started.
-        remaining_s: Seconds that the first message still needed at `updated_at` if it were sent alone.
+        remaining_s: Seconds that the first message still needed at `updated_at`, without other flows on its links.
         updated_at: Time of the last change of `speed`.
-        speed: Speed of sending as a fraction: 1 if the flow has its links to itself.
+        speed: Present speed of sending, as a fraction of the speed without other flows on its links.
         version: Number of times that the departure (the end of sending the first message) has been planned. A
             departure with an older version is invalid, because the speed has changed since then.
     """
@@ -119,7 +123,7 @@ class LinkScheduler(Generic[T]):
     def enqueue(self, now: float, flow: Flow[T], message: T, seconds: float, rank: int = 0) -> None:
         """Insert a message into the queue of a flow (a connection), after the messages of the same or a lower rank.
 
-        The message takes `seconds` if it has its links to itself. It never overtakes the message that is being sent.
+        The message takes `seconds` if no other flow uses its links. It never overtakes the message that is being sent.
         """
         queue = flow.queue
         position = len(queue)
@@ -136,7 +140,7 @@ class LinkScheduler(Generic[T]):
         self._update_speeds(now, flow.links)
 
     def set_link_speed(self, now: float, name: str, speed: float) -> None:
-        """Change the bandwidth of a link to a multiple of its full bandwidth."""
+        """Set the bandwidth of the link `name` to `speed` times its full bandwidth."""
         if name in self._links:
             link = self._links[name]
             link.set_speed(speed)
@@ -148,7 +152,7 @@ class LinkScheduler(Generic[T]):
         The result has the removed message and its start time.
         """
         (message, _, _), started_at = flow.queue.popleft(), flow.started_at
-        # If more messages wait, the flow stays on its links, because removing and adding it would change no speed.
+        # If more messages wait, the flow stays on its links, so that the speeds of the other flows do not change.
         if flow.queue:
             flow.started_at, flow.remaining_s, flow.updated_at = now, flow.queue[0][1], now
             self._plan_departure(now, flow)
@@ -160,7 +164,7 @@ class LinkScheduler(Generic[T]):
         return message, started_at
 
     def _update_speeds(self, now: float, changed_links: Iterable[SharedLink[T]]) -> None:
-        """Update the speeds of all flows (connections) on the links `changed_links`, on which the load has changed."""
+        """Compute the speeds of all flows (connections) on the links `changed_links` again, as their load changed."""
         for link in changed_links:
             for flow in link.flows:
                 load = 1.0
@@ -179,7 +183,7 @@ class LinkScheduler(Generic[T]):
 
 
 class Span(NamedTuple):
-    """A period in which a device or link did one thing in a simulation.
+    """A period of a simulation: a device computes, sends, receives or waits, or a message is on a link.
 
     Attributes:
         kind: "compute": a segment ran on `device`. "handle": the processor of `device` sent a message to `peer`, or
@@ -208,17 +212,18 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulationResult:
-    """The result of a simulation.
+    """The times that a simulation of frames on a platform predicts.
 
     Attributes:
         frames: (start, end) of each frame in seconds, from the inputs on the sources (devices that have the inputs) to
             the outputs on all sinks (devices that receive the outputs).
-        totals: Seconds by device name, for each pair (kind of `Span`, whether the device is the receiver of a message).
-            The kind "occupied" is the time in which a device computes or handles messages, or both at once.
-        waits: Seconds that each device waited, by device and then by the peer that sent the missing message.
-        spans: All periods in the order of their ends; empty if they were not kept.
+        totals: Total seconds as `totals[kind, as_receiver][device]`. `kind` is a kind of `Span`, or "occupied" for the
+            time in which a device computes, sends or receives. `as_receiver` is True for messages to the device.
+        waits: Seconds as `waits[device][peer]`, in which the device was idle because a message from the peer was
+            missing. The peer is empty if no frame was available.
+        spans: All periods in the order of their ends; empty if `simulate` was called without `keep_spans`.
         queued_s: Seconds from the start of each frame until the first device began to compute for it.
-        link_s: Seconds that each link needs at its full bandwidth for all messages, by its name for users.
+        link_s: Seconds that each link needs at its full bandwidth for all messages, by the name of the link.
         end_s: Time in seconds at which all devices and links have finished. It is later than the end of the last frame
             if states (outputs that are inputs of the next frame) or unused regions are computed after the outputs.
         input_output_s: Additional seconds to bring the inputs of a frame to the sources and its outputs to the caller.
@@ -250,9 +255,9 @@ class SimulationResult:
     def period_s(self) -> float:
         """Mean seconds between the ends of frames, in the middle half of the stream.
 
-        The start and the end of the stream do not count, because some devices are idle then. If there are fewer than
-        four frames, the result is the total time divided by the number of frames. The result is at least the time in
-        which the busiest device works for a frame, which a short stream does not show.
+        The start and the end of the stream are excluded, because some devices are idle then. If there are fewer than
+        four frames, the total time is divided by the number of frames. The result is at least the seconds that the
+        busiest device works for each frame, because a short stream can seem faster than this device allows.
         """
         ends = sorted(end for _, end in self.frames)
         count = len(ends)
@@ -267,7 +272,7 @@ class SimulationResult:
     def total_seconds(self, kind: str, device: str, as_receiver: bool = False) -> float:
         """Return the total seconds of all "compute", "handle", "message" or "occupied" periods of a device.
 
-        With `as_receiver`, messages to the device count; otherwise messages from it.
+        For the kind "message", the messages from the device are counted, or with `as_receiver` those to the device.
         """
         return self.totals[kind, as_receiver].get(device, 0.0)
 
@@ -285,11 +290,11 @@ class _DeviceState:
         ready: Heap of the frames that have a job ready for the device, as (frame number, frame).
         inbox: Messages that have arrived while the device was busy.
         computed: Total seconds of computing.
-        handled: Total seconds of the processor for messages.
-        occupied: Total seconds in which it computes or handles messages. If it does both at once, they count once.
-        occupied_until: Time until which it computes or handles messages, as far as is known.
-        sent: Total seconds of the links for messages from the device.
-        received: Total seconds of the links for messages to the device.
+        handled: Total seconds in which the processor sends or receives messages.
+        occupied: Total seconds of computing, sending and receiving. Seconds in which it does both are added once.
+        occupied_until: Latest known end of computing, sending and receiving.
+        sent: Total seconds on links of the messages from the device.
+        received: Total seconds on links of the messages to the device.
         waited: Total seconds of waiting, by the device that sent the missing message.
     """
 
@@ -309,10 +314,10 @@ class _DeviceState:
     waited: dict[str, float] = field(default_factory=dict)
 
     def occupy(self, start: float, end: float) -> None:
-        """Add the seconds from `start` to `end` to `occupied`.
+        """Add the seconds from `start` to `end`, in which the device works, to the total `occupied`.
 
-        Seconds before `occupied_until` are not added again. They are assumed to be counted already: the device must not
-        have been idle between `start` and `occupied_until`.
+        Seconds before `occupied_until` are skipped, because an earlier call has added them. This is right only if the
+        device was never idle between `start` and `occupied_until`.
         """
         self.occupied += max(0.0, end - max(start, self.occupied_until))
         self.occupied_until = max(end, self.occupied_until)
@@ -320,7 +325,7 @@ class _DeviceState:
 
 @dataclass(slots=True, eq=False)
 class _MessagePath:
-    """The properties that one message has in every frame.
+    """One message of a plan: its sender and receiver, and its costs, which are equal in all frames.
 
     Attributes:
         flow: The connection between the two devices; None if both are on one host.
@@ -369,9 +374,9 @@ class _FrameState:
 
 _InFlightMessage = tuple[_FrameState, _MessagePath]
 _Handler = Callable[[float, _FrameState, Any], object]
-"""A method that handles an event. The arguments are its time, its frame, and its subject, such as a device.
+"""A method that is called at an event. The arguments are the event's time, its frame, and a device or message.
 
-A true result means that the event was cancelled.
+It returns True if the event was cancelled in the meantime, so that nothing was done.
 """
 
 
@@ -398,7 +403,8 @@ class _RoleSchedule:
         for number, job in enumerate(self.jobs):
             for message in dict.fromkeys(job.waits_for):
                 self.paths[message].readers.append(number)
-        # For each job that reads states (outputs of the previous frame): the jobs of that frame that compute them.
+        # For each job that reads states (outputs of the previous frame): the jobs of the previous frame that compute
+        # these states.
         self.state_makers: dict[int, list[int]] = {}
         for first_job, device in zip(self.first_jobs, workload.devices, strict=True):
             for i, job in enumerate(device.jobs):
@@ -447,7 +453,7 @@ def simulate(
     speeds: Mapping[str, Speeds] | None = None,
     link_speeds: Mapping[str, Speeds] | None = None,
 ) -> SimulationResult:
-    """Simulate frames on a platform.
+    """Simulate how the devices of a platform compute frames, and return the predicted times.
 
     Like the targets' runtimes, a device computes one segment (an ONNX sub-model) at a time: the next segment of the
     oldest frame, among those with complete inputs. Sending and receiving a message also take time of the device's
@@ -460,13 +466,13 @@ def simulate(
 
     A message that shares its links with no other message occupies them for the sum of three times: its bytes divided by
     the lowest bandwidth of these links, the network's time for each message, and the sender's `RuntimeCosts.gap`. It
-    arrives after the latencies of the link and of the receiver's runtime. Devices of one host exchange tensors at the
-    cost of the runtime alone.
+    arrives after the latencies of the link and of the receiver's runtime. A message between devices of one host uses no
+    link, and costs only the time of the runtime.
 
     `frames` is the number of frames, which use the replicas (`Workload.roles`) in turn. `in_flight` is the largest
     number of frames at a time. Without `keep_spans`, the result has totals but no periods (`SimulationResult.spans`).
-    `speeds` are the speeds of devices that compute more slowly or faster for some time, by name; their messages take
-    as long as otherwise. `link_speeds` are the speeds of links, by their names in `Platform.occupied_links`.
+    `speeds` are the changing speeds of devices by name. They change the time of computing, but not of sending and
+    receiving. `link_speeds` are the changing speeds of links, by their names in `Platform.occupied_links`.
     """
     with gc_paused():
         simulator = _EventSimulator(workload, platform, frames, max(1, in_flight), keep_spans, speeds or {})
@@ -474,7 +480,7 @@ def simulate(
 
 
 class _EventSimulator:
-    """A running simulation.
+    """The state of a running simulation: devices, links, frames in flight, and a heap of future events.
 
     An event is (time, number in the order of creation, method to call, frame, argument of the method).
     """
@@ -499,8 +505,8 @@ class _EventSimulator:
         self.spans: list[Span] | None = [] if keep_spans else None
         self.events: list[tuple[float, int, _Handler, _FrameState, Any]] = []
         self.event_order = count()
-        # The finished jobs of the youngest frame, by the number of that frame. They are kept, because the next frame
-        # may read states that they computed.
+        # The finished jobs of the frame that was started last, by the number of this frame. They are kept, because the
+        # next frame may read states that they computed.
         self.finished_jobs: dict[int, set[int]] = {}
         # For each (frame number, job) that computes states: the frames and jobs that wait for these states.
         self.state_readers: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}
@@ -538,7 +544,7 @@ class _EventSimulator:
         """Start the next frame.
 
         A frame in which no device computes an output of the network ends at once, so the frame after it is started too.
-        `idle_devices` are the indices of devices that have just become idle and must look for new work.
+        `idle_devices` are the indices of devices that have just become idle. Each starts its next job if one is ready.
         """
         while self.released < self.frame_count:
             role = self.roles[self.released % len(self.roles)]
@@ -585,7 +591,7 @@ class _EventSimulator:
     def _advance(self, now: float, device: _DeviceState) -> None:
         """Start the next job of an idle device, or receive the next message if no job is ready.
 
-        The job (the run of a segment) is that of the oldest frame. If the device is busy, nothing is done.
+        A job is the run of a segment for one frame. The job of the oldest frame is started. A busy device is skipped.
         """
         if device.is_busy:
             return
@@ -628,7 +634,7 @@ class _EventSimulator:
         self._schedule_departures(frame)
         if job.outputs:
             frame.missing_outputs -= job.outputs
-            if not frame.missing_outputs:  # The outputs are complete, even if devices still compute other regions.
+            if not frame.missing_outputs:  # The frame ends here, even if devices still compute unused regions for it.
                 self.frame_times[frame.number] = (frame.start, now, frame.started_at - frame.start)
                 self._start_frames(now, (device.number,))
         self._advance(now, device)
@@ -664,7 +670,7 @@ class _EventSimulator:
             self.links.enqueue(now, path.flow, (frame, path), path.seconds, rank)
 
     def _schedule_departures(self, frame: _FrameState) -> None:
-        """Turn the departures (ends of the sending of a message) that the links have planned into events."""
+        """Create an event for each planned departure (the time at which a message has been sent completely)."""
         for at, flow, version in self.links.departures:
             heappush(self.events, (at, next(self.event_order), self._finish_message, frame, (flow, version)))
         self.links.departures.clear()
@@ -672,7 +678,7 @@ class _EventSimulator:
     def _finish_message(self, now: float, _: _FrameState, departure: tuple[Flow[_InFlightMessage], int]) -> bool:
         """Finish the sending of a message, unless its departure (the end of sending) has been planned again.
 
-        In this case the event is out of date, and the result is True.
+        In that case a later event finishes the message; this event does nothing and returns True.
         """
         flow, version = departure
         if flow.version != version:
@@ -738,7 +744,7 @@ class _EventSimulator:
 
 
 LayerStep = tuple[str, bool]
-"""(name of a layer, or "" for the network's inputs; whether the step computes the layer's partial sums)."""
+"""A step of the barrier model: (name of a layer, or "" for the network's inputs; whether it computes partial sums)."""
 
 
 @dataclass(frozen=True)
@@ -787,11 +793,11 @@ def estimate_metrics(
     * Then all regions that the layer computed are sent. On a shared medium or a gateway they are sent one after
       another. On a switch all links are used at the same time, and the slowest link counts.
     * Processors also spend time on each message. The time of the busiest sender is added before the sending. The time
-      of the busiest receiver is added after the sending, and includes the call of the segment that needs the messages.
+      of the busiest receiver, with the call of the segment that needs the messages, is added after the sending.
 
-    The simulator overlaps these periods. Its times are 6 to 54 % lower for VGG16, so the two can rank plans
-    differently. Bytes are exact. Memory excludes the copies that are made when regions are joined, and the memory that
-    the target adds.
+    In reality and in the simulator these periods overlap. The simulator's times for VGG16 are 6 to 54 % lower, so the
+    two models can rank plans differently. Bytes are exact. Memory excludes the copies that are made when regions are
+    joined, and the memory that the target adds.
 
     `runtime_by_device` has the costs of messages and calls; by default they are free.
 
@@ -824,12 +830,12 @@ def metrics_of_simulation(
 ) -> Metrics:
     """Return the metrics of a plan from a simulation in which each replica computes one frame, one after another.
 
-    A replica is the plan on other devices; the frames of a stream use the replicas in turn. The seconds between frames
-    are the time for which the busiest device or link works for a frame, averaged over the replicas. A stream reaches
-    this rate with enough frames in flight.
+    A replica is the plan on other devices; the frames of a stream use the replicas in turn. The period (seconds between
+    the ends of two frames) is the time for which the busiest device or link works for a frame, averaged over the
+    replicas. A stream reaches this period with enough frames in flight.
 
-    A network can have states: outputs that are inputs of the next frame, which must wait for them. The seconds between
-    frames are then at least those of a short simulated stream.
+    A network can have states: outputs that are inputs of the next frame, which must wait for them. The period is then
+    at least that of a short simulated stream.
     """
     role_workloads = workload.roles
     roles = [

@@ -1,4 +1,4 @@
-"""Changes of the speed of boards and links during a stream, as a hot board computes more slowly for some time."""
+"""Changes of the speed of devices and links during a stream, such as a board that is throttled because it is hot."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from dicompiler.base.units import parse_period
 from dicompiler.ir.platform import Platform
 
 Speeds = Sequence[tuple[float, float]]
-"""Times in seconds, in ascending order, and the speed of a device or link from each time on, as a multiple of its own
-speed."""
+"""(time in seconds, speed from this time on) of each change of a device or link, in ascending order of time.
+
+A speed is a multiple of the device's or link's normal speed."""
 LINK_PREFIX = "link:"
 ALL_LINKS = "*"
 
 
 @dataclass(frozen=True)
 class SpeedChange:
-    """A period in which a board computes with another speed, or in which a link has another bandwidth.
+    """A period in which a device computes at another speed, or in which a link has another bandwidth.
 
     Attributes:
         name: Name of the device, or `link:HOST` for the link of a host, or `link:*` for all links.
-        speed: The speed as a multiple of the own speed of the board or link.
+        speed: The speed as a multiple of the normal speed of the device or link.
         start_s: Seconds from the start of the stream to the change.
         end_s: Seconds from the start of the stream to the recovery; infinite without recovery.
     """
@@ -62,7 +63,7 @@ class SpeedChange:
 def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s: float = 0.0) -> Mapping[str, Speeds]:
     """Return the speeds of the devices that change their speed. Changes of links are ignored.
 
-    If changes of a device overlap, the one that began last applies.
+    If changes of a device overlap, the change that began last determines the speed.
 
     Args:
         changes: The changes.
@@ -70,7 +71,7 @@ def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s:
         start_s: Time of the start of the stream, which is added to the times of the changes.
 
     Returns:
-        By device name, the times of the changes, each with the new speed as a multiple of the device's own speed.
+        By device name, the times of the changes, each with the new speed as a multiple of the device's normal speed.
 
     Raises:
         UsageError: A change names an unknown device.
@@ -94,8 +95,8 @@ def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s
         start_s: Time of the start of the stream, which is added to the times of the changes.
 
     Returns:
-        By name of the host, the times of the changes, each with the new bandwidth as a multiple of the link's own one.
-        The key `*` is for a medium or gateway that all hosts share.
+        By name of the host, the times of the changes, each with the new bandwidth as a multiple of the link's normal
+        bandwidth. The key `*` is for a medium or gateway that all hosts share.
 
     Raises:
         UsageError: A change names an unknown host, or one that has no link of its own.
@@ -123,7 +124,7 @@ def list_link_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s
         start_s: Time of the start of the stream, which is added to the times of the changes.
 
     Returns:
-        By name of the link, the times of the changes, each with the new bandwidth as a multiple of the link's own one.
+        By name of the link, the times of the changes, each with the new bandwidth as a multiple of the normal one.
 
     Raises:
         UsageError: A change names an unknown host, or one that has no link of its own.
@@ -146,15 +147,15 @@ def _combine(changes: Sequence[SpeedChange], start_s: float) -> Speeds:
 
 
 def end_of_computing(start_s: float, seconds: float, speeds: Speeds) -> float:
-    """Return when a computation ends.
+    """Return the time at which a computation ends on a device that changes its speed.
 
     Args:
-        start_s: Time of its start.
-        seconds: Its duration at the device's own speed.
-        speeds: Times at which the device's speed changes, each with the new speed as a multiple of its own speed.
+        start_s: Time at which the computation starts.
+        seconds: Duration of the computation at the device's normal speed.
+        speeds: Times at which the device's speed changes, each with the new speed as a multiple of its normal speed.
 
     Returns:
-        The time of its end.
+        The time at which the computation ends.
     """
     now, speed = start_s, 1.0
     for time_s, next_speed in speeds:
@@ -168,7 +169,7 @@ def end_of_computing(start_s: float, seconds: float, speeds: Speeds) -> float:
 
 
 def mean_periods(finished_s: Sequence[float], interval_s: float) -> list[tuple[float, int, float]]:
-    """Return the number and the mean distance in time of the frames that finish in each interval of a stream.
+    """Return the number of frames that finish in each interval of a stream, and the mean time between them.
 
     Args:
         finished_s: For each frame, the time at which it was finished, in ascending order.

@@ -33,12 +33,12 @@ from dicompiler.ir.wire_dtype import INT8_BLOCK, effective_wire_dtypes
 
 @dataclass(frozen=True)
 class Message:
-    """A transfer (a region of a tensor that one device sends to another), as the simulator sees it.
+    """The simulator's record of a transfer (a region of a tensor that one device sends to another).
 
     Attributes:
         sender: Index of the sending device.
         receiver: Index of the receiving device.
-        nbytes: Bytes of the tensor.
+        nbytes: Bytes of the region.
         name: Name of the tensor.
         is_coalesced: Whether it is sent together with an earlier message to the same device, which costs the processors
             less.
@@ -53,7 +53,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Job:
-    """A segment (an ONNX sub-model that a device runs), as the simulator sees it.
+    """The simulator's record of a segment (an ONNX sub-model that a device runs).
 
     Messages and jobs are referred to by their indices.
 
@@ -103,7 +103,7 @@ class Workload:
     Attributes:
         devices: Work of each device.
         messages: Messages, in the order of the program's transfers.
-        other_roles: Workloads of further replicas, for the same devices in the same order.
+        other_roles: Workloads of the other replicas (the same plan on other devices). Each lists the same devices.
         task_seconds: Seconds of each task (one device's share of a layer); empty if the workload was written by hand.
         ends_s: Seconds to bring the inputs to the sources and the outputs to the caller. A frame's latency excludes
             them.
@@ -232,7 +232,7 @@ class ConversionCost(NamedTuple):
 
 
 BLOCK_ENCODER, BLOCK_DECODER = ConversionCost(6, 12), ConversionCost(2, 7)
-"""Cost of encoding and decoding int8-block.
+"""Cost of encoding and decoding int8-block: 8-bit integers with a scale for each block of values.
 
 Measured in onnxruntime on an x86 server: encoding and decoding 1024 values took 11.0 and 5.0 µs between two matrix
 products, which replace the content of the caches. For 100 000 values it took 204 and 70 µs. A copy takes 0.5 µs plus
@@ -259,9 +259,9 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
     - Slices of the task's output, if only a region of it is sent.
     - Casts of the sender and of the receiver, if a tensor is sent in a smaller element type. Each cast counts as one
       copy of the bytes in the tensor's own type. In measurements, casts to and from float16, and to int8, took as long
-      as a slice, and casts to bfloat16 up to four times as long. For int8-block, `BLOCK_ENCODER` and `BLOCK_DECODER`
-      count.
-    - The nodes that look up rows in a part of a table.
+      as a slice, and casts to bfloat16 up to four times as long. A conversion to or from int8-block counts as the
+      copies that `BLOCK_ENCODER` and `BLOCK_DECODER` state.
+    - The nodes that look up rows of a table of which the device stores only a part.
     """
     copied: dict[TaskId, CopyCounts] = dict.fromkeys(routing.reads, CopyCounts(0, 0))
     copied |= {
@@ -304,7 +304,7 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
 
 
 def count_lookup_copies(layers: LayerGraph, task: ShareTask) -> CopyCounts:
-    """Count the nodes that a task needs to look up rows in a part of a table, as if they were slices.
+    """Count the nodes that look up rows of a table of which the device stores only a part, as if they were slices.
 
     If a device stores only some rows of a table, a lookup needs several nodes. Each node except the last computes as
     many numbers as there are indices. The last node computes the result.
@@ -367,7 +367,7 @@ def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Ta
 def _local_input_nbytes(routing: Routing, task: Task) -> int:
     """Return the bytes of inputs that a task reads exactly as its own device computed them.
 
-    A task computes one device's share of a layer. Inputs that are cut or joined before they are read do not count.
+    A task computes one device's share of a layer. Inputs that are cut or joined before they are read are excluded.
     """
     nbytes = 0
     for source, tree in routing.reads.get(task_id(task), {}).items():
