@@ -71,7 +71,7 @@ def _open_artifact(
         checked |= files.keys() - shared
     check_files(path, files, sorted(checked))
     if "target" in (provenance := _load_provenance(path)):
-        # Only provenance.json states the options of the target.
+        # artifact.json names the target without its options, so the target is made again from provenance.json.
         target = registry().make("targets", provenance["target"])
     return path, target, Model.load(path / REFERENCE_FILE)
 
@@ -313,7 +313,7 @@ def verify(
 
 @dataclass(frozen=True)
 class _ModelPartitioner:
-    """Splits models by plans and builds their programs, for one platform."""
+    """A builder of programs: it splits a model by a plan, for the devices of one platform."""
 
     platform: Platform
 
@@ -349,7 +349,7 @@ class _VerifiedRun:
     def checks(self, model: Model, target: Target, routing: Routing, engines: Mapping[str, str]) -> list[Check]:
         """Return the checks that compare the outputs of the run with those of onnxruntime.
 
-        `routing` has the tensors that are sent. Those that are sent in narrower types increase the tolerance. `engines`
+        `routing` has the tensors that are sent. Sending tensors in narrower types increases the tolerance. `engines`
         has the engines other than onnxruntime, by device name.
         """
         from dicompiler.verify.wire_error import wire_error_bound
@@ -379,7 +379,7 @@ def verify_session(
     Args:
         directory: The artifact of the session.
         stream: The method `stream` of the session. If the plan has replicas (copies on other devices, which compute
-            frames in turn), it gets a frame for each replica, so that they compute at the same time.
+            frames in turn), it gets one frame for each replica, so that all replicas compute at the same time.
 
     Returns:
         The comparison of each output.
@@ -400,8 +400,8 @@ def _verify_frames(
 ) -> Verification:
     """Compare frames of an artifact with onnxruntime.
 
-    `compute` takes the inputs of a frame and the number of frames to compute. It is 1, or the number of replicas
-    (copies of the plan, which compute frames in turn).
+    `compute` takes the inputs of a frame and the number of frames to compute. This number is that of the replicas
+    (copies of the plan, which compute frames in turn), or 1.
     """
     from dicompiler.verify.comparison import Verification
     from dicompiler.verify.run_inputs import first_and_later_inputs
@@ -428,12 +428,12 @@ def _compare_outputs(
     extra_tolerance: float,
     failed: Sequence[str] = (),
 ) -> list[Check]:
-    """Return a check for each output that a device delivered, by a comparison with onnxruntime.
+    """Compare each output that a device delivered with the output of onnxruntime, and return a check for each.
 
     Args:
         model: The reference model.
-        inputs: Inputs of the frames to compare. There is one frame for each replica (copy of the plan for some of the
-            frames). If the model has states (outputs that the next frame reads), they are consecutive frames.
+        inputs: Inputs of the frames to compare. If the model has states (outputs that the next frame reads), these are
+            consecutive frames. Otherwise there is one frame for each replica (copy of the plan on other devices).
         result: The result of the run.
         target: The target, which may define tolerances of its own.
         engines: Engines other than onnxruntime by device name, which may define tolerances too.

@@ -59,7 +59,7 @@ class CompileSummary:
         single_device_s: Seconds of a frame on the best single device, without inputs and outputs.
         single_device_input_output_s: Additional seconds to bring inputs and outputs to and from the best single device.
         single_device_period_s: Seconds between consecutive frames on the best single device.
-        bottleneck: Description of the bottleneck.
+        bottleneck: Sentence that names the device or link that limits the speed.
         advice: Suggestion to relieve the bottleneck.
         engines: Name of the engine of each device that does not compute with onnxruntime, by device name.
     """
@@ -297,7 +297,7 @@ class CompileResult(PipelineState):
 
     @property
     def memory_summary(self) -> str:
-        """The memory that the fullest host needs, by purpose, and the memory that it has; "" if it is not known."""
+        """Text with the memory that the fullest host needs, by purpose, and that it has; "" if it is not known."""
         target = self.problem.target
         if self.memory_use is None or target is None or self.footprints:
             return ""

@@ -296,7 +296,7 @@ def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup)
 
 
 def run_strategy(problem: Problem, strategy: Strategy) -> Plan:
-    """Return the strategy's plan, with the digest of the model.
+    """Run a strategy and return its plan, to which the digest of the model is added.
 
     Raises:
         DicompilerError: The strategy finds no plan, or its plan is not feasible.
@@ -362,7 +362,7 @@ def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
 def lower_plan(compilation: PipelineState, setup: CompileSetup) -> PipelineState:
     """Add the placed model (every node has a device) and the program of each device to the compilation.
 
-    Instruments observe the pass `partition`. The next step is `check_program`.
+    Instruments (observers of passes) see the pass `partition`. The next step is `check_program`.
     """
     assert compilation.plan is not None
     log.info("building programs for %d devices", len(compilation.plan.devices))
@@ -382,9 +382,10 @@ def check_program(
 ) -> tuple[PipelineState, Mapping[str, MemoryUse] | None]:
     """Check that the target supports the program, and that each device has enough memory for it.
 
-    Returns the compilation and the memory use by device. If the target measures RAM and flash, they are added to the
-    compilation, and checked, only if an artifact is written, because this takes seconds. The memory use is None if no
-    artifact is written. The next step is `add_metrics`.
+    Some targets measure the RAM and flash of a program. This takes seconds, so they are added to the compilation and
+    checked only if an artifact is written. The next step is `add_metrics`.
+
+    Returns the compilation and the memory use by device. The memory use is None if no artifact is written.
     """
     assert compilation.plan is not None
     check_target_support(compilation.plan, setup.target)

@@ -15,9 +15,9 @@ from dicompiler.base.errors import DicompilerError, UsageError, describe_excepti
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 20.0
-"""Time limit for the scheduler to answer, and for the first worker to join."""
+"""Seconds for the scheduler to answer, and for the first worker to join, before an error is raised."""
 MAX_WITHOUT_WORKERS_S = 60.0
-"""`map` raises an error if the cluster has no workers for this time."""
+"""Seconds without any worker in the cluster after which `map` raises an error."""
 
 
 class DaskExecutor(Executor):
@@ -55,7 +55,7 @@ class DaskExecutor(Executor):
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """Return all results in order; `timeout` and `chunksize` are ignored.
+        """Return the result of each call of `fn`, in order. `timeout` and `chunksize` are ignored.
 
         Raises the first exception of `fn`, and DicompilerError if the cluster fails.
         """
@@ -115,7 +115,7 @@ class DaskExecutor(Executor):
         reports = self._client.get_versions(packages=["dicompiler"])
         workers: Mapping[str, Any] = reports["workers"]
         own = _relevant_versions(reports["client"])
-        # The scheduler computes nothing, so dicompiler need not be installed there.
+        # The scheduler computes nothing and may lack dicompiler, so its version of dicompiler is not compared.
         scheduler = _relevant_versions(reports["scheduler"]) | {"dicompiler": own["dicompiler"]}
         others = {"the scheduler": scheduler}
         others |= {f"worker {address}": _relevant_versions(report) for address, report in workers.items()}

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class VerifyEach(NoOpInstrument):
-    """Runs the model in onnxruntime after each pass, and compares its outputs with those before the pass.
+    """An instrument that runs the model after each pass, and compares the outputs with those before the pass.
 
-    Comparisons begin when all graph inputs have static shapes. After a pass with `preserves_outputs = False`, such as
-    `quantise`, the new outputs become the reference. A difference raises DicompilerError, which names the pass and the
-    output.
+    The model runs in onnxruntime. Comparisons begin when all graph inputs have static shapes. After a pass with
+    `preserves_outputs = False`, such as `quantise`, the new outputs become the reference. A difference raises
+    DicompilerError, which names the pass and the output.
 
     Attributes:
         inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
@@ -93,7 +93,9 @@ class LayerStatistics:
 
 @dataclass
 class PartitionStatistics(NoOpInstrument):
-    """Counts the pieces, received elements and redundant multiply-adds of each layer after the pass `partition`.
+    """An instrument that counts the pieces, received elements and redundant multiply-adds of each partitioned layer.
+
+    The numbers are taken after the pass `partition`.
 
     Attributes:
         rows: One entry for each layer; empty before `partition`.
@@ -127,7 +129,7 @@ class PartitionStatistics(NoOpInstrument):
 
 @dataclass
 class Reproducer(NoOpInstrument):
-    """Writes files that reproduce the failure of a pass.
+    """An instrument that writes files with which the failure of a pass can be reproduced.
 
     - `reproducer.onnx`: the model before the first pass, with zeros instead of its weights.
     - `reproducer.plan.json`: the plan, if there was one.

@@ -20,14 +20,15 @@ from dicompiler.plugin.registry import registry
 # Ninja 1.11.
 _UNSUPPORTED_NAME = re.compile(r"""["&'*;<=>?\[^`|\x00-\x1f\x7f]|^~|[ :\\]$|\\(?=[ #$:])|\(.*\)$""")
 _PATTERN_CHARACTER = "%"
-"""A rule with this character in its target is a pattern rule for Make. The character is allowed in prerequisites."""
+"""A rule with this character in its target is a pattern rule for Make. Prerequisites may contain the character."""
 
 
 def format_rule(target: str, prerequisites: Iterable[str | Path], has_empty_rules: bool = False) -> str:
     """Return the text of a depfile; raise DicompilerError if Make or Ninja cannot read one of the names.
 
-    With `has_empty_rules`, each prerequisite has an empty rule, like with gcc's -MP, so that Make does not stop if one
-    was deleted. CMake 4 does not rebuild a file that one depfile describes and another one has as an empty rule.
+    With `has_empty_rules`, each prerequisite has an empty rule, as with gcc's -MP, so that Make does not stop if a
+    prerequisite was deleted. Omit these rules for CMake 4. It does not rebuild a file that one depfile describes if
+    another depfile has an empty rule for this file.
     """
     if _PATTERN_CHARACTER in target:
         raise _unsupported_name_error(target, _PATTERN_CHARACTER)

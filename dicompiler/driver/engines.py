@@ -126,13 +126,13 @@ def choose_engines(
         platform: The platform.
         cost: The cost model, by which "auto" chooses.
         target: The target; None if there is none.
-        engine: Name of an engine for all devices with CPU cores, or "auto". None: the engines of `given` and of the
-            platform.
+        engine: Name of an engine for all devices with CPU cores, or "auto". None: the engines in `given`, and for other
+            devices those of the platform.
         given: Engines by device name, from a plan.
         precision: The precision of all engines that can compute with it. None: the precisions that the engines state.
 
     Returns:
-        The platform.
+        The platform with an engine for each device.
 
     Raises:
         UsageError: An engine is unknown, the target cannot use it, or no engine can compute with the precision.
@@ -156,7 +156,7 @@ def choose_engines(
 
 
 def _check_layers(layers: LayerGraph, engine: str) -> None:
-    """Raise UsageError if the option `layers` of an engine has a name or pattern without a layer."""
+    """Raise UsageError if the option `layers` of an engine has a name or pattern that matches no layer."""
     names = list(layers.layer_by_name)
     for pattern in engine_layers(engine):
         if not fnmatch.filter(names, pattern):
@@ -164,10 +164,10 @@ def _check_layers(layers: LayerGraph, engine: str) -> None:
 
 
 def _with_precision(platform: Platform, precision: str | None) -> Platform:
-    """Return the platform with engines that compute with this precision, if they can. Others stay with fp32.
+    """Return the platform with engines that compute with `precision`, if they can. Other engines keep fp32.
 
-    The engines get their canonical text: "ncnn{precision=fp32}" ⇒ "ncnn". Log a warning for devices that stay with
-    fp32. Raise UsageError if these are all devices.
+    The engines get their canonical text: "ncnn{precision=fp32}" ⇒ "ncnn". A warning names the devices that keep fp32.
+    If these are all devices, UsageError is raised.
     """
     engines = {device.name: make_engine(device.engine) for device in platform.computing_devices}
     if precision is not None:
@@ -232,14 +232,14 @@ def _network_seconds(layers: LayerGraph, device: Device, cost: CostModel) -> flo
 
 
 def _has_only_one_rate(device: Device) -> bool:
-    """Return True if the platform states no rates of the device's engine for single kinds of layers."""
+    """Return True if the platform states no rate of the device's engine for a particular kind of layers."""
     return {entry.kind for entry in device.engine_rates if entry.engine == device.engine} <= {OTHER_KINDS}
 
 
 def _stated_share(layers: LayerGraph, device: Device) -> float:
-    """Return the share of a network's operations that belong to certain kinds of layers.
+    """Return the share of a network's operations that are in layers with a stated rate.
 
-    These are the kinds for which the platform states a rate of the device's engine.
+    These are layers of the kinds for which the platform states a compute rate of the device's engine.
     """
     kinds = {entry.kind for entry in device.engine_rates if entry.engine == device.engine}
     flops = {layer.name: count_flops(layers, layer) for layer in layers.layers}
@@ -285,8 +285,10 @@ def engine_tolerances(model: Model, engines: Mapping[str, str]) -> dict[str, Tol
 
 
 WORTHWHILE_OPERATORS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
-"""A piece of a segment is left to onnxruntime if it has none of these operators, because a call of the engine would
-cost more than it saves."""
+"""Operators for which the call of an engine is worthwhile.
+
+A piece of a segment without any of these operators is left to onnxruntime, because a call of the engine would cost more
+time than it saves."""
 
 
 def split_by_engine(program: Program, engines: Mapping[str, Engine]) -> Program:
@@ -321,7 +323,7 @@ def _split_role(program: Program, engines: Mapping[str, Engine]) -> Program:
 
 
 def _first_pieces(pieces: Sequence[Sequence[Segment]]) -> list[int]:
-    """Return the index of each segment's first piece in the list of all pieces of the device."""
+    """Return the index of each segment's first piece, among the pieces of all segments of the device."""
     return [sum(map(len, pieces[:i])) for i in range(len(pieces))]
 
 
@@ -364,8 +366,8 @@ def split_segment(segment: Segment, engine: Engine, weights: Mapping[str, Weight
 def _group_nodes(graph: onnx.GraphProto, is_supported: Sequence[bool]) -> list[list[int]]:
     """Return groups of node indices, in topological order. Groups of supported and unsupported nodes alternate.
 
-    Supported groups without any of WORTHWHILE_OPERATORS are merged with the unsupported groups next to them, because a
-    call of the engine would cost more than it saves.
+    A group of supported nodes without any of WORTHWHILE_OPERATORS is merged with the unsupported groups next to it,
+    because a call of the engine would cost more than it saves.
     """
     supported = list(is_supported)
     while True:
@@ -383,9 +385,9 @@ def _group_nodes(graph: onnx.GraphProto, is_supported: Sequence[bool]) -> list[l
 
 
 def _collect_ready_nodes(graph: onnx.GraphProto, supported: Sequence[bool]) -> list[list[int]]:
-    """Return groups of nodes that are all supported or all unsupported.
+    """Return groups of nodes that are all supported or all unsupported by an engine, in an order of execution.
 
-    Each group has as many nodes as can run before the next group.
+    Each group contains all such nodes that need only outputs of earlier groups, or of its own earlier nodes.
     """
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     needs = [{maker[name] for name in tensors_read(node) if name in maker} for node in graph.node]
@@ -407,7 +409,7 @@ def _collect_ready_nodes(graph: onnx.GraphProto, supported: Sequence[bool]) -> l
 
 
 def _find_types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """Return types and static shapes of the tensors of a segment by name, as far as ONNX infers them."""
+    """Return type and static shape of each tensor of a segment by name. Tensors without a known type are missing."""
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
     infos = {}
     for value in (*graph.value_info, *graph.input, *graph.output):

@@ -1,4 +1,4 @@
-"""Executors for the evaluations of a search: processes of this host, MPI ranks, or a Dask cluster."""
+"""Executors that evaluate the plans of a search: processes of this host, MPI ranks, or a Dask cluster."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class ProcessExecutor(Executor):
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """Return all results in order. `timeout` is in seconds for each result; `chunksize` is ignored.
+        """Return the result of each call of `fn`, in order. `timeout` is in seconds per result; `chunksize` is ignored.
 
         Raises DicompilerError if MAX_PROCESS_FAILURES processes have failed without a result in between.
         """

@@ -29,7 +29,7 @@ from dicompiler.target.run_records import BoardState, FrameTimes, RunEvent
 DEFAULT_PORT = 9464
 QUANTILES = (0.5, 0.9, 0.99)
 KEPT_FRAMES = 1024
-"""Number of frames from which the quantiles are computed."""
+"""Number of last frames from which the quantiles of the frame times are computed."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVENT_KINDS = get_args(get_type_hints(RunEvent)["kind"])
 
@@ -46,7 +46,7 @@ class MetricsServer:
     url: str
 
     def __init__(self, address: str = "127.0.0.1:9464", insecure: bool = False, keys: str | Path | None = None) -> None:
-        """Listen for requests.
+        """Listen for HTTP requests in a thread.
 
         Args:
             address: HOST:PORT; port 0 means any free port. Default port: 9464.
@@ -104,7 +104,7 @@ class MetricsServer:
         self._server.server_close()
 
     def record_frame(self, times: FrameTimes) -> None:
-        """Add a finished frame. Pass this method as `RunOptions.on_frame`.
+        """Add the times of a finished frame to the metrics. Pass this method as `RunOptions.on_frame`.
 
         Args:
             times: The times of the frame.
@@ -120,7 +120,7 @@ class MetricsServer:
             self._boards |= times.boards
 
     def record_event(self, event: RunEvent) -> None:
-        """Add an event. Pass this method as `on_event`.
+        """Add an event, such as the failure of a device, to the metrics. Pass this method as `RunOptions.on_event`.
 
         Args:
             event: The event.
@@ -215,7 +215,7 @@ class MetricsServer:
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """An HTTP server for addresses of IPv4 and IPv6. Requests that it still answers do not keep the process alive."""
+    """An HTTP server at an IPv4 or IPv6 address. Its threads that answer requests do not keep the process alive."""
 
     daemon_threads = True
 
@@ -233,7 +233,7 @@ def _load_keys(keys: Path) -> ssl.SSLContext:
         context.load_cert_chain(directory / "cert.pem", directory / "key.pem")
         for name in ("ca.pem", "crl.pem"):
             context.load_verify_locations(directory / name)
-    except OSError as error:  # ssl.SSLError is an OSError.
+    except OSError as error:  # This includes ssl.SSLError, which is raised for invalid keys.
         raise UsageError(
             f"metrics: the keys in {directory} cannot be used ({error.strerror or error}): create them with "
             "'dicompiler keys'"

@@ -63,7 +63,7 @@ def opt(
 
     Raises:
         DicompilerError: The model or the plan is not valid, or a pass cannot be applied.
-        UsageError: A pass is unknown, or an option does not fit to the pipeline.
+        UsageError: A pass is unknown, or an option does not fit the pipeline.
     """
     check_instruments(instruments)
     check_type(pipeline, (str, Sequence), "opt: pipeline", "a text such as 'infer-shapes,form-layers', or passes")
@@ -110,10 +110,10 @@ def _add_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
 
 
 def _refuse_wire_types(is_partitioned: bool) -> None:
-    """Raise UsageError, because wire types can be set only between the passes and the final `partition`.
+    """Raise UsageError, because wire types can be set only after the pipeline and before the final pass `partition`.
 
-    Wire types are the element types in which tensors are sent. `is_partitioned` says whether the pipeline contains
-    `partition`. If it does not, the reason of the error is that the pipeline makes no plan.
+    Wire types are the element types in which tensors are sent. If `is_partitioned` is True, the pipeline itself
+    contains `partition`. Otherwise it makes no plan, so there is nothing to partition.
     """
     if is_partitioned:
         raise UsageError(
@@ -125,7 +125,7 @@ def _refuse_wire_types(is_partitioned: bool) -> None:
 def _set_wire_types(
     state: PipelineState, wire_dtype: str | Mapping[str, str] | WireFormat | None, wire_samples: str | Path | None
 ) -> PipelineState:
-    """Set the types in which tensors are sent in the plan; if there are samples, measure value ranges for int8."""
+    """Store the element types for sending tensors in the plan. With samples, also measure value ranges for int8."""
     plan, wire = resolve_wire_types(state.plan, wire_dtype, wire_samples)
     state = replace(apply_wire_types(state, wire), plan=plan)
     if wire_samples is None:

@@ -86,7 +86,7 @@ def prepare(
     check_known_operators(model.proto)
     specs = [Spec("normalise"), Spec.from_mapping("infer-shapes", {"shape": tuple(shape)})]
     if quantize_samples is not None:
-        # `quantise` needs inferred shapes, and the tensors that it adds have none.
+        # `quantise` needs inferred shapes. The tensors that it adds have none, so shapes are inferred again after it.
         specs += [Spec.from_mapping("quantise", {"samples": str(quantize_samples)}), Spec("infer-shapes")]
     if state:
         states = (state,) if isinstance(state, str) else tuple(state)
@@ -103,7 +103,7 @@ def check_loadable(model: Model) -> None:
     this fails, the model is loaded with its weights, because some operators accept only constants. The second try also
     enables optimizations, because they may replace an operator that has no kernel.
     """
-    # The executor imports onnxruntime, which not every program that imports this module needs.
+    # onnxruntime is imported only here, because it loads slowly and many users of this module do not need it.
     from dicompiler.verify.executor import OrtSession
 
     place = model.display_name
@@ -189,7 +189,7 @@ def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[s
 
 
 def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:
-    """Return the platform for a Platform, the name of a built-in platform, or a TOML file.
+    """Return the platform that is given as a Platform, as the name of a built-in platform, or as a TOML file.
 
     If `platform` is None, the result is the platform that the files of the strategy describe
     (`Strategy.own_platform`). Raises UsageError if they describe none, or if there is no strategy.

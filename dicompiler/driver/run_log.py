@@ -54,7 +54,7 @@ def run_document(
         options: The options of the run.
         log_path: The file that the document will be written to. The path of the artifact is relative to that file.
         predicted: The predicted times of the run and of its devices, as entries of the key `predicted`.
-        platform: The emulated platform, if boards were emulated.
+        platform: The platform that was emulated; None if no boards were emulated.
         runtime: Costs of the target's runtime on the host that emulated the boards.
         dilation: Factor by which the emulation ran slower than the boards would.
         unfinished: Why the run ended before all frames were finished; empty if it did not.
@@ -92,7 +92,7 @@ def run_document(
 
 
 class FrameRecorder:
-    """Records the finished frames and the events of a run, for the log of a run that ends early.
+    """A recorder of the finished frames and the events of a run, for the log of a run that ends early.
 
     Attributes:
         frames_s: For each finished frame, the seconds from sending its inputs to having all its outputs.
@@ -108,7 +108,7 @@ class FrameRecorder:
         self._first_sent_at = self._last_finished_at = 0.0
 
     def observe(self, options: RunOptions) -> RunOptions:
-        """Return the options with functions that record, and then call the functions of `options`."""
+        """Return run options that record each frame and event, and then call the functions of `options` for it."""
 
         def record_frame(times: FrameTimes) -> None:
             self._last_finished_at = time.perf_counter()
@@ -129,8 +129,8 @@ class FrameRecorder:
     def make_result(self, devices: Sequence[str]) -> RunResult:
         """Return the recorded frames as a result without outputs.
 
-        The report of each device has its seconds of computing. All else is 0 or empty, because devices report it at
-        the end of a run.
+        The report of each device has its seconds of computing. All other measurements are 0 or empty, because devices
+        report them only at the end of a run.
 
         Args:
             devices: Names of the devices.

@@ -46,7 +46,7 @@ log = logging.getLogger("dicompiler")
 FOLLOW_INTERVAL_S = 0.5
 """Seconds between two checks whether a symbolic link points to another artifact."""
 LINK_SHARE = 0.05
-"""Default share of the network's bandwidth that the copying of a new artifact's files to boards may use."""
+"""Default share of the network's bandwidth for copying a new artifact's files to boards; the rest is for the frames."""
 SPARE_FRAMES_AT_SWITCH = 1
 """While the new devices are verified, a stream has this number of frames in flight in addition to one for each device.
 
@@ -56,7 +56,7 @@ The old devices must finish all frames in flight before the new ones compute, so
 
 @dataclass(frozen=True)
 class Swap:
-    """A replacement of a session's artifact.
+    """A completed replacement of the artifact that a session runs.
 
     Attributes:
         old: Directory of the replaced artifact.
@@ -73,11 +73,11 @@ class Swap:
 
 @dataclass(eq=False)
 class _Use:
-    """A running call of `infer`, `reset` or `stream`.
+    """A running call of `infer`, `reset` or `stream` of a swappable session.
 
     Attributes:
         version: The artifact that the call uses.
-        thread: The thread that has used the call last. A swap with a pause in this thread would wait for itself.
+        thread: The thread that last ran the call. A swap with a pause in this thread would wait for itself.
         in_flight: Number of a stream's frames that were read and whose outputs the caller has not taken.
     """
 
@@ -108,7 +108,7 @@ class SwappableSession(Session):
 
     Attributes:
         reports: Measurements of the devices of the last artifact; empty until the session was closed without an error.
-        swaps: The replacements so far.
+        swaps: The completed replacements so far.
         events: Events so far, of all artifacts, as `RunOptions.on_event` receives them.
     """
 
@@ -128,8 +128,9 @@ class SwappableSession(Session):
         Args:
             directory: The artifact.
             options: Options of the session, and of the sessions of all later artifacts.
-            specialize: Function that returns the options for one artifact, given its directory and the options of all.
-            link: A symbolic link to the artifact. When it points to another one, the session swaps to that.
+            specialize: Function that returns the options for one artifact, given its directory and the options of the
+                session. Default: every artifact uses the options of the session.
+            link: A symbolic link to the artifact. When the link points to another artifact, the session swaps to it.
 
         Raises:
             DicompilerError: The directory is not a valid artifact, or its target does not support sessions.
@@ -209,7 +210,7 @@ class SwappableSession(Session):
             yield source.take()
 
     def _is_in_force(self, use: _Use) -> bool:
-        """Return True if the call has not ended and its artifact is in force."""
+        """Return True if a call of the session is still running and its artifact is still in force."""
         return self._current is use.version and use in use.version.uses
 
     def _limit_frames_in_flight(self, count: float) -> None:
@@ -222,7 +223,7 @@ class SwappableSession(Session):
     def swap(
         self, directory: str | Path, *, verify: bool = True, pause: bool = False, link_share: float = LINK_SHARE
     ) -> Swap:
-        """Replace the artifact while frames are computed.
+        """Replace the artifact of the session while frames are computed.
 
         The new devices start while the old ones run. The old devices finish the frames that were read before the
         switch, and then end. If the new artifact cannot be used, the old one stays in force.
@@ -240,9 +241,9 @@ class SwappableSession(Session):
 
         Raises:
             DicompilerError: The new artifact has other inputs, outputs or devices, or needs too much memory.
-            RunError: A new device could not be started, or the outputs are wrong.
-            UsageError: Another swap is under way, or the artifacts have states, or a loop over `stream` calls for a
-                swap with a pause.
+            RunError: A new device could not be started, or its outputs differ from those of onnxruntime.
+            UsageError: Another swap is under way, an artifact has states (outputs that are inputs of the next frame),
+                or a swap with a pause is called inside a loop over `stream`.
         """
         check_type(directory, (str, Path), "swap: directory", "a path")
         if not 0 < link_share <= 1:
@@ -290,22 +291,23 @@ class SwappableSession(Session):
 
         Raises:
             DicompilerError: The artifact has other inputs, outputs or devices, or needs too much memory.
-            RunError: A device could not be started, or the outputs are wrong.
-            UsageError: No artifact was replaced, or another swap is under way, or a loop over `stream` calls for a swap
-                with a pause.
+            RunError: A device could not be started, or its outputs differ from those of onnxruntime.
+            UsageError: No artifact was replaced, another swap is under way, or a swap with a pause is called inside a
+                loop over `stream`.
         """
         if not self.swaps:
             raise UsageError("swap: no artifact was replaced: call swap() first")
         return self.swap(self.swaps[-1].old, verify=verify, pause=pause)
 
     def _follow(self, link: Path) -> None:
-        """Swap whenever a symbolic link points to another artifact. Each artifact is tried once."""
+        """Swap whenever a symbolic link points to another artifact. A failed swap is not tried again."""
         followed = missing = self._first_directory
         while not self._end_requested.wait(FOLLOW_INTERVAL_S):
             target = link.resolve()
             if target == followed or self._swap_lock.locked():
                 continue
-            if not (target / ARTIFACT_FILE).is_file():  # It may be written later.
+            # The link may be set before the artifact is written, so the target is checked again later.
+            if not (target / ARTIFACT_FILE).is_file():
                 if target != missing:
                     log.warning("swap: %s points to %s, which is not an artifact (yet)", link, target)
                 missing = target
@@ -319,10 +321,10 @@ class SwappableSession(Session):
                 log.warning("swap: %s points to %s, which is not used: %s", link, target, error)
 
     def _options_of(self, directory: Path) -> RunOptions:
-        """Return the options of a run of an artifact.
+        """Return the run options for an artifact of the session.
 
-        If the devices are on boards, the options name the artifact's directory there, because each artifact has its
-        own.
+        If the devices are on boards, the options name the artifact's directory on the boards, because each artifact
+        needs its own directory.
         """
         options, path = self._options, directory.resolve()
         if options.hosts is not None and path != self._first_directory:
@@ -389,7 +391,7 @@ class SwappableSession(Session):
             raise
 
     def _retire(self, version: _Version) -> None:
-        """End the devices of a replaced artifact after its last frame, in a thread."""
+        """Start a thread that ends the devices of a replaced artifact after their last frame."""
 
         def run() -> None:
             with self._condition:
@@ -400,7 +402,7 @@ class SwappableSession(Session):
         self._retirements = [*(thread for thread in self._retirements if thread.is_alive()), thread]
         thread.start()
 
-    # -- calls that use the artifact in force, and the end
+    # -- running calls of the session, and its end
 
     @contextmanager
     def _use(self) -> Iterator[_Use]:
@@ -457,7 +459,11 @@ class SwappableSession(Session):
 
 
 def _replacing(old: _Version, new: Path, options: RunOptions, link_share: float) -> RunOptions:
-    """Return the options for an artifact whose files are copied to boards while another artifact runs there."""
+    """Return run options that limit the speed of copying a new artifact to boards on which the old artifact runs.
+
+    The copying may use the fraction `link_share` of the network's bandwidth. Without boards, nothing is copied, and the
+    options stay the same.
+    """
     if old.options.hosts is None:
         return options
     bytes_per_s = link_share * Platform.load(new / PLATFORM_FILE).network.bandwidth / 8
@@ -465,10 +471,10 @@ def _replacing(old: _Version, new: Path, options: RunOptions, link_share: float)
 
 
 class _FrameSource:
-    """The frames of a stream. After a swap, the session of the new artifact reads the remaining ones.
+    """The frames of a stream, which the sessions of several artifacts read one after another.
 
-    A frame that the old session has read but not taken is read again by the new session.
-
+    After a swap, the session of the new artifact reads the remaining frames. It first gets the frame that the old
+    session has read but not taken, if there is one.
     Attributes:
         is_exhausted: Whether all frames were read.
     """
@@ -479,7 +485,7 @@ class _FrameSource:
         self.is_exhausted = False
 
     def read_next(self) -> None:
-        """Read the next frame, unless a frame was read and not taken."""
+        """Read the next frame, unless the last frame that was read has not been taken yet."""
         if self._next is None and not self.is_exhausted:
             try:
                 self._next = next(self._frames)
@@ -487,7 +493,7 @@ class _FrameSource:
                 self.is_exhausted = True
 
     def take(self) -> Mapping[str, Any]:
-        """Return the frame that was read."""
+        """Return the frame that `read_next` has read."""
         frame, self._next = self._next, None
         assert frame is not None
         return frame
@@ -517,7 +523,7 @@ def connect_swappable(
         in_flight: Maximum number of frames in flight. Default: `options.in_flight`.
         on_event: Function that is called with each failure, takeover and return, in the thread that uses the session.
             It is also called after each swap, in the thread that has called `swap`.
-        follow: Whether `directory` is a symbolic link, and the session swaps when the link points to another artifact.
+        follow: Whether to swap when `directory`, which is then a symbolic link, points to another artifact.
 
     Returns:
         The session. Use it as a context manager, or close it.
@@ -564,7 +570,8 @@ def check_replacement(old: Path, new: Path, options: RunOptions) -> None:
 
     Raises:
         DicompilerError: The new artifact has other inputs, outputs or devices.
-        UsageError: Both are the same artifact, or have the same name on the boards, or one has states.
+        UsageError: Both are the same artifact, have the same name on the boards, or one of them has states (outputs
+            that are inputs of the next frame).
     """
     if old.resolve() == new.resolve():
         raise UsageError(f"swap: {new} is in force already: compile the new artifact into another directory")
@@ -642,7 +649,9 @@ def _memory_by_host(directory: Path) -> dict[str, int]:
 
 
 def hosts_of_artifact(hosts: Hosts, artifact_name: str) -> Hosts:
-    """Return the hosts with other directories, for another artifact, if the hosts file states directories.
+    """Return the hosts with changed directories, so that another artifact does not overwrite the present one.
+
+    Hosts without a stated directory stay the same.
 
     Args:
         hosts: The hosts.
