@@ -44,7 +44,7 @@ DEFAULT_STRATEGIES = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
 """The strategies that are compared by default. None of them needs a file or has a required option."""
 
 PROVEN_RATIO = 1 + 1e-6
-"""A plan within this factor of the lower bound counts as optimal."""
+"""A plan is reported as optimal if its objective is at most this multiple of the lower bound."""
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ class LayerReason:
     Attributes:
         layer: Name of the layer.
         operator: The layer's main operator.
-        reason: The reason, as text.
+        reason: Text that states the reason.
         saved_s: Seconds of computing that would be saved if only this layer were split, in the best way.
         sent_bytes: Bytes that this split would send.
         break_even_bandwidth: Bandwidth in bit/s above which this split is faster; None if it never is.
@@ -73,11 +73,12 @@ class SplitReason:
 
 @dataclass(frozen=True)
 class Explanation:
-    """Reasons why the best plan of a comparison does not split more.
+    """Reasons why the best plan of a comparison does not split more layers.
 
     Attributes:
         layers: Reasons for the layers that one device computes.
-        splits: Conditions for the plans on several devices; empty if the best plan itself uses several devices.
+        splits: Conditions under which plans on several devices are better than one device; empty if the best plan
+            itself uses several devices.
     """
 
     layers: tuple[LayerReason, ...]
@@ -109,7 +110,7 @@ def suggest_split(splits: Sequence[SplitReason]) -> str:
 
 
 def explain(comparison: Comparison) -> Explanation:
-    """Explain why the best plan of a comparison does not split more.
+    """Explain why the best plan of a comparison does not split more layers.
 
     Raises:
         DicompilerError: No strategy has a plan.

@@ -58,7 +58,7 @@ def explore(
         cost: The cost model.
         output: Directory to write the front to; None to write nothing.
         shape: Shapes of inputs with dynamic dimensions, such as "input=1x3x224x224".
-        progress: Called with a message before each step.
+        progress: Function that is called with a message before each step.
         wire_dtype: Element type in which tensors are sent, for all layers ("float16") or by layer. Default: the
             tensors' own types.
         target: The target whose runtime adds time to each message and to each call of a segment.
@@ -134,7 +134,7 @@ def _drop_unknown_energy(front: ParetoFront) -> ParetoFront:
 
 
 def write_front(front: ParetoFront, platform: Platform, output: Path) -> None:
-    """Write the front as JSON, CSV and SVG, and the plan of each point. The same front gives the same bytes.
+    """Write a Pareto front as JSON, CSV and SVG, and the plan of each point. The same front gives the same bytes.
 
     Raises:
         DicompilerError: The directory exists and is not a front.
@@ -155,7 +155,7 @@ def plan_file(index: int) -> str:
 
 
 def front_document(front: ParetoFront, platform: Platform) -> dict[str, Any]:
-    """Return the front as a JSON document of the schema `front`."""
+    """Return a Pareto front as a JSON document of the schema `front`."""
     digest = front.points[0].plan.model_digest
     return {
         "format": FRONT_FORMAT,
@@ -173,7 +173,7 @@ def front_document(front: ParetoFront, platform: Platform) -> dict[str, Any]:
 
 
 def _point_values(front: ParetoFront, index: int) -> dict[str, float]:
-    """Return the value of each objective of one point; numbers of bytes are integers."""
+    """Return the values of all objectives of the point number `index` of a front; numbers of bytes are integers."""
     objectives = front.points[index].objectives
     return {
         name: round(objectives[name]) if FRONT_OBJECTIVES[name][0] == "bytes" else objectives[name]
@@ -191,7 +191,7 @@ def _front_csv(front: ParetoFront) -> str:
 
 
 def draw_front(front: ParetoFront, platform: Platform) -> str:
-    """Return the front as SVG, with a chart of each objective against the first one.
+    """Return a Pareto front as SVG, with a chart of each objective against the first objective.
 
     The same front gives the same bytes.
 

@@ -24,11 +24,11 @@ from dicompiler.ir.program import Program
 from dicompiler.search.problem import Problem
 
 MAX_SIMULATED_FRAMES = 1000
-"""Maximum number of frames of a stream that are simulated."""
+"""Maximum number of simulated frames. The times of a longer stream are predicted from these frames."""
 MIN_DISCREPANCY_SHARE = 0.1
-"""A reported difference exceeds this share of the larger one of the predicted and the measured time."""
+"""A difference is reported only if it exceeds this share of the larger one of predicted and measured time."""
 MIN_FRAME_SHARE = 0.02
-"""A reported difference also exceeds this share of the time of a frame."""
+"""A difference is reported only if it also exceeds this share of the time of a frame."""
 
 
 SegmentSeconds = Mapping[str, tuple[float, ...]]
@@ -82,7 +82,7 @@ class RunTiming:
 
     @property
     def frame_text(self) -> str:
-        """The predicted time of a frame and its parts, as text."""
+        """Text with the predicted time of a frame, and with its parts if one frame is in flight."""
         if self.is_stream:
             return f"{format_seconds(self.frame_s)}, with the start and the end of the stream"
         return str(FramePrediction(self.frame_s - self.input_output_s, self.input_output_s))
@@ -95,7 +95,7 @@ class ExpectedTiming:
     Attributes:
         cost_model: Name of the cost model.
         program: The program of the artifact: the steps of each device, and the transfers between devices.
-        timing: The predicted times.
+        timing: The predicted times of a frame and of each device.
     """
 
     cost_model: str
@@ -202,7 +202,7 @@ def segment_seconds(workload: Workload) -> SegmentSeconds:
     """
     return {
         device.device: tuple(
-            # Rounding errors can make the difference slightly negative.
+            # Rounding errors can make the difference slightly negative, but a time is at least 0.
             max(0.0, job.seconds - device.runtime.call)
             for role in workload.roles
             for job in role.devices[i].jobs
@@ -228,7 +228,7 @@ def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[floa
 
 
 def predict_timing(workload: Workload, platform: Platform, frames: int, in_flight: int) -> RunTiming:
-    """Return the simulated times of a run.
+    """Simulate a run, and return the predicted times of a frame and of each device.
 
     With one frame in flight, one frame of each replica (a copy of the plan for some of the frames) is simulated. With
     several frames in flight, a stream of at most MAX_SIMULATED_FRAMES frames is simulated.
@@ -280,8 +280,9 @@ def measured_timing(log: Mapping[str, Any], program: Program) -> RunTiming:
 def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
     """Return the typical seconds of a frame in a run with one frame in flight; 0 without frames.
 
-    The first frame is excluded, because caches are still cold. The result is the median of the others. If the plan has
-    replicas (copies that compute frames in turn; `roles` is their number), it is the mean of the replicas' medians.
+    The first frame is excluded, because caches are still cold. The result is the median of the other frames. If the
+    plan has replicas (copies that compute frames in turn; `roles` is their number), the result is the mean of the
+    replicas' medians.
     """
     by_role = [list(frames_s[role::roles]) for role in range(roles)]
     if len(frames_s) > roles:
@@ -303,7 +304,7 @@ def segment_calls(program: Program, device: int, frames: int) -> list[int]:
 def _call_counts(segment_counts: Sequence[int], frames: int) -> list[int]:
     """Return the number of calls of each segment (ONNX submodel) in a run of `frames` frames.
 
-    The replicas (copies of the plan) compute frames in turn. `segment_counts` has the number of segments of each one.
+    The replicas (copies of the plan) compute frames in turn. `segment_counts` has each replica's number of segments.
     """
     roles = len(segment_counts)
     return [len(range(role, frames, roles)) for role, count in enumerate(segment_counts) for _ in range(count)]
@@ -319,7 +320,7 @@ def _wait_seconds(timeline: list[Mapping[str, Any]], frame: int, program: Progra
 
 
 def find_discrepancies(predicted: RunTiming, measured: RunTiming) -> Iterator[Discrepancy]:
-    """Yield the discrepancies of each device.
+    """Yield the differences between predicted and measured times that are large enough to be reported.
 
     A sending time is a discrepancy only if it is longer than predicted. It may be shorter for a harmless reason: the
     operating system may accept a message before it is sent.

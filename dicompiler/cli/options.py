@@ -35,12 +35,12 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 PATH = click.Path(path_type=Path)
 STREAM = Path("-")
-"""Path that stands for stdin or stdout."""
+"""Path that means stdin or stdout."""
 MAX_FRAMES = 10_000_000
 
 
 def combine(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return one decorator for several options, which `--help` lists in this order."""
+    """Return one decorator that adds several options to a command. `--help` lists them in the given order."""
 
     def decorate(command: F) -> F:
         return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
@@ -90,14 +90,14 @@ class SecondsRange(click.FloatRange):
 
 
 def _check_objective(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Raise UsageError for an invalid objective, before any work."""
+    """Raise UsageError if the option `--objective` is invalid, before the command does any work."""
     if value is not None:
         objective_terms(value)
     return value
 
 
 def _check_executor(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Raise UsageError for an invalid executor, before any work."""
+    """Raise UsageError if the option `--executor` is invalid, before the command does any work."""
     if value is not None:
         from dicompiler.driver.executors import parse_executor
 
@@ -106,7 +106,7 @@ def _check_executor(_: click.Context, __: click.Parameter, value: str | None) ->
 
 
 def _check_shapes(_: click.Context, __: click.Parameter, shapes: tuple[str, ...]) -> tuple[str, ...]:
-    """Raise UsageError if a dimension is too large; shape inference finds all other errors."""
+    """Raise UsageError if a dimension in `--shape` is too large; shape inference finds all other errors."""
     for text in shapes:
         for digits in re.findall(r"[0-9]+", text.rpartition("=")[2]):
             if len(digits) > 18:
@@ -115,7 +115,7 @@ def _check_shapes(_: click.Context, __: click.Parameter, shapes: tuple[str, ...]
 
 
 def refuse_options(condition: str, *names: str) -> None:
-    """Raise UsageError if the user gave one of these options, which have no effect under a condition.
+    """Raise UsageError if the user gave one of the options `names`, which have no effect under a condition.
 
     Options of the running command are named as its parameters, such as "in_flight". `condition` is the end of the
     message, such as "--stop runs nothing".
@@ -416,7 +416,7 @@ class StreamOptions:
     def run(
         self, directory: Path, inputs: dict[str, NDArray[Any]] | None, options: RunOptions
     ) -> tuple[Path, RunResult]:
-        """Run the artifact with these inputs; only the outputs of the first frame are kept.
+        """Run the artifact; all frames get the same inputs, and only the outputs of the first frame are kept.
 
         With --adapt or --follow, another artifact may replace the running one (a swap). Return the artifact that was
         used last, and the result of the run. The times in the result are those of this artifact.
@@ -520,7 +520,7 @@ class StreamOptions:
 
 
 def warn_of_expiry(keys: Path | None) -> None:
-    """Log a warning if keys expire soon."""
+    """Log a warning if a TLS certificate in the directory `keys` expires soon."""
     import logging
 
     from dicompiler.target.remote.certificates import describe_expiring_certificates

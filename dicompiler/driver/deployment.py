@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Deployment:
-    """Result of `deploy`.
+    """The result of copying an artifact to boards and running it there (`deploy`).
 
     Attributes:
         installed: For each device, its host and directory, and the copied bytes.
         resident: Names of the devices that keep running.
         result: Outputs and measurements of the run; None if nothing was run.
-        verification: Comparison of the outputs with onnxruntime; without checks if it was not asked for.
+        verification: Comparison of the outputs with onnxruntime; it has no checks if `verify` was False.
     """
 
     installed: tuple[InstalledDevice, ...]
@@ -66,7 +66,7 @@ def deploy(
         The copied files, the run and its verification.
 
     Raises:
-        RunError: A host cannot be used, or a device has failed. The message names both.
+        RunError: A host cannot be used, or a device has failed. The message names the device and its host.
         UsageError: The arguments exclude each other.
     """
     if copy_only and (resident or verify):
@@ -74,7 +74,7 @@ def deploy(
     options = replace(
         options or RunOptions(in_flight=0), hosts=hosts if isinstance(hosts, Hosts) else Hosts.load(hosts)
     )
-    # Without a run, no tensors are sent that would need encryption.
+    # With `copy_only`, no tensors are sent that would need encryption, so no keys are required.
     options = replace(
         options, keys=options.keys if keys is None else Path(keys), insecure=options.insecure or copy_only
     )

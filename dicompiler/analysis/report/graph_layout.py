@@ -21,7 +21,7 @@ LANE_WEIGHT = 1e-6
 """Weight of a lane in the least squares of positions. A box has the weight 1, so boxes move lanes, not the reverse."""
 
 LayoutItem = tuple[int, int]
-"""(node, row): in the node's own row, the box of the node; in a lower row, the lane of the node's edges."""
+"""An item of a row, as (node, row): in the node's own row, the node's box; in a lower row, a lane of its edges."""
 EdgePiece = tuple[float, int, float, int]
 """A piece of an edge between adjacent rows: position and row of its upper end, then those of its lower end."""
 

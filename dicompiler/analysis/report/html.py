@@ -37,7 +37,7 @@ def element(name: str, /, *children: Any, **attributes: Any) -> Markup:
 
 
 def join_markup(children: Iterable[Any]) -> Markup:
-    """Return the concatenated children."""
+    """Return the markup of all children, one after another. Children that are not markup are escaped."""
     parts = []
     for child in children:
         if isinstance(child, Markup):

@@ -22,20 +22,20 @@ from dicompiler.ir.routing import Task, task_id
 from dicompiler.partition.routing import format_region
 
 BOX_WIDTH_PX, BOX_HEIGHT_PX, ROW_HEIGHT_PX = 136.0, 32.0, 48.0
-"""Size of a box, and distance between rows."""
+"""Width and height of a box, and vertical distance from one row to the next."""
 BAR_HEIGHT_PX = 13.0
 ROWS_PER_BAND = 3
-"""Number of rows of a band. A page break never splits a band."""
+"""Number of rows of a band (a group of rows). A page break never splits a band."""
 MAX_UNBROKEN_ROWS = 14
-"""Graphs with at most this many rows are one band."""
+"""A layer graph with at most this many rows is drawn as one band (a group of rows)."""
 MAX_LABEL_LETTERS = 22
-"""Letters that fit into a box."""
+"""Maximum number of letters of a name in a box."""
 MARGIN_PX = 8.0
-"""Free space on the left and right."""
+"""Free space on the left and right of the layer graph."""
 
 
 def draw_layer_graph(data: ReportData) -> Markup:
-    """Return the layer graph, coloured by device."""
+    """Return the layer graph as SVG, with the layers coloured by device."""
     layers = data.routing.layers
     names = [*layers.inputs, *(layer.name for layer in layers.layers), *layers.delivered_outputs]
     first, end = len(layers.inputs), len(layers.inputs) + len(layers.layers)
@@ -62,9 +62,10 @@ def draw_layer_graph(data: ReportData) -> Markup:
 def _draw_band(
     layout: GraphLayout, boxes: Sequence[Markup], moving: set[tuple[int, int]], start: int, stop: int, width: float
 ) -> Markup:
-    """Return the band of the rows from `start` to `stop` - 1, with the edges that end in these rows.
+    """Return a band (a group of rows) of the layer graph: the rows from `start` to `stop` - 1.
 
-    `boxes` are the drawn nodes. `moving` are the edges (from node, to node) whose tensors are sent between devices.
+    The band has the edges that end in these rows. `boxes` are the drawn nodes. `moving` are the edges, as (from node,
+    to node), whose tensors are sent between devices.
     """
     top = start * ROW_HEIGHT_PX - (ROW_HEIGHT_PX - BOX_HEIGHT_PX)
     lines: list[Markup] = []
@@ -111,7 +112,7 @@ def _draw_edge(x0: float, y0: float, x1: float, y1: float, moves: bool) -> Marku
 def shorten(name: str, letters: int = MAX_LABEL_LETTERS) -> str:
     """Return a name with at most `letters` characters.
 
-    The start of a longer name is left out, because names of layers differ mostly at the end.
+    The start of a longer name is omitted, because names of layers differ mostly at the end.
     """
     return name if len(name) <= letters else "…" + name[1 - letters :]
 

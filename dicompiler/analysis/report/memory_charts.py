@@ -16,14 +16,14 @@ from dicompiler.cost.memory import MemoryTimeline
 
 CHART_WIDTH_PX, CHART_HEIGHT_PX, CHART_MARGIN_PX, CHART_TOP_PX = 300.0, 96.0, 4.0, 16.0
 MAX_LIMIT_RATIO = 3.0
-"""Largest ratio of limit to use at which the limit is drawn to scale.
+"""Largest ratio of a device's memory limit to its memory use at which a chart shows the limit to scale.
 
 A higher limit is drawn at the edge of a chart, or omitted.
 """
 
 
 def draw_memory(data: ReportData) -> Markup:
-    """Return a card with the memory charts of each device."""
+    """Return the memory charts of all devices, with one card (a framed section) per device."""
     return element("div", [_draw_card(data, name) for name in data.devices], class_="cards")
 
 

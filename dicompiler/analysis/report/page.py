@@ -188,7 +188,7 @@ def _render_tiles(data: ReportData) -> list[Markup]:
         ),
         _comparison_tile("sent per frame", format_bytes(plan.total_bytes), format_bytes(single.total_bytes), 0, 0),
     ]
-    if plan.energy_j:  # The energy is 0 if the platform states no powers.
+    if plan.energy_j:  # Without powers in the platform, the energy is 0, so its tile is omitted.
         joules = format_joules(plan.energy_j), format_joules(single.energy_j)
         tiles.insert(2, _comparison_tile("energy per frame", *joules, single.energy_j, plan.energy_j))
     frame_times = () if data.run_log is None else data.run_log["frames_s"]

@@ -83,7 +83,7 @@ class ReportData:
 
     @cached_property
     def device_number(self) -> Mapping[str, int]:
-        """Index of each device in `devices`."""
+        """Index of each device in `devices`, by device name."""
         return {name: i for i, name in enumerate(self.devices)}
 
     def device(self, name: str) -> DeviceMetrics:
@@ -152,7 +152,7 @@ def load_report_data(
     comparison: Path | Mapping[str, Any] | None = None,
     front: Path | None = None,
 ) -> ReportData:
-    """Read an artifact and the optional files.
+    """Read an artifact and further files, and return the data of the artifact's report.
 
     Args:
         artifact: Directory of the artifact.

@@ -17,11 +17,11 @@ from dicompiler.base.units import format_bytes, format_joules, format_seconds
 from dicompiler.search.pareto_front import objective_values
 
 FRONT_SIZE_PX, FRONT_LEFT_PX, FRONT_BOTTOM_PX = 250.0, 62.0, 38.0
-"""Size of a chart, and of the space for its axis labels."""
+"""Size of a chart of a Pareto front in pixels, and of the space for labels to the left of it and below it."""
 MAX_LISTED_PLANS = 40
-"""Maximum number of points of a front that are listed."""
+"""Maximum number of points of a Pareto front that are listed."""
 MAX_UNFOLDED_PLANS = 12
-"""The list of the points of a front is unfolded if it has at most this many points."""
+"""The list of the points of a Pareto front is unfolded if it has at most this many points."""
 
 
 def link_table(data: ReportData) -> Markup:
@@ -136,7 +136,7 @@ def comparison_table(document: Mapping[str, Any]) -> Markup:
 
 
 def render_front_points(document: Mapping[str, Any], data: ReportData | None = None) -> Markup:
-    """Return charts of each objective of a front against its first objective.
+    """Return charts of each objective of a Pareto front against its first objective.
 
     `document` has the content of front.json. If `data` is given, the plan of its artifact is marked.
     """
@@ -167,7 +167,7 @@ def render_front_points(document: Mapping[str, Any], data: ReportData | None = N
 
 
 def _draw_scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str, float] | None) -> Markup:
-    """Return a chart of objective `y` against objective `x` for all points of a front.
+    """Return a chart of objective `y` against objective `x` for all points of a Pareto front.
 
     Points near the lower left corner are best. `plan` has the objectives of a plan to be marked.
     """

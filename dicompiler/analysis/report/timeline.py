@@ -47,7 +47,7 @@ class TimelineBar:
 
 
 def predicted_bars(data: ReportData) -> list[TimelineBar]:
-    """Return the activities of the simulation of one frame."""
+    """Return bars for the activities of all devices in the simulation of one frame."""
     bars = []
     for span in data.simulation.spans:
         if span.kind == "compute":
@@ -67,7 +67,7 @@ def predicted_bars(data: ReportData) -> list[TimelineBar]:
 
 
 def measured_bars(data: ReportData) -> list[TimelineBar]:
-    """Return the measured activities of the last frame of a run; empty if the target does not measure them."""
+    """Return bars for the measured activities in the last frame of a run; empty if the target measures none."""
     bars: list[TimelineBar] = []
     log = data.run_log or {"devices": ()}
     transfers = data.program.all_transfers
@@ -107,7 +107,7 @@ def draw_timeline(data: ReportData, courses: Mapping[str, Sequence[TimelineBar]]
         name: Title of the chart.
     """
     end = max((bar.end for bars in courses.values() for bar in bars), default=0.0) or 1.0
-    scale = 1e6 / end  # The chart is always a million SVG units wide.
+    scale = 1e6 / end  # Converts seconds to SVG units: the chart is always a million units wide.
     height = ROW_HEIGHT_PX * len(data.devices) * len(courses)
     drawn: list[Markup] = []
     labels: list[Markup] = []
@@ -168,7 +168,7 @@ def _draw_bar(data: ReportData, bar: TimelineBar, row: int, scale: float) -> Mar
 
 
 def _tick_label(x: int, text: str) -> Markup:
-    """Return the label of a tick of the time axis. The last label is placed to the left of its tick."""
+    """Return the label of a tick of the time axis. The last label is to the left of its tick, so that it fits."""
     return element("span", text, style=f"left:{x / 1e4:.2f}%", class_="last" if x > 920_000 else None)
 
 

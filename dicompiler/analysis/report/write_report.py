@@ -31,7 +31,7 @@ def write_report(
 
     Args:
         directory: The artifact, or a directory of `dicompiler explore`. The other arguments are for artifacts only.
-        output: File of the page.
+        output: File to write the page to.
         run_log: Show the measured times of this log (`dicompiler run --log`).
         comparison: Show this comparison: a file, or the result of `Comparison.document`.
         strategies: Compare these strategies now, as `compare` does.
