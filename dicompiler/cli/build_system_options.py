@@ -61,7 +61,7 @@ class BuildSystemOptions:
             The rule.
 
         Raises:
-            UsageError: The options do not fit together.
+            UsageError: An option excludes another one, or needs one that is missing.
             DicompilerError: An output is a file that the command reads.
         """
         plugins = tuple(plugins)
@@ -88,7 +88,7 @@ class BuildSystemOptions:
 def _check_no_input_is_overwritten(written: Sequence[Path], rule: DepfileRule) -> None:
     """Raise DicompilerError if one of the files to write is a file that the command reads.
 
-    Without a depfile, the first one may be the model itself: `opt` can change a model in place.
+    Without a depfile, the first file to write may be the model itself: `opt` can change a model in place.
     """
     overwritten = [path for path in written if path.exists()]
     if rule.request.model == STREAM or not overwritten:
@@ -135,7 +135,7 @@ class DepfileRule:
         return depfile.format_rule(self.target, self.find_prerequisites(), self.has_empty_rules)
 
     def find_prerequisites(self) -> tuple[Path, ...]:
-        """Return the files that the command reads. At its end, there may be more, because plugins were loaded."""
+        """Return the files that the command reads. After its work there may be more: the plugins that it has loaded."""
         from dicompiler.driver import depfile
 
         return depfile.find_prerequisites(self.request.model, self.request.options, self.plugins)

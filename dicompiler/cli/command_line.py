@@ -55,7 +55,7 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:  # For KeyboardInterrupt, click prints an empty line; for Abort it does not.
+        except KeyboardInterrupt as error:  # click prints an empty line for KeyboardInterrupt, but not for Abort.
             raise click.Abort from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -131,9 +131,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command-line arguments. Default: the arguments of this process (`sys.argv`).
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # None means that the parent process has closed the stream.
+        if getattr(sys, name) is None:  # The parent process has closed the stream, so it is replaced by /dev/null.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    if "dicompiler.cli.log_handlers" in sys.modules:  # An earlier command of this process may have a log file.
+    # An earlier command of this process may have opened a log file. This command must not write to it.
+    if "dicompiler.cli.log_handlers" in sys.modules:
         sys.modules["dicompiler.cli.log_handlers"].set_handlers(False, None)
     return _run_command(list(sys.argv[1:] if arguments is None else arguments))
 
@@ -141,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_command(arguments: list[str]) -> int:
     try:
         result = root.main(arguments, prog_name="dicompiler", standalone_mode=False, obj=arguments)
-        # A full disk or a closed pipe is noticed only when the buffer is flushed.
+        # A full disk or a closed pipe is noticed only when the buffer is flushed, so it is flushed before the end.
         sys.stdout.flush()
         interrupt_handler.end_command(is_finished=True)
     except BaseException as error:
@@ -202,7 +203,7 @@ def _describe_error(error: BaseException, arguments: Sequence[str]) -> tuple[int
         return error.exit_code, f"error: {_describe_usage_error(error, arguments)}"
     if interrupt_handler.was_raised:  # A library has turned the interrupt into another error.
         return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
-    if is_out_of_memory(error):  # This comes before the next steps, which import modules and so need memory.
+    if is_out_of_memory(error):  # The next steps import modules, and so need memory.
         return 1, _OUT_OF_MEMORY_MESSAGE
     if line := _plugin_error_line(error):
         return 1, f"error: {line}"
@@ -225,7 +226,7 @@ The other commands have names that are also names of inputs: "plan: lost: …" i
 def _with_own_label(message: str, arguments: Sequence[str]) -> str:
     """Return the message with the name of the called command in place of another command's name."""
     label, separator, rest = message.partition(": ")
-    # A label that is an argument as well is the name of a file, or the called command.
+    # A label that is also an argument is the name of a file or of the called command, so it must stay.
     if not separator or label not in _SHARED_LABELS or label in arguments:
         return message
     return f"{_called_command(arguments) or label}: {rest}"

@@ -32,11 +32,14 @@ HEADERS = (
     "model", "platform", "objective", "strategy", "value", "lower_bound", "latency_s", "input_output_s", "period_s",
     "energy_j", "memory_bytes", "total_bytes", "speedup", "failed", "failure_latency_s", "search_s", "best", "error",
 )  # fmt: skip
-"""Names of the columns, which `docs/use/strategies.md` explains."""
+"""Names of the columns of the CSV and Markdown tables, which `docs/use/strategies.md` explains."""
 
 
 def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[tuple[str, ...]]:
-    """Yield the cells of each row. Numbers are not rounded; cells of a strategy without a plan are empty."""
+    """Yield the table row of each model, platform and strategy. Numbers are not rounded.
+
+    The cells of numbers are empty for a strategy without a plan.
+    """
     for model, comparison in comparisons:
         problem, best = comparison.problem, comparison.best
         for result in comparison.results:
@@ -67,7 +70,7 @@ def _figures(comparison: Comparison, result: StrategyResult) -> tuple[float | st
 
 
 def print_csv(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
-    """Print the rows as CSV (RFC 4180, but with line feeds)."""
+    """Print the compared strategies as CSV (RFC 4180, with line feeds), one row per model, platform and strategy."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([HEADERS, *comparison_rows(comparisons)])
@@ -75,7 +78,7 @@ def print_csv(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
 
 
 def print_markdown(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
-    """Print the rows as a Markdown table."""
+    """Print the compared strategies as a Markdown table, one row per model, platform and strategy."""
     click.echo(_format_row(HEADERS))
     click.echo("|" + "---|" * len(HEADERS))
     for row in comparison_rows(comparisons):
@@ -197,7 +200,7 @@ def command(
 
 
 def _pairs(models: tuple[Path, ...], platforms: tuple[str, ...]) -> Iterator[tuple[Path, str | None]]:
-    """Yield each model with each platform; with None if no platform is given."""
+    """Yield each pair of a model and a platform. The platform is None if the user gave no platform."""
     for model in models:
         for platform in platforms or (None,):
             yield model, platform

@@ -120,7 +120,7 @@ def command(
     check_writable(options.logs)
     insecure = (
         options.insecure or copy_only or stop or remove
-    )  # These options start no run, so they need no encryption of tensors.
+    )  # --copy-only, --stop and --remove send no tensors that need encryption.
     options = dataclasses.replace(options, hosts=Hosts.load(hosts_file), insecure=insecure)
     if stop:
         _stop_devices(directory, options, as_json)

@@ -29,7 +29,7 @@ up the log.
 def make_diagnostic_options() -> list[click.Parameter]:
     """Return the options --debug, --quiet and --log-file."""
     return [
-        # `main` looks for the flag itself, because an error may occur while arguments are parsed.
+        # No value is passed on: `main` looks for --debug itself, because parsing the arguments may already fail.
         click.Option(["--debug"], is_flag=True, expose_value=False, help="Print a traceback with every error."),
         click.Option(
             ["--quiet"],

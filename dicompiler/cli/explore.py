@@ -106,7 +106,7 @@ def command(
 
 
 def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) -> None:
-    """Print the points, or as JSON the content of front.json and its path."""
+    """Print the points of a Pareto front as a table, or the content and the path of front.json as JSON."""
     from dicompiler.base.schema import load_json
     from dicompiler.cli.table import print_json, print_table, wrap_text
 

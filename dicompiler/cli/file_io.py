@@ -113,7 +113,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except OSError as error:
         raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        # NumPy's message about a file without a zip header says that the file may be a pickle.
+        # NumPy suggests that a file without a zip header is a pickle. Users need the real cause instead.
         cause = "it is not a zip archive" if "pickle" in str(error) else " ".join(str(error).split())
         if "Object arrays" in str(error):
             cause = "it contains Python objects"

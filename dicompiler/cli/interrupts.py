@@ -30,7 +30,7 @@ IMPORT_FILE = "<frozen importlib._bootstrap>"
 
 
 class InterruptHandler:
-    """Handles SIGINT, SIGTERM and SIGHUP for a process that runs one command.
+    """The handler of SIGINT, SIGTERM and SIGHUP in a process that runs one command.
 
     Attributes:
         was_raised: Whether an interrupt was raised in the command.
@@ -41,9 +41,9 @@ class InterruptHandler:
         self._retries = 0  # Number of times that the current interrupt was delayed.
 
     def install(self) -> None:
-        """Handle the signals from now on, except those that the process ignores, as jobs in the background do.
+        """Handle SIGINT, SIGTERM and SIGHUP from now on, except signals that the process ignores.
 
-        Forked children handle SIGTERM and SIGHUP as usual.
+        Jobs in the background ignore some signals. Forked children have the default handlers of SIGTERM and SIGHUP.
         """
         if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
             _signal.signal(_signal.SIGINT, self._handle)

@@ -69,7 +69,7 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
 
 
 def _show_entry(record: dict[str, Any]) -> None:
-    """Print the summary and a row for each option."""
+    """Print the summary of one entry, such as a strategy, and a table row for each of its options."""
     from dicompiler.cli.table import print_table, wrap_text
 
     click.echo(wrap_text(f"{record['name']}: {record['summary']} ({record['distribution']} {record['version']})"))
@@ -164,7 +164,7 @@ def _show_networks(as_json: bool) -> None:
 
 
 def _entry_record(provided: RegistryEntry) -> dict[str, Any]:
-    """Return the `--json` record of an entry: name, summary, options and origin."""
+    """Return the `--json` record of an entry, such as a strategy: name, summary, options and origin."""
     return {
         "name": provided.name,
         "summary": _summary(provided.value),
@@ -184,7 +184,7 @@ def _option_records(value: Any) -> list[dict[str, Any]]:
 
 
 def _summary(value: Any) -> str:
-    """Return the summary of an entry in a list of plugins.
+    """Return the summary of an entry of a plugin, such as a strategy.
 
     It is the first line of a class's docstring, a platform's description, or the way in which an operator is split.
     """

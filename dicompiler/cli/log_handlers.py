@@ -13,7 +13,7 @@ log = logging.getLogger("dicompiler")
 
 
 class _StderrHandler(logging.Handler):
-    """Prints each warning as one line, in the form of error messages."""
+    """A handler that prints each warning as one line on stderr, in the form of error messages."""
 
     def emit(self, record: logging.LogRecord) -> None:
         # sys.stderr is looked up for each line, because a progress display replaces it.
@@ -22,7 +22,7 @@ class _StderrHandler(logging.Handler):
 
 
 class _FileFormatter(logging.Formatter):
-    """Formats a record as one line with time (UTC), level and message, followed by the traceback if there is one."""
+    """A formatter of records as one line with time (UTC), level and message, followed by the traceback if any."""
 
     def __init__(self) -> None:
         super().__init__("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
@@ -43,7 +43,7 @@ def set_handlers(is_quiet: bool, log_file: Path | None) -> None:
     """
     for handler in log.handlers:
         handler.close()
-    # Without any handler, logging would print warnings itself.
+    # Without any handler, Python's logging would print warnings to stderr itself, so --quiet needs a NullHandler.
     log.handlers, log.propagate = [logging.NullHandler() if is_quiet else _StderrHandler(logging.WARNING)], False
     log.setLevel(logging.NOTSET)
     if log_file is None:

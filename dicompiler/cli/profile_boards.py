@@ -22,7 +22,7 @@ class ProfileBoardsOptions:
     """Options of `profile --hosts`.
 
     Attributes:
-        hosts: The hosts file.
+        hosts: Path of the hosts.toml that names the boards.
         platform: The platform to correct; None to create a new one.
         logs: Logs of runs, from which links and rates are estimated too.
         force: True to use boards that are busy or throttled.
