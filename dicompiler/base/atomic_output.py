@@ -89,8 +89,8 @@ def _check_replaceable(output: Path, main_file: str, kind: str) -> None:
 
 
 def _is_replaceable(output: Path, main_file: str) -> bool:
-    # The list is looked for last: another process may put a directory with a list at this path at any moment, but none
-    # removes it again.
+    # The list is looked for last, because another process may write the directory at this moment. A directory that
+    # appears during the first check then has its list, because no process removes a list.
     if not output.exists() or (output.is_dir() and not _has_any_file(output)):
         return True
     return (output / TRACKED_LIST_NAME).is_file() and tracked_files(output)[0] == main_file
@@ -196,7 +196,7 @@ def _try_lock(descriptor: int) -> bool:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
-    except OSError:  # The file system does not support locks.
+    except OSError:  # The file system does not support locks, so the directory is replaced without one.
         return True
     return True
 
@@ -243,7 +243,7 @@ def _remove_if_abandoned(place: Path, scratch: Path) -> None:
         with (scratch / OWNER_MARK_NAME).open("rb") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # This raises an OSError if the creator is alive.
             old = scratch / "old"
-            # If its creator was killed between the two renames of `atomic_directory`, `old` is the only copy.
+            # `old` is the only copy of the output if its creator was killed between two renames of `atomic_directory`.
             if old.is_dir() and not os.path.lexists(place):
                 old.rename(place)
             if not _has_unsaved_files(old, place):

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MAX_MESSAGE_CHARS = 1500
-"""Length above which the middle of an error or a warning is left out."""
+"""Number of characters above which the middle of an error or a warning is omitted."""
 
 
 class DicompilerError(Exception):
@@ -76,7 +76,7 @@ def one_line(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:
 
     Args:
         text: Any text.
-        limit: Number of characters above which the middle of the line is left out.
+        limit: Number of characters above which the middle of the line is omitted.
 
     Returns:
         The line.

@@ -35,7 +35,7 @@ def lazy_module(module: str) -> tuple[Callable[[str], Any], Callable[[], list[st
         if name not in modules:
             raise AttributeError(f"module {module!r} has no attribute {name!r}")
         source = import_module(modules[name])
-        # A submodule becomes an attribute of its package only when it is imported.
+        # A submodule becomes an attribute of its package only when it is imported, so import it if it is missing.
         value = getattr(source, name) if hasattr(source, name) else import_module(f"{modules[name]}.{name}")
         namespace[name] = value
         return value

@@ -28,7 +28,7 @@ def memory_limit(more: int) -> Iterator[None]:
     """
     try:
         import resource
-    except ImportError:  # Windows
+    except ImportError:  # Windows has no resource limits.
         yield
         return
     before, most = resource.getrlimit(resource.RLIMIT_AS)

@@ -48,7 +48,7 @@ def read_text(path: str | Path, missing: str = "no such file") -> str:
         DicompilerError: The file does not exist, or is not UTF-8 text.
     """
     try:
-        # Some editors write a byte order mark at the start of UTF-8 text.
+        # Some editors write a byte order mark at the start of UTF-8 text. This encoding removes it.
         return Path(path).read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         raise DicompilerError(f"{path}: {missing}") from None
@@ -119,7 +119,7 @@ def _validator(name: str) -> Any:
     from jsonschema import Draft202012Validator
     from jsonschema.validators import extend
 
-    # JSON Schema accepts 12.0 as an integer, but Python code needs an int.
+    # JSON Schema accepts 12.0 as an integer. It is rejected here, because Python code needs an int.
     types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
     return extend(Draft202012Validator, type_checker=types)(load_schema(name))
 

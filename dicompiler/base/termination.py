@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class TerminationError(SystemExit):
-    """Raised in the main thread when the process was asked to end. Its code is 128 plus the number of the signal.
+    """The exception in the main thread when the process is asked to end. Its code is 128 plus the signal's number.
 
     Unlike KeyboardInterrupt, it also ends searches that return the best plan so far.
     """

@@ -18,7 +18,7 @@ def progress(first: str) -> Iterator[ProgressText]:
 
     Messages that the library logs at level info are shown too. Warnings are printed above the line.
     """
-    # Commands in a notebook run on a terminal that cannot overwrite lines.
+    # No progress is shown in a notebook: its commands run on a terminal that cannot overwrite lines.
     if is_quiet() or not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:
         yield lambda text: None  # noqa: ARG005
         return
