@@ -49,7 +49,7 @@ PROVEN_RATIO = 1 + 1e-6
 
 @dataclass(frozen=True)
 class StrategyResult:
-    """The result of one strategy.
+    """The plan that one strategy found for a problem, with its simulated metrics; or the reason why there is none.
 
     Attributes:
         strategy: The strategy with its options.
@@ -77,7 +77,7 @@ class StrategyResult:
         """Return the entry of this result in a comparison file.
 
         Returns:
-            The entry.
+            The entry, as a JSON object.
         """
         document = {
             "strategy": self.strategy,
@@ -126,7 +126,7 @@ class Comparison:
         """Return the content of a comparison file, as `dicompiler compare --json` prints it (schema `comparison`).
 
         Returns:
-            The document.
+            The content, as a JSON object.
         """
         problem, best = self.problem, self.best
         assert problem.model is not None

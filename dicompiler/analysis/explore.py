@@ -49,7 +49,7 @@ def explore(
     engine: str | None = None,
     precision: str | None = None,
 ) -> ParetoFront:
-    """Return the Pareto front that a strategy finds.
+    """Return the Pareto front of plans that a strategy finds for a model on a platform.
 
     Args:
         model: The path of an ONNX file, or a Model.

@@ -47,7 +47,7 @@ class DeviceTiming:
         compute_s: Seconds in segments (ONNX submodels).
         send_s: Seconds of sending. Predicted: until messages have left their links. Measured: until the operating
             system has accepted the messages.
-        wait_s: Seconds of waiting.
+        wait_s: Seconds in which the device waits for messages or for a frame.
         segments_s: Seconds of one call of each segment. The segments of the first replica (a copy of the plan for some
             of the frames) come first, then those of the next one. In measurements, the segments of failure plans follow
             at the end.

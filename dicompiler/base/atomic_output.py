@@ -107,7 +107,7 @@ def check_writable(path: Path | None) -> None:
         raise DicompilerError(f"{path}: there is no directory {str(path.parent)!r}: create it, or choose another place")
     try:
         place = path.resolve() if path.is_symlink() else path  # This raises an OSError if the name is too long.
-        tempfile.TemporaryFile(dir=place.parent).close()  # It has no name, so nothing remains after an interrupt.
+        tempfile.TemporaryFile(dir=place.parent).close()  # A file without a name, which no interrupt can leave behind.
     except OSError as error:
         raise DicompilerError(f"{path}: it cannot be written: {error.strerror}: choose another place") from None
 
@@ -212,7 +212,7 @@ def _scratch_directory(place: Path) -> Iterator[Path]:
     scratch = Path(tempfile.mkdtemp(prefix=f".{place.name[:_MAX_NAME_CHARS]}.", dir=place.parent))
     try:
         with (scratch / "unlocked").open("wb") as file:
-            with suppress(OSError):  # Some file systems do not support locks.
+            with suppress(OSError):  # If the file system does not support locks, the directory gets no owner mark.
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The file is renamed to the owner mark only after it is locked: a process that finds an unlocked owner
                 # mark removes the directory.
@@ -241,7 +241,8 @@ def _remove_if_abandoned(place: Path, scratch: Path) -> None:
         if scratch.lstat().st_uid != os.geteuid() or not stat.S_ISREG((scratch / OWNER_MARK_NAME).lstat().st_mode):
             return
         with (scratch / OWNER_MARK_NAME).open("rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)  # This raises an OSError if the creator is alive.
+            # If the creator is alive, it has locked the file. This call then raises an OSError, and nothing is removed.
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             old = scratch / "old"
             # `old` is the only copy of the output if its creator was killed between two renames of `atomic_directory`.
             if old.is_dir() and not os.path.lexists(place):

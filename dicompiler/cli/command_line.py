@@ -203,7 +203,8 @@ def _describe_error(error: BaseException, arguments: Sequence[str]) -> tuple[int
         return error.exit_code, f"error: {_describe_usage_error(error, arguments)}"
     if interrupt_handler.was_raised:  # A library has turned the interrupt into another error.
         return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
-    if is_out_of_memory(error):  # The next steps import modules, and so need memory.
+    # Lack of memory is reported before the next steps, because they import modules, which needs memory.
+    if is_out_of_memory(error):
         return 1, _OUT_OF_MEMORY_MESSAGE
     if line := _plugin_error_line(error):
         return 1, f"error: {line}"
@@ -219,6 +220,7 @@ def _describe_error(error: BaseException, arguments: Sequence[str]) -> tuple[int
 _SHARED_LABELS = ("run", "deploy", "emulate", "verify", "compile", "compare", "explore", "simulate", "opt")
 """Names of commands with which functions begin their messages, although several commands call these functions.
 
+Such a name is replaced by the name of the called command.
 The other commands have names that are also names of inputs: "plan: lost: …" is a message about a plan.
 """
 

@@ -60,7 +60,7 @@ def _figures(comparison: Comparison, result: StrategyResult) -> tuple[float | st
         metrics.latency_s,
         metrics.input_output_s,
         metrics.period_s,
-        metrics.energy_j or "",  # It is 0 if the platform states no powers.
+        metrics.energy_j or "",  # The energy is 0 if the platform states no powers. The cell is then empty.
         metrics.memory,
         metrics.total_bytes,
         metrics.speedup_over(comparison.single_device, comparison.problem.objective),

@@ -407,7 +407,7 @@ FAILURE_HEADERS = ("failed", "latency ms", "frame period ms", "fullest host MiB"
 
 
 def failures_document(failures: Sequence[FailureMetrics]) -> dict[str, Any]:
-    """Return a document with the entry `failures`; an empty one if there are no failure plans."""
+    """Return a JSON object with the metrics of all failure plans as `failures`; an empty one if there are none."""
     return {"failures": [dataclasses.asdict(entry) for entry in failures]} if failures else {}
 
 

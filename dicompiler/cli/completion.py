@@ -20,7 +20,7 @@ OFFERED_HOST_COUNTS = (1, 2, 3, 4, 8)
 
 
 def complete_names(kind: str) -> Completer:
-    """Return a completer of names of plugins. `kind` is a key of PLUGIN_KINDS, such as "strategies"."""
+    """Return a function with which click completes a plugin's name. `kind` is a key of PLUGIN_KINDS ("strategies")."""
 
     def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in _plugin_names(kind) if name.startswith(incomplete)]
@@ -29,7 +29,7 @@ def complete_names(kind: str) -> Completer:
 
 
 def complete_name_list(kind: str) -> Completer:
-    """Return a completer of a list of names of plugins, separated by commas. Only the last name is completed."""
+    """Return a function with which click completes the last name in a list of plugins' names, such as "a,b"."""
 
     def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         head, comma, last = incomplete.rpartition(",")

@@ -19,7 +19,7 @@ from dicompiler.base.errors import DicompilerError
 QUIET_KEY, LOG_FILE_KEY = "dicompiler.quiet", "dicompiler.log_file"
 """Keys of the options in the `meta` of click's context, which a command shares with the command group."""
 COMMAND_LOGGED_KEY = "dicompiler.command_logged"
-"""Key of a flag in the same `meta`, which is set when the command line has been written to the log file.
+"""Key of a flag in the `meta` of click's context: whether the command line has been written to the log file.
 
 The flag prevents a second entry. Diagnostic options can be given before and after the name of the command, and both set
 up the log.

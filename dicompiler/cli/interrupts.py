@@ -110,4 +110,4 @@ def _is_in_import(frame: FrameType | None) -> bool:
 
 
 interrupt_handler = InterruptHandler()
-"""The handler of this process."""
+"""The handler of SIGINT, SIGTERM and SIGHUP in this process."""

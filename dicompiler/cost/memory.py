@@ -18,7 +18,7 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.program import DeviceProgram, Program, Segment, TensorSpec
 
 LiveRange = tuple[int, int, int]
-"""(first step, last step, bytes) of a tensor in memory."""
+"""(first step, last step, bytes) of a tensor that is in memory during these steps of a program."""
 
 
 @dataclass(frozen=True)

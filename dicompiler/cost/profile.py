@@ -72,7 +72,7 @@ class PieceMeasurement:
 
 
 def is_whole_layer(layers: LayerGraph, layer: Layer, share: LayerShare) -> bool:
-    """Return True if a share (a piece of a layer) is the whole layer, and no smaller region or partial sum."""
+    """Return True if a share is the whole layer, and not a smaller region, a partial sum or a sum of partial sums."""
     everything = share.region is None or share.region == full_region(output_shape(layers, layer))
     return everything and share.reduce is None and not share.merge_count
 

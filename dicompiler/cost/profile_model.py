@@ -89,8 +89,9 @@ class ProfileModel(ProfileBasedModel):
 
     The predicted times of all whole layers add up to the measured time of the whole network. A share (a piece of a
     layer) that is cut along one axis takes a measured fraction of its layer's time. If it is cut along several axes,
-    the fractions are multiplied. Cuts along axes that were not measured, and layers that could not be measured, are
-    predicted from the number of operations.
+    the fractions are multiplied, except for the fixed part of the time. A cut along an axis that was not measured
+    reduces the time in proportion to the size. The time of a layer that could not be measured is predicted from its
+    operations.
     """
 
     name: ClassVar[str] = "profile"

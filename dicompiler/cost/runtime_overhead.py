@@ -15,7 +15,10 @@ from types import MappingProxyType
 from dicompiler.ir.cluster import Device, TransferMedium
 
 REFERENCE_FLOPS_PER_S = 128e9
-"""Compute rate of one core of the reference host, on which targets measured their costs (ResNet-50, onnxruntime)."""
+"""Compute rate in FLOP/s of one core of the reference host, for ResNet-50 in onnxruntime.
+
+Targets state the costs of their runtimes as measured on this host.
+"""
 
 
 @dataclass(frozen=True)

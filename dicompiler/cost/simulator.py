@@ -923,9 +923,9 @@ def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str,
 
 
 def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Return the processor time for sending `boxes` (regions of tensors).
+    """Return the seconds of processors for sending and receiving `boxes` (regions of tensors).
 
-    It is the time of the busiest sender plus that of the busiest receiver.
+    These are the seconds of the busiest sender plus those of the busiest receiver.
     """
     sending, receiving = dict[str, float](), dict[str, float]()
     for box in boxes if runtime else ():
@@ -1026,7 +1026,7 @@ def _peak_activations(routing: Routing) -> dict[str, int]:
         for tree in routing.reads.get(task_id(task), {}).values():
             hold(tree, step)
     for box in routing.received_boxes:
-        if box.origin is not None:  # A source (device with the inputs) also stores inputs that it only sends.
+        if box.origin is not None:  # Inputs that a source (device with the inputs) only sends are stored there too.
             last.setdefault(box.origin, 0)
     for delivery in routing.deliveries:
         if delivery.assembly is not None:

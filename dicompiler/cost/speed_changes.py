@@ -61,7 +61,7 @@ class SpeedChange:
 
 
 def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s: float = 0.0) -> Mapping[str, Speeds]:
-    """Return the speeds of the devices that change their speed. Changes of links are ignored.
+    """Return the speed over time of each device that changes its speed. Changes of links are ignored.
 
     If changes of a device overlap, the change that began last determines the speed.
 
@@ -87,7 +87,7 @@ def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s:
 
 
 def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s: float = 0.0) -> Mapping[str, Speeds]:
-    """Return the speeds of the hosts' links that change their speed.
+    """Return the bandwidth over time of each host's link, for the links that change their bandwidth.
 
     Args:
         changes: The changes.
@@ -116,7 +116,7 @@ def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s
 
 
 def list_link_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s: float = 0.0) -> Mapping[str, Speeds]:
-    """Return the speeds of the links that change their speed, by their names in `Platform.occupied_links`.
+    """Return the bandwidth over time of each link that changes it, by the link's name in `Platform.occupied_links`.
 
     Args:
         changes: The changes.

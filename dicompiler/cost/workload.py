@@ -83,7 +83,7 @@ class DeviceWork:
         device: Name of the device.
         host: Name of its host.
         initial_sends: Indices of the messages with graph inputs, which are sent at the start of the frame.
-        jobs: Its segments in the order of execution.
+        jobs: Segments (ONNX sub-models) of the device, in the order of execution.
         runtime: Costs of messages and calls.
         cores: Number of cores. With more than one, messages are received while a segment computes.
     """

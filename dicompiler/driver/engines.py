@@ -81,8 +81,8 @@ def check_precision(precision: str | None, engine: str | None) -> None:
     """Raise UsageError if the option `precision` is unknown, or if the engine cannot compute with it.
 
     Args:
-        precision: A precision, or None.
-        engine: The option `engine`.
+        precision: Value of the option `precision`; None if it was not given.
+        engine: Value of the option `engine`; None if it was not given.
     """
     known = get_args(Precision)
     if precision is not None and precision not in known:

@@ -19,7 +19,7 @@ T = TypeVar("T")
 EXECUTOR_FORMS = {"processes": "processes=N", "dask": "dask=HOST:PORT", "mpi": "mpi"}
 MAX_PROCESSES = 1024
 MAX_PROCESS_FAILURES = 3
-"""`map` gives up after this number of process failures in a row, without a result in between."""
+"""Number of process failures in a row, without a result in between, after which `ProcessExecutor.map` gives up."""
 
 
 def parse_executor(text: str) -> tuple[str, str]:

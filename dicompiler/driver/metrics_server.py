@@ -107,7 +107,7 @@ class MetricsServer:
         """Add the times of a finished frame to the metrics. Pass this method as `RunOptions.on_frame`.
 
         Args:
-            times: The times of the frame.
+            times: The times of the frame and of each device in it, as the session measured them.
         """
         with self._lock:
             self._frame_count += 1
@@ -123,7 +123,7 @@ class MetricsServer:
         """Add an event, such as the failure of a device, to the metrics. Pass this method as `RunOptions.on_event`.
 
         Args:
-            event: The event.
+            event: The event that the session reports.
         """
         with self._lock:
             self._events[event.kind] += 1

@@ -70,7 +70,7 @@ def prepare(
     quantize_samples: str | Path | None = None,
     state: str | Sequence[str] = (),
 ) -> PipelineState:
-    """Return a pipeline state with the model, its inferred shapes and its layers.
+    """Run the passes that prepare a model, and return the state with the model, its inferred shapes and its layers.
 
     Args:
         model: The model to prepare.

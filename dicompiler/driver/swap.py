@@ -158,7 +158,7 @@ class SwappableSession(Session):
 
     @property
     def directory(self) -> Path:
-        """The artifact in force; during a swap with a pause, the artifact that is being replaced."""
+        """The directory of the artifact in force."""
         return self._in_force().directory
 
     def _record_event(self, event: RunEvent) -> None:

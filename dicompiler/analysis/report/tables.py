@@ -52,7 +52,7 @@ def link_table(data: ReportData) -> Markup:
 
 
 def failure_table(data: ReportData) -> Markup:
-    """Return a table with the metrics of the plan and of each failure plan."""
+    """Return a table with the metrics of the plan and of each failure plan (plan for the remaining devices)."""
     rows = [
         (
             ", ".join(map(replace_unprintable, failure.failed)) or "none",
