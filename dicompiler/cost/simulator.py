@@ -37,8 +37,8 @@ class SharedLink(Generic[T]):
     """A network link and the flows (connections that are sending a message) that use it now.
 
     Attributes:
-        flows: For each flow, the largest share of the link's present bandwidth that the flow can use. It is below 1 if
-            the flow also uses a slower link.
+        flows: For each flow, the bandwidth that it would use without other flows, as a share of the link's present
+            bandwidth. It is below 1 if the flow also uses a slower link, and above 1 if this link has become slower.
         load: Sum of these shares. If it exceeds 1, all flows on the link are slowed down by this factor.
         busy_s: Seconds that the link needs at its full bandwidth for all messages so far.
         speed: Present bandwidth as a multiple of the full bandwidth.

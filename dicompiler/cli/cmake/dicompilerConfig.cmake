@@ -44,7 +44,7 @@ function(dicompiler_compile)
   set(line compile "${model}")
   set(depends "${model}")
   if(DEFINED arg_PLATFORM)
-    # Like dicompiler: a name with an ending or a directory is the name of a file.
+    # As in dicompiler, a PLATFORM with an ending or a directory names a file. The target then depends on this file.
     if(arg_PLATFORM MATCHES "[./]")
       _dicompiler_path(arg_PLATFORM "${arg_PLATFORM}")
       list(APPEND depends "${arg_PLATFORM}")
@@ -90,10 +90,10 @@ function(dicompiler_compile)
   endif()
   list(APPEND line -o "${arg_OUTPUT}" --depfile "${own}/artifact.d" --depfile-target "${target}")
 
-  # Makefiles do not notice a changed command. This file contains the command and is a prerequisite.
+  # Makefiles do not notice a changed command. The prerequisite artifact.options contains the command, and so changes.
   list(JOIN line "\n" text)
   file(CONFIGURE OUTPUT "${own}/artifact.options" CONTENT "${text}\n" @ONLY)
-  # An upgrade of dicompiler rewrites its program.
+  # The target depends on the program file of dicompiler, because an upgrade rewrites this file.
   list(GET dicompiler_COMMAND 0 program)
   if(IS_ABSOLUTE "${program}")
     list(APPEND depends "${program}")
@@ -148,7 +148,7 @@ macro(_dicompiler_check_arguments known)
   if(DEFINED arg_STRATEGY AND DEFINED arg_PLAN)
     message(FATAL_ERROR "dicompiler_compile: STRATEGY and PLAN exclude each other: a plan needs no strategy")
   endif()
-  # Some strategies have a platform of their own: manual{mapping=… platform=…}
+  # PLATFORM may be missing if the options of the strategy name a platform: manual{mapping=… platform=…}
   if(NOT DEFINED arg_PLATFORM AND NOT arg_STRATEGY MATCHES "platform=")
     message(FATAL_ERROR
       "dicompiler_compile: argument PLATFORM is missing: give a TOML file, or a built-in one such as rpi4x4")

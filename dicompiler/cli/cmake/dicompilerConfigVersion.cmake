@@ -1,4 +1,4 @@
-# Versions before 1 promise nothing to the next minor one.
+# Before version 1, minor versions may be incompatible, so the requested major and minor version must be this one.
 set(PACKAGE_VERSION "0.2.0")
 string(REGEX MATCH "^[0-9]+\\.[0-9]+" own "${PACKAGE_VERSION}")
 if(PACKAGE_FIND_VERSION VERSION_GREATER PACKAGE_VERSION
