@@ -70,7 +70,7 @@ class StrategyResult:
 
     @property
     def worst_failure(self) -> FailureMetrics | None:
-        """The failure after which the latency is longest; None if there is no failure plan."""
+        """The failure after which the latency is longest; None without failure plans (plans for remaining devices)."""
         return max(self.failures[1:], key=lambda failure: failure.metrics.latency_s, default=None)
 
     def document(self) -> dict[str, Any]:
@@ -216,8 +216,8 @@ def compare(
         strategies: The strategies, as text ("single,dp,cpsat{time=10}") or as a sequence of texts and objects.
         objective: Quantity to minimize: latency, throughput, energy, memory, communication, or a weighted sum.
         cost: The cost model.
-        target: The target whose runtime adds time to each message and to each call of a segment; None to omit this
-            time.
+        target: The target whose runtime adds time to each message and to each call of a segment (ONNX submodel); None
+            to omit this time.
         shape: Shapes of inputs with dynamic dimensions: {"input": (1, 3, 224, 224)} or "input=1x3x224x224".
         state: Graph inputs and outputs that devices keep between frames: `past*=present*`, "auto" (inputs and outputs
             with common names) or "none".

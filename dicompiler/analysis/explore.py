@@ -61,7 +61,7 @@ def explore(
         progress: Function that is called with a message before each step.
         wire_dtype: Element type in which tensors are sent, for all layers ("float16") or by layer. Default: the
             tensors' own types.
-        target: The target whose runtime adds time to each message and to each call of a segment.
+        target: The target whose runtime adds time to each message and to each call of a segment (ONNX submodel).
         state: Graph inputs and outputs that devices keep between frames: `past*=present*`, "auto" (inputs and outputs
             with common names) or "none".
         executor: Executor, opened by `open_executor`, that evaluates plans in parallel. Default: this process

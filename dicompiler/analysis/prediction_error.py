@@ -116,8 +116,8 @@ class Discrepancy:
     Attributes:
         device: Name of the device.
         cause: "computing", "sending" or "waiting".
-        location: For "computing", the segment with the largest difference. For "waiting", the device that was waited
-            for, with the largest difference. Otherwise empty.
+        location: For "computing", the segment (ONNX submodel) with the largest difference. For "waiting", the device
+            that was waited for, with the largest difference. Otherwise empty.
         predicted_s: Predicted seconds per frame.
         measured_s: Measured seconds per frame.
     """
@@ -153,8 +153,8 @@ def on_emulation_host(
 ) -> Problem:
     """Return the problem with the runtime costs (for messages, calls and copies) of a host that emulates all boards.
 
-    An emulated segment is delayed until it has taken as long as on its board. Copies and cold caches are a part of
-    segments, so they have the costs of the boards. All other costs are those of the host.
+    An emulated segment (ONNX submodel) is delayed until it has taken as long as on its board. Copies and cold caches
+    are a part of segments, so they have the costs of the boards. All other costs are those of the host.
 
     Args:
         problem: The problem with the boards' own costs.

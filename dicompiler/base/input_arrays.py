@@ -1,6 +1,6 @@
 """Conversion of user inputs (numbers, strings, lists) to NumPy arrays of the type and shape that the model needs.
 
-The module imports numpy but not onnx, because clients of resident devices may not have onnx.
+The module imports numpy but not onnx, because a program that only sends inputs to running devices may lack onnx.
 """
 
 from __future__ import annotations

@@ -407,7 +407,10 @@ FAILURE_HEADERS = ("failed", "latency ms", "frame period ms", "fullest host MiB"
 
 
 def failures_document(failures: Sequence[FailureMetrics]) -> dict[str, Any]:
-    """Return a JSON object with the metrics of all failure plans as `failures`; an empty one if there are none."""
+    """Return a JSON object whose key `failures` has the metrics of each failure plan; empty if there are none.
+
+    A failure plan is the plan for the remaining devices after a failure.
+    """
     return {"failures": [dataclasses.asdict(entry) for entry in failures]} if failures else {}
 
 
@@ -417,7 +420,10 @@ def worst_failure_columns(worst: FailureMetrics | None) -> tuple[str, str]:
 
 
 def show_failures(result: PipelineState) -> None:
-    """Print the metrics of each failure plan, and the memory that all of them need; nothing if there are none."""
+    """Print the metrics of each failure plan (plan for the remaining devices), and the memory that all plans need.
+
+    Nothing is printed if there are no failure plans.
+    """
     if not result.failure_metrics or result.metrics is None:
         return
     rows = [

@@ -4,9 +4,9 @@ A change is the failure or the return of a device. Between two changes the strea
 plan that is then in force. Frames that are in flight when a device fails are computed again from their inputs. Frames
 that are in flight when a device returns are finished first.
 
-The order and the number of frames are exact. Times are approximate for two reasons. Real devices finish the
-segments of abandoned frames, which the simulation ignores. In the simulation, the first frame after a change always
-uses the first replica.
+The order and the number of frames are exact. Times are approximate for two reasons. Real devices finish the segments
+(ONNX sub-models) of abandoned frames, which the simulation ignores. In the simulation, the first frame after a change
+always uses the first replica (copy of the plan on other devices).
 """
 
 from __future__ import annotations

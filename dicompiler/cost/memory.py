@@ -26,7 +26,7 @@ class MemoryUse:
     """Bytes of memory that a program needs on one device.
 
     Attributes:
-        weights: Bytes of the constants of all segments, each counted once.
+        weights: Bytes of the constants of all segments (ONNX sub-models), each counted once.
         activations: Largest number of bytes of tensors that are needed at once, without the buffers.
         buffers: Bytes of graph inputs, of states (outputs that are inputs of the next frame) and of received tensors.
             They exist for every frame in flight.
@@ -112,7 +112,8 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
 def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
     """Return the memory of each device at each step of one frame, by device name.
 
-    The frame uses the main plan or its first replica. The other replicas and the failure plans are ignored.
+    The frame uses the main plan, or its first replica if the plan has replicas (copies on other devices). The other
+    replicas and the failure plans are ignored.
     """
     states = (state.value for device in program.devices for state in device.states)
     values: Sequence[TensorSpec] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *states)
@@ -121,7 +122,7 @@ def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
 
 
 def segment_value_sizes(segment: Segment) -> dict[str, int]:
-    """Return the bytes of every tensor that a segment reads or computes, without constants.
+    """Return the bytes of every tensor that a segment (ONNX sub-model) reads or computes, without constants.
 
     Args:
         segment: Segment with its ONNX model.
@@ -145,7 +146,7 @@ def value_nbytes(value: onnx.ValueInfoProto) -> int:
 
 
 def constant_sizes(segment: Segment) -> dict[str, int]:
-    """Return the bytes of each constant of a segment. A sparse constant has the bytes of the dense tensor.
+    """Return the bytes of each constant of a segment (ONNX sub-model). Sparse constants are measured as if dense.
 
     Args:
         segment: Segment with its ONNX model.
@@ -252,8 +253,8 @@ def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
     """Return the last step at which each tensor is live, by tensor name.
 
     A tensor that is read lives until its last reader has run. Sending continues in the background, so a tensor that is
-    sent lives until the next segment after the send has run. Graph outputs, and states (outputs that are inputs of the
-    next frame), live to the end.
+    sent lives until the next segment (ONNX sub-model) after the send has run. Graph outputs, and states (outputs that
+    are inputs of the next frame), live to the end.
     """
     last: dict[str, int] = {}
     latest = 0

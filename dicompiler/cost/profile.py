@@ -114,7 +114,8 @@ class EngineMeasurements:
     Attributes:
         call_s: Seconds of a call that computes nothing; every measurement includes it.
         whole_model_s: Seconds of the whole network in one call; None if the engine cannot compute it as a whole.
-        layers: Times of pieces by layer signature. Layers that the engine cannot compute are missing.
+        layers: Times of pieces by signature of the layer (a digest of everything on which its time depends). Layers
+            that the engine cannot compute are missing.
     """
 
     call_s: float

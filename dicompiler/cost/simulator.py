@@ -186,9 +186,10 @@ class Span(NamedTuple):
     """A period of a simulation: a device computes, sends, receives or waits, or a message is on a link.
 
     Attributes:
-        kind: "compute": a segment ran on `device`. "handle": the processor of `device` sent a message to `peer`, or
-            received one from it. "message": bytes were on the link from `device` to `peer`. "wait": `device` was idle
-            because a message from `peer` was missing; if `peer` is empty, because no frame was available.
+        kind: "compute": a segment (ONNX sub-model) ran on `device`. "handle": the processor of `device` sent a message
+            to `peer`, or received one from it. "message": bytes were on the link from `device` to `peer`. "wait":
+            `device` was idle because a message from `peer` was missing, or if `peer` is empty, because there was no
+            frame to compute.
         device: Name of the device.
         name: Name of the segment or of the tensor in the message.
         frame: Number of the frame.
@@ -331,10 +332,10 @@ class _MessagePath:
         flow: The connection between the two devices; None if both are on one host.
         seconds: Seconds on the link if no other message uses it.
         latency: Seconds from the end of sending until the receiver is awake.
-        is_parallel: Whether the receiver can receive the message while a segment computes.
+        is_parallel: Whether the receiver can receive the message while it computes, because it has several cores.
         in_order: Whether messages are sent in the order in which they become ready. Otherwise the messages of older
             frames are sent first.
-        readers: Indices of the receiver's jobs (runs of segments) that wait for the message.
+        readers: Indices of the receiver's jobs (runs of ONNX sub-models) that wait for the message.
     """
 
     name: str
@@ -567,7 +568,7 @@ class _EventSimulator:
     def _wait_for_states(self, frame: _FrameState) -> None:
         """Make the jobs of a frame wait for the states that the previous frame has not computed yet.
 
-        A state is an output of the network that is an input of the next frame. A job is the run of a segment.
+        A state is an output of the network that is an input of the next frame. A job is the run of an ONNX sub-model.
         """
         finished = self.finished_jobs.pop(frame.number - 1, set())
         for reader, makers in frame.role.state_makers.items() if frame.number else ():
@@ -579,7 +580,7 @@ class _EventSimulator:
     def _make_states(self, frame: _FrameState, job: int, device: _DeviceState) -> None:
         """Record that a job has computed its states, and release the next frame's jobs that wait for them.
 
-        A state is an output of the network that is an input of the next frame. A job is the run of a segment.
+        A state is an output of the network that is an input of the next frame. A job is the run of an ONNX sub-model.
         """
         if frame.number + 1 == self.released:
             self.finished_jobs.setdefault(frame.number, set()).add(job)
@@ -591,7 +592,8 @@ class _EventSimulator:
     def _advance(self, now: float, device: _DeviceState) -> None:
         """Start the next job of an idle device, or receive the next message if no job is ready.
 
-        A job is the run of a segment for one frame. The job of the oldest frame is started. A busy device is skipped.
+        A job is the run of an ONNX sub-model for one frame. Of several ready jobs, that of the oldest frame is started.
+        A busy device is skipped.
         """
         if device.is_busy:
             return
@@ -793,7 +795,8 @@ def estimate_metrics(
     * Then all regions that the layer computed are sent. On a shared medium or a gateway they are sent one after
       another. On a switch all links are used at the same time, and the slowest link counts.
     * Processors also spend time on each message. The time of the busiest sender is added before the sending. The time
-      of the busiest receiver, with the call of the segment that needs the messages, is added after the sending.
+      of the busiest receiver is added after the sending, together with the call of the ONNX sub-model that needs the
+      messages.
 
     In reality and in the simulator these periods overlap. The simulator's times for VGG16 are 6 to 54 % lower, so the
     two models can rank plans differently. Bytes are exact. Memory excludes the copies that are made when regions are
@@ -959,7 +962,10 @@ def _network_seconds(
 
 
 def _link_seconds(platform: Platform, runtime: Mapping[str, RuntimeCosts], box: _SentBox) -> float:
-    """Return the seconds for which the message with `box` occupies a link; 0 between devices of the same host."""
+    """Return the seconds for which a message occupies a link; 0 between devices of the same host.
+
+    The message contains `box`, a region of a tensor.
+    """
     link = platform.link(box.sender, box.receiver)
     if link is None:
         return 0.0
@@ -972,8 +978,8 @@ def _device_metrics(
 ) -> tuple[DeviceMetrics, ...]:
     """Return the metrics of each device. Work and sent bytes are averaged over `roles`.
 
-    `roles` has the costs of each replica of the plan, or of the plan itself. The memory includes the memory for failure
-    plans, because devices store the weights of all plans.
+    `roles` has the costs of each replica of the plan (copy on other devices), or of the plan itself. The memory
+    includes the memory for failure plans, because devices store the weights of all plans.
     """
     activations = [_peak_activations(role) for role in routing.roles]
     weights: dict[str, dict[tuple[str, Region], int]] = {name: {} for name in plan.devices}

@@ -1,4 +1,4 @@
-"""The workload of a program: its segments with predicted seconds, and its messages."""
+"""The workload of a program: its segments (ONNX sub-models) with predicted seconds, and its messages."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ class Workload:
 
     @property
     def roles(self) -> tuple[Workload, ...]:
-        """The workload of each of the n replicas. Frame i uses the entry i mod n."""
+        """The workload of each of the n replicas (copies of the plan on other devices). Frame i uses entry i mod n."""
         return (replace(self, other_roles=()), *self.other_roles)
 
 
@@ -130,9 +130,10 @@ def build_workload(
 ) -> Workload:
     """Return the segments of a program with their predicted seconds, and its messages, for all replicas of the plan.
 
-    Failure plans are not included. The seconds of a task (one device's share of a layer), with those of its slices,
-    joins and casts, are assigned to the segment that contains the main operator of the layer. `runtime_by_device` has
-    the costs of messages and calls; by default they are free.
+    A segment is an ONNX sub-model, and a replica a copy of the plan on other devices. Failure plans are not included.
+    The seconds of a task (one device's share of a layer), with those of its slices, joins and casts, are assigned to
+    the segment that contains the main operator of the layer. `runtime_by_device` has the costs of messages and calls;
+    by default they are free.
     """
     roles = zip(program.replica_roles, routing.replica_roles, strict=True)
     first, *others = (_role_workload(role, routes, platform, cost, runtime_by_device) for role, routes in roles)
@@ -338,7 +339,7 @@ def _nbytes(routing: Routing, key: TensorKey, regions: Iterable[Region]) -> int:
 
 
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
-    """Return the seconds of each segment, by name.
+    """Return the seconds of each segment (ONNX sub-model), by name.
 
     A task computes one device's share of a layer. Its seconds are assigned to the segment with the main operator
     (anchor) of the layer.
@@ -350,7 +351,7 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
             for key, origin in segment.node_marks:
                 layer = routing.layers.layer_by_name[key[0]]
                 # A merger (a task that adds partial sums) does not contain the main operator of its layer. Its seconds
-                # are therefore assigned to the segment with its last node.
+                # are therefore assigned to the segment (ONNX sub-model) with its last node.
                 if key not in home or origin == layer.nodes[layer.anchor].name or key in mergers:
                     home[key] = segment.name
     by_segment: dict[str, float] = {}

@@ -189,8 +189,8 @@ def run_opened(
 ) -> RunResult:
     """Run an artifact that is already open, and give every frame the same inputs.
 
-    `path` is its directory, `target` its target, and `model` its reference model, or another model with the same
-    inputs.
+    `path` is its directory, `target` its target, and `model` its reference model (the model before the split), or
+    another model with the same inputs.
     """
     from dicompiler.verify.run_inputs import first_and_later_inputs, hint_on_input_error
 
@@ -431,7 +431,7 @@ def _compare_outputs(
     """Compare each output that a device delivered with the output of onnxruntime, and return a check for each.
 
     Args:
-        model: The reference model.
+        model: The reference model: the model before it was split.
         inputs: Inputs of the frames to compare. If the model has states (outputs that the next frame reads), these are
             consecutive frames. Otherwise there is one frame for each replica (copy of the plan on other devices).
         result: The result of the run.

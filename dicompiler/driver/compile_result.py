@@ -261,7 +261,7 @@ class CompileResult(PipelineState):
     def from_state(
         cls, state: PipelineState, problem: Problem, memory_use: Mapping[str, MemoryUse] | None = None
     ) -> CompileResult:
-        """Return a pipeline state as a result.
+        """Return the pipeline state of a finished compilation as a result.
 
         Args:
             state: A state in which all steps are done; only the artifact may be missing.

@@ -337,7 +337,7 @@ def check_given_plan(problem: Problem, plan: Plan) -> Plan:
 
 
 def with_engines(plan: Plan, platform: Platform) -> Plan:
-    """Return the plan with the engine of each device that it uses; the platform states the engines."""
+    """Return the plan, completed by the engine of each device that it uses, as the platform states it."""
     engines = platform.engines
     return replace(plan, engines={name: engines[name] for name in plan.devices if name in engines})
 
@@ -425,9 +425,9 @@ def add_metrics(
 ) -> PipelineState:
     """Add the simulated metrics of the plan, of its failure plans and of the best single device to the compilation.
 
-    `memory` is the memory use by device; None if `check_program` has not computed it. A warning is logged if the plan
-    is worse than one device, or if the predicted gain is implausible. The next and last step is `write_artifact`, which
-    is skipped without an output directory.
+    Failure plans are plans for the remaining devices after a failure. `memory` is the memory use by device; None if
+    `check_program` has not computed it. A warning is logged if the plan is worse than one device, or if the predicted
+    gain is implausible. The next and last step is `write_artifact`, which is skipped without an output directory.
     """
     assert compilation.plan is not None
     with gc_paused():
@@ -454,7 +454,7 @@ def add_metrics(
 
 
 def write_artifact(compilation: PipelineState, target: Target, output: Path) -> PipelineState:
-    """Write the artifact: the target's files, the plan, the platform and the reference model.
+    """Write the artifact: the target's files, the plan, the platform and the reference model (before the split).
 
     The directory appears as a whole or not at all. Return the state of the compilation with the path of the artifact.
     """

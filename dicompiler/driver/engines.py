@@ -268,7 +268,7 @@ def engine_tolerances(model: Model, engines: Mapping[str, str]) -> dict[str, Tol
     """Return the tolerances that engines need for outputs of type float32, by output name.
 
     Args:
-        model: The reference model.
+        model: The reference model: the model before it was split.
         engines: Engines other than onnxruntime by device name.
 
     Returns:
@@ -287,12 +287,13 @@ def engine_tolerances(model: Model, engines: Mapping[str, str]) -> dict[str, Tol
 WORTHWHILE_OPERATORS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
 """Operators for which the call of an engine is worthwhile.
 
-A piece of a segment without any of these operators is left to onnxruntime, because a call of the engine would cost more
-time than it saves."""
+A piece of a segment (ONNX submodel) without any of these operators is left to onnxruntime, because a call of the engine
+would cost more time than it saves.
+"""
 
 
 def split_by_engine(program: Program, engines: Mapping[str, Engine]) -> Program:
-    """Return the program with its segments split at the nodes that the engines do not compute.
+    """Return the program with its segments (ONNX submodels) split at the nodes that the engines do not compute.
 
     These are operators that an engine does not support, and layers that its option `layers` omits. A segment becomes
     several pieces, each computed by the engine or by onnxruntime. A device sends the outputs of a segment after the
@@ -323,7 +324,7 @@ def _split_role(program: Program, engines: Mapping[str, Engine]) -> Program:
 
 
 def _first_pieces(pieces: Sequence[Sequence[Segment]]) -> list[int]:
-    """Return the index of each segment's first piece, among the pieces of all segments of the device."""
+    """Return the index of the first piece of each segment (submodel), among the pieces of all segments of a device."""
     return [sum(map(len, pieces[:i])) for i in range(len(pieces))]
 
 
@@ -338,7 +339,7 @@ def _with_pieces(device: DeviceProgram, pieces: Sequence[Sequence[Segment]]) -> 
 
 
 def split_segment(segment: Segment, engine: Engine, weights: Mapping[str, Weight]) -> tuple[Segment, ...]:
-    """Split a segment into pieces, in order. In each piece, either the engine computes all nodes, or onnxruntime does.
+    """Split a segment (ONNX submodel) into pieces. Each piece is computed either by the engine or by onnxruntime.
 
     The result is the segment itself if the engine supports all nodes, if it supports none of WORTHWHILE_OPERATORS in
     the segment, or if the type of a tensor between two pieces is unknown.
@@ -349,7 +350,7 @@ def split_segment(segment: Segment, engine: Engine, weights: Mapping[str, Weight
         weights: The data of large weights, by name.
 
     Returns:
-        At least one segment.
+        The pieces in the order of execution: at least one.
     """
     graph = segment.model.graph
     unsupported = {*engine.unsupported_nodes(segment.model, weights), *excluded_nodes(engine, graph)}
@@ -409,7 +410,7 @@ def _collect_ready_nodes(graph: onnx.GraphProto, supported: Sequence[bool]) -> l
 
 
 def _find_types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """Return type and static shape of each tensor of a segment by name. Tensors without a known type are missing."""
+    """Return type and static shape of each tensor of a submodel by name. Tensors without a known type are missing."""
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
     infos = {}
     for value in (*graph.value_info, *graph.input, *graph.output):
@@ -422,7 +423,7 @@ def _find_types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 def _make_piece(
     segment: Segment, name: str, nodes: Sequence[int], infos: Mapping[str, onnx.ValueInfoProto]
 ) -> Segment | None:
-    """Return a new segment with the given nodes of `segment`; None if the type of an input or output is unknown."""
+    """Return a submodel with the given nodes of `segment`; None if the type of its input or output is unknown."""
     model, graph = segment.model, segment.model.graph
     constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
     own = [graph.node[i] for i in nodes]

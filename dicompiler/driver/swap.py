@@ -218,7 +218,7 @@ class SwappableSession(Session):
             self._max_in_flight = count
             self._condition.notify_all()
 
-    # -- swaps
+    # -- swaps: replacements of the running artifact
 
     def swap(
         self, directory: str | Path, *, verify: bool = True, pause: bool = False, link_share: float = LINK_SHARE
@@ -434,7 +434,7 @@ class SwappableSession(Session):
             )
 
     def close(self) -> None:
-        """Finish the frames in flight and end the devices. A swap under way is finished first."""
+        """Finish the frames in flight and end the devices. If an artifact is being replaced, this is finished first."""
         self._end("it was closed", lambda session: session.close())
 
     def _end(self, reason: str, end_session: Callable[[Session], None]) -> None:

@@ -18,10 +18,16 @@ BOX_GAP_PX, LANE_WIDTH_PX = 16.0, 12.0
 """Distance between two neighbouring boxes of a row, and width of a lane (a gap through which a long edge passes)."""
 SWEEP_COUNT = 8
 LANE_WEIGHT = 1e-6
-"""Weight of a lane in the least squares of positions. A box has the weight 1, so boxes move lanes, not the reverse."""
+"""Weight of a lane (gap for a long edge) when positions are optimized.
+
+The box of a node has the weight 1. Boxes therefore move lanes, and lanes hardly move boxes.
+"""
 
 LayoutItem = tuple[int, int]
-"""An item of a row, as (node, row): in the node's own row, the node's box; in a lower row, a lane of its edges."""
+"""A thing in a row of the graph, as (node, row): the node's box in its own row, or a gap for its edges in a lower row.
+
+Such a gap between boxes, through which long edges pass, is called a lane.
+"""
 EdgePiece = tuple[float, int, float, int]
 """A piece of an edge between adjacent rows: position and row of its upper end, then those of its lower end."""
 
@@ -94,7 +100,7 @@ def _order_rows(
     above: Mapping[LayoutItem, Sequence[LayoutItem]],
     below: Mapping[LayoutItem, Sequence[LayoutItem]],
 ) -> None:
-    """Sort the items (boxes and lanes) of every row by the mean position of their neighbours in an adjacent row.
+    """Sort the items (nodes' boxes and gaps for edges) of each row by the mean position of their neighbours.
 
     `items` has the items of each row, from left to right. `above` and `below` have the neighbours of each item in the
     adjacent rows. The rows are sorted several times, alternately by the neighbours above and below.
@@ -115,7 +121,7 @@ def _place_items(
     size: Mapping[LayoutItem, float],
     rows: Sequence[int],
 ) -> dict[LayoutItem, float]:
-    """Return the horizontal centre of every item (the box of a node, or a lane).
+    """Return the horizontal centre of every item (the box of a node, or a lane, which is a gap for a long edge).
 
     `items` has the items of each row, from left to right. `above` and `below` have the neighbours of each item in the
     adjacent rows. Items are aligned alternately with the neighbours above and with those below. `size` is the width of
@@ -131,7 +137,7 @@ def _place_items(
         near = above if sweep % 2 == 0 else below
         for row in items if sweep % 2 == 0 else reversed(items):
             wanted = [_wanted_place(item, near.get(item, ()), x, rows) for item in row]
-            # A lane has a small weight, so that boxes move lanes and not the reverse.
+            # A lane (gap for a long edge) has a small weight, so that boxes move lanes and lanes hardly move boxes.
             weights = [LANE_WEIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
             x.update(zip(row, _separate(wanted, weights, [size[item] for item in row]), strict=True))
     return x
@@ -140,10 +146,11 @@ def _place_items(
 def _wanted_place(
     item: LayoutItem, near: Sequence[LayoutItem], x: Mapping[LayoutItem, float], rows: Sequence[int]
 ) -> float:
-    """Return the mean position of the neighbours with which an item should be aligned.
+    """Return the mean position of the neighbours with which an item (a node's box, or a lane) should be aligned.
 
-    `near` are all neighbours of the item. A box is aligned with those neighbours that are boxes, and a lane with those
-    that belong to the same edge. An item that has no such neighbours is aligned with all of its neighbours.
+    A lane is a gap for a long edge. `near` are all neighbours of the item. A box is aligned with those neighbours that
+    are boxes, and a lane with those that belong to the same edge. An item that has no such neighbours is aligned with
+    all of its neighbours.
     """
     lane = rows[item[0]] != item[1]
     preferred = [

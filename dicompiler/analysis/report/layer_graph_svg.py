@@ -22,14 +22,14 @@ from dicompiler.ir.routing import Task, task_id
 from dicompiler.partition.routing import format_region
 
 BOX_WIDTH_PX, BOX_HEIGHT_PX, ROW_HEIGHT_PX = 136.0, 32.0, 48.0
-"""Width and height of a box, and vertical distance from one row to the next."""
+"""Width and height of the box of a layer, and vertical distance from one row of boxes to the next."""
 BAR_HEIGHT_PX = 13.0
 ROWS_PER_BAND = 3
 """Number of rows of a band (a group of rows). A page break never splits a band."""
 MAX_UNBROKEN_ROWS = 14
 """A layer graph with at most this many rows is drawn as one band (a group of rows)."""
 MAX_LABEL_LETTERS = 22
-"""Maximum number of letters of a name in a box."""
+"""Maximum number of letters of a layer's name in its box."""
 MARGIN_PX = 8.0
 """Free space on the left and right of the layer graph."""
 

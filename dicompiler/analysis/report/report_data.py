@@ -40,7 +40,7 @@ class ReportData:
         compilation: State of the compilation that wrote the artifact.
         platform: The platform of the artifact.
         program: The program of each device.
-        routing: The tasks of the plan and the boxes (regions of tensors) that they exchange.
+        routing: The tasks (computations of parts) of the plan, and the boxes (regions of tensors) that they exchange.
         metrics: Predicted metrics of the plan.
         single: Predicted metrics of the best single device.
         target: The target that wrote the artifact.
@@ -94,8 +94,8 @@ class ReportData:
     def tasks(self) -> Mapping[str, Sequence[Task]]:
         """The tasks of each layer: for each part of the layer, its computation on one device.
 
-        They are the tasks of the main plan, or of the first replica if the plan has replicas. Failure plans are not
-        included.
+        They are the tasks of the main plan, or of the first replica if the plan has replicas (copies on other devices).
+        Failure plans are not included.
         """
         by_layer: dict[str, list[Task]] = {layer.name: [] for layer in self.routing.layers.layers}
         for task in self.routing.tasks:

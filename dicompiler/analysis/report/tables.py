@@ -1,4 +1,4 @@
-"""Tables of a report: bytes between devices, failure plans and strategies; also the charts of a Pareto front.
+"""Tables of a report: bytes between devices, plans after failures, and strategies; also charts of a Pareto front.
 
 ReportData, comparison or front ⇒ Markup
 """
