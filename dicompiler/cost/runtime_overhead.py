@@ -126,7 +126,7 @@ class RuntimeCosts:
         return self.call_seconds(2) / 2
 
     def call_seconds(self, segments: int) -> float:
-        """Return the seconds of all calls of segments (ONNX sub-models) in a frame, without the seconds of computing.
+        """Return the seconds of all calls of a device's segments (ONNX sub-models) in a frame, without computing.
 
         If the device has only one segment, its code and data stay in the caches between two calls, so no call is cold.
 

@@ -337,7 +337,7 @@ def check_given_plan(problem: Problem, plan: Plan) -> Plan:
 
 
 def with_engines(plan: Plan, platform: Platform) -> Plan:
-    """Return the plan, completed by the engine of each device that it uses, as the platform states it."""
+    """Return the plan with the engines that the platform states for the plan's devices."""
     engines = platform.engines
     return replace(plan, engines={name: engines[name] for name in plan.devices if name in engines})
 
