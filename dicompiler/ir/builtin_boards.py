@@ -13,9 +13,10 @@ from dicompiler.ir.cluster import Device, EngineRate, Host, Network
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 
 _GATEWAY = " Network: CoopAI's gateway, which all boards share at 100 Mbit/s, without latency."
-# Source of the rates with ncnn: the times of AlexNet, VGG16, ResNet-18, ResNet-50, MobileNetV2 and SqueezeNet with four
-# threads in ncnn's benchmark/README.md (commit a4d2ea1). The table has no time of VGG16 for the Raspberry Pi 3.
-# - The rates are fitted to these times less the time of reading the weights of dense layers.
+# Source of the compute rates with the engine ncnn: the times of AlexNet, VGG16, ResNet-18, ResNet-50, MobileNetV2 and
+# SqueezeNet with four threads in ncnn's benchmark/README.md (commit a4d2ea1). The table has no time of VGG16 for the
+# Raspberry Pi 3.
+# - The rates are fitted to these times, from which the time of reading the weights of dense layers is subtracted.
 # - They are then scaled from the clocks in the table (Pi 4: 1.8 GHz, Pi 3: 1.4 GHz) to the clocks of the boards below.
 # - Ratio of the fitted to the published times: 0.67 to 1.20 for the Pi 4 (SqueezeNet: 0.49), and 1.00 to 1.34 for the
 #   Pi 3 (SqueezeNet: 0.61).
@@ -36,9 +37,9 @@ _PI4_DESCRIPTION = (
 )
 _TOP500 = "geerlingguy/top500-benchmark, README"
 _GIGABIT = " Network: a gigabit switch, of which TCP gets 941 Mbit/s; latency 0.1 ms is an assumption."
-# The rate of 60.5 GFLOP/s agrees with onnxruntime on a Raspberry Pi 5: YOLO11n (6.5 GFLOP) takes 168 ms, which is
-# 39 GFLOP/s, and YOLO11s (21.5 GFLOP) takes 324 ms, which is 66 GFLOP/s (Ultralytics' guide for Raspberry Pi, release
-# 8.3.39).
+# The rate of 60.5 GFLOP/s lies between the rates of two networks in onnxruntime on a Raspberry Pi 5. YOLO11n (6.5
+# GFLOP) takes 168 ms, which is 39 GFLOP/s. YOLO11s (21.5 GFLOP) takes 324 ms, which is 66 GFLOP/s (Ultralytics' guide
+# for Raspberry Pi, release 8.3.39).
 _PI5_DESCRIPTION = (
     "Raspberry Pi 5: four Cortex-A76 at 2.4 GHz, 8 GB. 60.5 GFLOP/s in float32: twice the 30.249 GFLOP/s of Linpack in"
     f" float64 ({_TOP500}). Memory: 10 GB/s is an assumption, 60 % of the peak of 32 bits of LPDDR4X at 4267 MT/s."
@@ -58,8 +59,9 @@ _N100_DESCRIPTION = (
     " an assumption, half of the peak of 64 bits of DDR5 at 4800 MT/s. Power: 16 W with four cores busy (the same"
     f" Linpack run); 7 W idle is an assumption.{_GIGABIT}"
 )
-# CPU rate of the Jetson Orin Nano: the peak in float32 is 16 FLOP x 6 cores x 1.7 GHz = 163 GFLOP/s. On a Raspberry
-# Pi 5, Linpack reaches 60.5 of 153.6 GFLOP/s. The same fraction of 163 GFLOP/s is 64 GFLOP/s.
+# CPU rate of the Jetson Orin Nano: the peak in float32 is 16 FLOP per cycle x 6 cores x 1.7 GHz = 163 GFLOP/s. On a
+# Raspberry Pi 5, Linpack reaches 60.5 GFLOP/s of a peak of 153.6 GFLOP/s. The same fraction of 163 GFLOP/s is 64
+# GFLOP/s.
 # GPU rate: YOLO11s (21.5 GFLOP) takes 13.91 ms, which is 1546 GFLOP/s.
 _ORIN_NANO_DESCRIPTION = (
     "NVIDIA Jetson Orin Nano Super: six Cortex-A78AE at 1.7 GHz and an Ampere GPU, 8 GB. Rates: 64 GFLOP/s for the CPU"
@@ -71,8 +73,8 @@ _ORIN_NANO_DESCRIPTION = (
 # Rates of the Jetson Xavier NX: in Table II of the AutoDiCE paper, ResNet-101 (15.7 GFLOP) runs at 5.786 images/s on
 # six cores and at 21.767 images/s on the GPU. The rates of the two devices are therefore 91 and 342 GFLOP/s.
 # Active power: in the same table, energy per image times images/s is the power of the whole board. It is at most 10.7 W
-# with the CPU (VGG-19) and 22.4 W with the GPU (ResNet-101). These values include 2 W of the other, idle device, which
-# are subtracted.
+# with the CPU (VGG-19) and 22.4 W with the GPU (ResNet-101). These values include the idle power of the other device,
+# 2 W, which is subtracted.
 _NX_DESCRIPTION = (
     "NVIDIA Jetson Xavier NX: six Carmel cores and a Volta GPU on a gigabit switch (AutoDiCE, section V). Rates: those"
     " of ResNet-101 in its Table II, 91 GFLOP/s (six cores) and 342 GFLOP/s (GPU, with a theoretical maximum of"
@@ -184,7 +186,7 @@ BOARDS = (
     BuiltinBoard("orangepi5x", _ORANGE_PI5_DESCRIPTION, "opi", Host("", 8 * GIB), _OPI5_DEVICES, _GIGABIT_SWITCH),
     BuiltinBoard("n100x", _N100_DESCRIPTION, "pc", Host("", 8 * GIB), _N100_DEVICES, _GIGABIT_SWITCH),
     BuiltinBoard("orin-nano-x", _ORIN_NANO_DESCRIPTION, "orin", Host("", 8 * GIB), _ORIN_DEVICES, _GIGABIT_SWITCH),
-    # Clusters of the experiments in papers.
+    # Clusters of the experiments in two papers: CoopAI (Raspberry Pis with a gateway) and AutoDiCE (Jetson Xavier NX).
     BuiltinBoard("rpi3-gateway-x", _PI3_DESCRIPTION, "pi", Host("", 1 * GIB), _PI3_DEVICES, _GATEWAY_NETWORK),
     BuiltinBoard(
         "rpi4-gateway-x", _PI4_DESCRIPTION + _GATEWAY, "pi", Host("", 4 * GIB), _PI4_DEVICES, _GATEWAY_NETWORK

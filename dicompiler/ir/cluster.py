@@ -18,10 +18,10 @@ NetworkKind = Literal["switch", "shared", "gateway"]
 DEFAULT_ENGINE = "onnxruntime"
 """Engine (library that computes segments) of a device unless another one is chosen.
 
-The command `verify` compares all results with those of this engine.
+The command `verify` compares the results of a run with the results of onnxruntime.
 """
 OTHER_KINDS = "*"
-"""Kind of layer in an `EngineRate` that stands for all kinds without a rate of their own."""
+"""Value of `EngineRate.kind` for a rate that is valid for all kinds of layers without a rate of their own."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,8 @@ def computes_layer(engine: str, layer: str) -> bool:
         layer: Name of the layer.
 
     Returns:
-        Whether the engine computes the layer, provided that it supports the layer's operators.
+        False if the option `layers` does not name the layer. True otherwise; the engine must also support the layer's
+        operators.
     """
     patterns = engine_layers(engine)
     return not patterns or any(fnmatchcase(layer, pattern) for pattern in patterns)
@@ -107,7 +108,8 @@ class Device:
     Attributes:
         name: Name of the device.
         host: Name of its host.
-        rate: Sustained compute rate in FLOP/s (a multiply-add is two FLOP); 0: it has no compute (a camera, a gateway).
+        rate: Sustained compute rate in FLOP/s (a multiply-add is two FLOP); 0: it cannot compute (a camera, a
+            gateway).
         cores: Number of CPU cores.
         power_active: Power in W while the device computes. The power of a host is the sum over its devices.
         power_idle: Power in W while the device waits.
@@ -137,7 +139,7 @@ class Device:
         return self.rate > 0
 
     def has_rates(self, engine: str) -> bool:
-        """Return True if the rates of an engine on this device are stated.
+        """Return True if the platform states compute rates of an engine on this device.
 
         Args:
             engine: Name of the engine. Options are ignored: rates apply to all precisions.
@@ -149,7 +151,9 @@ class Device:
         return name == DEFAULT_ENGINE or any(entry.engine == name for entry in self.engine_rates)
 
     def with_engine_of(self, layer: str) -> Device:
-        """Return the device with the engine that computes a layer: its own engine, or onnxruntime.
+        """Return this device with the engine that computes a layer: its own engine, or onnxruntime.
+
+        The option `layers` of an engine can leave layers to onnxruntime.
 
         Args:
             layer: Name of the layer.
@@ -166,8 +170,8 @@ class Device:
             kinds: Kinds of the layer, the most specific one first.
 
         Returns:
-            The stated rate for the first of these kinds that has one, or else the stated rate for all other kinds, in
-            FLOP/s. If neither is stated, the rate with onnxruntime, which computes the layers that an engine does not
+            The rate in FLOP/s of the first of these kinds that has one, or else the rate for all other kinds ("*").
+            Without either, the rate with onnxruntime, because onnxruntime computes the layers that an engine does not
             support.
         """
         name = engine_name(self.engine)
@@ -184,7 +188,7 @@ class TransferMedium:
     bandwidth: float
 
     def transfer_s(self, nbytes: Amount, message: float = 0.0) -> Amount:
-        """Return the seconds for which a transfer of `nbytes` bytes occupies the medium, without the latency.
+        """Return the seconds for which a transfer of `nbytes` bytes occupies the link or network, without the latency.
 
         `message` is the fixed time per transfer in seconds, which is added to the time of the bytes.
         """

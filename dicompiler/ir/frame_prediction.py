@@ -1,4 +1,4 @@
-"""The predicted time of a frame and its two parts, which are shown together."""
+"""Predicted time of a frame (one inference request): time in the cluster, and time for inputs and outputs."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from dicompiler.base.units import format_seconds
 
 HOST_COSTS = "with the message costs of the emulating host"
-"""Addition to a prediction for emulated boards, whose messages cost as much as on the host that emulates them."""
+"""Text that follows a predicted time of emulated boards.
+
+The prediction contains the time that messages cost on the host that emulates the boards, not on real boards.
+"""
 
 
 @dataclass(frozen=True)
 class FramePrediction:
-    """The predicted time of a frame that is alone in the cluster.
+    """The predicted time of a frame (one inference request) if the cluster computes no other frame at the same time.
 
     Attributes:
         cluster_s: Seconds from the inputs on the sources (devices that have the inputs) to the outputs on the sinks

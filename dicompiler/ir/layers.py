@@ -1,7 +1,7 @@
 """Layers: the units that a plan divides among devices, and their graph.
 
 A layer is an anchor (its main operator) with the element-wise nodes that are fused into it. Layers are immutable and
-contain neither weights nor ONNX objects. Routing, costs and strategies need no other data of the model.
+contain neither weights nor ONNX objects. Routing, cost models and strategies read only the layers, not the model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dicompiler.ir.regions import Interval, Region, full_region
 
 
 class TensorKey(NamedTuple):
-    """Name of a tensor, or of its partial sums over one range of the reduction axis.
+    """Key of a tensor, or of the partial sums of the tensor over one range of the reduction axis.
 
     Attributes:
         tensor: Name of the tensor.
@@ -89,7 +89,7 @@ class LayerGraph(Memoizing):
     def delivered_outputs(self) -> tuple[str, ...]:
         """Names of the model outputs that are sent to the sinks, the devices that receive outputs.
 
-        Outputs that are states stay on their devices, because they are only inputs of the next frame.
+        Outputs that are states stay on their devices, because only the next frame reads them.
         """
         kept = {present for _, present in self.states}
         return tuple(name for name in self.outputs if name not in kept)
@@ -147,7 +147,7 @@ class LayerGraph(Memoizing):
 
     @memoized
     def operation_of(self, node: Node) -> Operation:
-        """Return a node together with the types and shapes of its tensors, as operator rules need it.
+        """Return a node together with the types and shapes of its tensors, which operator rules need.
 
         Args:
             node: A node of a layer.

@@ -11,7 +11,11 @@ from dicompiler.base.objectives import objective_terms, speed_metric
 from dicompiler.ir.frame_prediction import FramePrediction
 
 Method = Literal["estimate", "simulation"]
-"""Method by which times were predicted."""
+"""Method by which times were predicted.
+
+`simulation` plays the program of each device. `estimate` is faster: it assumes that all devices wait for each other
+after each layer.
+"""
 MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE = 1.02
 """A speed-up is reported as implausible if it exceeds the number of devices times this factor."""
 
@@ -38,8 +42,8 @@ class DeviceMetrics:
         overhead_bytes: Bytes needed in addition to weights and activations: copies for concatenations, and memory of
             the target's runtime. An estimate uses a lower bound. 0 if the target is unknown.
         runtime_s: Seconds that the target's runtime spends on messages.
-        occupied_s: Seconds in which the device computes or handles messages. If it does both at once, they count once,
-            so it is not longer than a frame. 0 in an estimate.
+        occupied_s: Seconds in which the device computes or handles messages. Time in which it does both is counted
+            once, so `occupied_s` is not longer than a frame. 0 in an estimate.
     """
 
     device: str
@@ -68,7 +72,7 @@ class DeviceMetrics:
 
     @property
     def wait_s(self) -> float:
-        """Seconds in which the device waits for messages."""
+        """Seconds in which the device waits for messages of other devices or for the next frame."""
         return sum(self.waits.values())
 
     @property
@@ -159,7 +163,8 @@ class Metrics:
             objective: Objective that selects the compared time: the period for throughput, else the latency.
 
         Returns:
-            The speed-up of this plan; 1 if both times are 0.
+            The speed-up of this plan: above 1 if this plan is faster; infinite if only its time is 0; 1 if both times
+            are 0.
         """
         own_s, other_s = (getattr(metrics, speed_metric(objective)) for metrics in (self, other))
         return float(other_s / own_s) if own_s else math.inf if other_s else 1.0
@@ -206,9 +211,10 @@ class FailureMetrics:
     """Metrics of the plan that is used while certain devices are down.
 
     Attributes:
-        failed: Names of the failed devices; () for the plan itself.
-        metrics: Metrics of the plan that is used during the failure.
-        extra_weight_bytes: Bytes of weights that devices store for this plan, in addition to those of the plan itself.
+        failed: Names of the devices that are down; () for the main plan, which is used while no device is down.
+        metrics: Metrics of the plan that is used while these devices are down.
+        extra_weight_bytes: Bytes of weights that devices store for this plan in addition to the weights for the main
+            plan.
     """
 
     failed: tuple[str, ...]

@@ -5,8 +5,8 @@ has the region that is computed, the regions of the inputs that are needed for t
 computed region may exceed the requested one. A Softmax, for example, computes full rows along its axis.
 
 A rule also contains the operator's cost and, for operators that round, an integer replacement. The exact check of
-`verify` needs it: it computes with small integers, and requires results that are equal bit by bit. Weights are inputs
-like all others. An operator without a rule is computed as a whole (see `whole_tensor`).
+`verify` uses the replacement, because it computes with small integers and requires bit-identical results. Weights are
+inputs like all others. An operator without a rule is computed as a whole (see `whole_tensor`).
 """
 
 from __future__ import annotations
@@ -198,7 +198,10 @@ class OpCost(NamedTuple):
 MERGE_OPERATORS = ("Add", "Max", "Min")
 """Operators that can combine the partial results of two ranges of the reduction axis."""
 CONSTANT_KINDS = ("factor", "gain", "max", "min", "rounded", "scale", "shift", "slope", "step", "variance")
-"""Kinds of integers that replace constants in the exact check of `verify` (`OperatorRule.constant_stand_ins`)."""
+"""Kinds of integers that replace constants in the exact check of `verify` (`OperatorRule.constant_stand_ins`).
+
+The name of a kind says how an operator uses the constant.
+"""
 
 PieceFunction = Callable[[Operation, Region, Interval | None], Piece]
 CostFunction = Callable[[Operation, Shape, Sequence[Shape]], OpCost]

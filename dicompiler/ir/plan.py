@@ -1,4 +1,4 @@
-"""Plan: the assignment of regions of each layer's output to devices, which a strategy chooses.
+"""Plan: the assignment of regions of each layer's output to devices, chosen by a strategy or written by a user.
 
 Plans are stored as JSON (schema: `base/schemas/plan.schema.json`). `partition.routing.check_plan` checks a plan
 against the layers of a model.
@@ -75,7 +75,7 @@ class Plan:
 
     Attributes:
         layers: By layer name, the parts (pieces of the layer on devices).
-        source: Names of the devices that hold every model input in full.
+        source: Names of the devices that have every model input in full.
         sink: Names of the devices that receive every model output in full.
         model_digest: Structural digest of the model that the plan was made for; '' in a plan written by hand.
         note: Reason why the strategy may return another plan for the same problem: measurements or a time limit.
@@ -127,17 +127,17 @@ class Plan:
 
     @property
     def roles(self) -> tuple[Plan, ...]:
-        """Plan of each role, without replicas and failure plans of its own.
+        """Plan of each role (one way in which the devices can compute a frame).
 
-        A role is a replica of the plan (or the plan itself, if it has none), or a failure plan. The replicas of the
-        plan itself come first, then the replicas of its failure plans.
+        The roles are the replicas of this plan (or the plan itself, if it has none), then the failure plans (or their
+        replicas). The returned plans have neither replicas nor failure plans.
         """
         plans = (self, *(failure.plan for failure in self.failures))
         return tuple(role_plan for plan in plans for role_plan in plan.replica_roles)
 
     @property
     def role_failures(self) -> tuple[tuple[str, ...], ...]:
-        """For each entry of `roles`, the failed devices for which it is used; () for the plan and its replicas."""
+        """Failed devices for which each plan in `roles` is used; () for use while no device is down."""
         entries = (FailurePlan((), self), *self.failures)
         return tuple(entry.failed for entry in entries for _ in entry.plan.replica_roles)
 
@@ -234,7 +234,7 @@ def load_user_plan(path: str | Path) -> Plan:
 
 @contextmanager
 def plan_file_in_errors(source: str | Path | Plan | None) -> Iterator[None]:
-    """Name the file of a plan in the DicompilerErrors of the block that begin with "plan: ".
+    """Replace the prefix "plan: " of DicompilerErrors that the `with` block raises by the name of the plan's file.
 
     Args:
         source: The file of the plan. Errors are not changed if it is a Plan or None.

@@ -1,4 +1,4 @@
-"""Platform: hosts, devices and the network of a cluster, from a TOML file or a built-in family.
+"""Platform: hosts, devices and the network of a cluster, from a TOML file or by the name of a built-in platform.
 
 The schema is `base/schemas/platform.schema.json`. The built-in boards are in `ir.builtin_boards`.
 """
@@ -151,7 +151,7 @@ class Platform(Memoizing):
 
     @memoized
     def link(self, a: str, b: str) -> Link | None:
-        """Return the link between two devices, limited by the bandwidths of their hosts.
+        """Return the link between the hosts of two devices. Its bandwidth is at most that of each host.
 
         Args:
             a: Name of the first device.
@@ -184,7 +184,7 @@ class Platform(Memoizing):
 
     @property
     def shared_link(self) -> str:
-        """Name in `occupied_links` of the medium or gateway that all hosts share."""
+        """Name that `occupied_links` uses for the medium or gateway that all hosts share."""
         return f"the {self.network.kind} network"
 
     @memoized
@@ -192,8 +192,8 @@ class Platform(Memoizing):
         """Return the links that a message from one device to another occupies while it is sent.
 
         On a switch, these are the outgoing link of the sender's host and the incoming link of the receiver's host.
-        Otherwise it is the shared medium. If the link between the two hosts is slower than these, the message occupies
-        this link too.
+        Otherwise it is the medium or gateway that all hosts share. If the link between the two hosts has less
+        bandwidth than these links, the message occupies this link too.
 
         Args:
             a: Name of the sender.
@@ -215,7 +215,7 @@ class Platform(Memoizing):
         return shares if max(shares.values()) == 1 else shares | {f"the link from {sender} to {receiver}": 1.0}
 
     def host_links(self, host: str) -> tuple[str, ...]:
-        """Return the links that belong to a host alone, by their names in `occupied_links`.
+        """Return the links that only one host uses, by the names that `occupied_links` gives them.
 
         Args:
             host: Name of the host.
@@ -256,7 +256,7 @@ class Platform(Memoizing):
         Args:
             source: Path, name, or a platform, which is returned unchanged. A name can have options, which are the
                 fields of `PlatformOptions`: `rpi5x4{bandwidth="2.5 Gbit/s"}`.
-            known: Families and file formats of platforms that are asked first for `source`; default: the built-in
+            known: Families and file formats of platforms, which are searched for `source` first; default: the built-in
                 families. If none of them has it, `source` must be the path of a TOML file: a Path, or text with a file
                 suffix or a directory.
 
@@ -276,7 +276,7 @@ class Platform(Memoizing):
             if platform is not None:
                 return _apply_options(platform, str(source)) if options else platform
         path = Path(name)
-        # Names such as *.txt are those of file formats.
+        # File formats have names such as *.txt, so they are not in the list of built-in platforms.
         names = ", ".join(family.name for family in families if not family.name.startswith("*"))
         if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
             if options:
@@ -352,7 +352,7 @@ def _apply_options(platform: Platform, source: str) -> Platform:
 
 @dataclass(frozen=True)
 class PlatformFamily:
-    """Platforms of one kind, which differ in the number of hosts and are selected by name.
+    """Built-in platforms with the same kind of board, which differ in the number of hosts and are selected by name.
 
     Attributes:
         name: Pattern of the names: "rpi4xN", with N in place of the number of hosts.
@@ -435,7 +435,7 @@ def platform_from_toml(text: str, place: str = "platform") -> Platform:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        # Python's message does not name the key that appears twice.
+        # Python's message does not say that a key appears twice, so a hint is added.
         hint = ": a key appears twice, or [x] is written for [[x]]" if "overwrite" in str(error) else ""
         raise DicompilerError(f"{place}: not TOML: {error}{hint}") from None
     validate(document, "platform", place)
@@ -472,7 +472,7 @@ def _parse_device(entry: Mapping[str, Any], place: str) -> Device:
 
 
 def _parse_host(entry: Mapping[str, Any], place: str) -> Host:
-    # In a file, `memory` is the RAM only. Host.memory includes flash.
+    # In a platform file, `memory` is the RAM only. `Host.memory` also includes flash.
     flash = parse_bytes(entry["flash"], f"{place}.flash") if "flash" in entry else 0
     bandwidth = _quantity(entry, "bandwidth", BANDWIDTH, place) or None
     return Host(entry["name"], parse_bytes(entry["memory"], f"{place}.memory") + flash, bandwidth, flash)

@@ -17,13 +17,14 @@ from dicompiler.ir.regions import Region, Shape
 from dicompiler.ir.routing import TaskId
 
 NodeMark = tuple[TaskId, str]
-"""Mark of a node, by which reports and the simulator assign the node of a segment to its layer.
+"""Mark of a node in a segment (submodel of one device), by which reports and the simulator find the node's layer.
 
-It has the key of the part (layer name, index), and the name of the model's node or tensor that the node was added for.
+The first element is the key of the part that the node computes: layer name, and index of the part in the layer. The
+second element is the name of the node or tensor of the model for which the node was added.
 """
 
 NO_MODEL = onnx.ModelProto()
-"""Empty model that all segments have in a program that is only simulated."""
+"""Empty model of every segment in a program that is only simulated, because the simulator runs no model."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Transfer:
     """One box (region of a tensor) that one device sends to another.
 
     Attributes:
-        index: Index in the program's `transfers`, which are in the order of the nodes that compute them.
+        index: Index in the program's `transfers`, which are in the order in which the boxes are computed.
         sender: Name of the device that sends the box.
         receiver: Name of the device that receives the box.
         value: Name, element type and shape of the box.
@@ -80,8 +81,9 @@ class Segment:
             data under the same name.
         inputs: Names of the input tensors on this device.
         outputs: Names of the output tensors on this device.
-        node_marks: For each node that belongs to a part of a layer, in the order of the nodes: the key of the part
-            (layer name, index), and the name of the model's node or tensor for which the node was added.
+        node_marks: For each node that computes a part of a layer, in the order of the nodes: the key of the part
+            (layer name, index of the part), and the name of the node or tensor of the model for which the node was
+            added.
     """
 
     name: str
@@ -184,7 +186,7 @@ class Program:
 
     @property
     def roles(self) -> tuple[Program, ...]:
-        """Program of each role: of the plan (or of each of its replicas), then of each failure plan."""
+        """Program of each role (one way to compute a frame): of the plan or its replicas, then of failure plans."""
         return (replace(self, other_roles=()), *self.other_roles)
 
     @property

@@ -80,7 +80,7 @@ def task_id(task: Task) -> TaskId:
 
 
 class Box(NamedTuple):
-    """Region of a tensor, or of partial sums of a tensor, that is stored on a device.
+    """Region of a tensor (or of its partial sums) that is stored on a device.
 
     Attributes:
         key: Name of the tensor, with the range of the reduction axis for partial sums.
@@ -130,7 +130,7 @@ Assembly = AssemblyLeaf | AssemblyConcat
 
 @dataclass(frozen=True)
 class OutputDelivery:
-    """A model output that one of the sinks (devices that receive the model's outputs) delivers.
+    """A model output that a sink (a device that receives the model's outputs) delivers to the caller of the run.
 
     Attributes:
         output: Name of the model output.
@@ -171,7 +171,7 @@ class Routing:
         layers: The layers.
         tasks: Live tasks in execution order: by period, then by lane, then in layer order.
         reads: By task and tensor, the tree that builds the read region of the tensor from boxes (stored regions).
-        deliveries: Model outputs on the sinks.
+        deliveries: The model outputs that each sink delivers (each device that receives model outputs).
         received_boxes: All boxes that are sent between devices, as they are stored on the receiver.
         dropped_tasks: Tasks of the plan whose results nothing reads.
         periods: For each live task, the number of its period. Within a period, no lane (group of a device's parts)
@@ -196,7 +196,7 @@ class Routing:
 
     @property
     def roles(self) -> tuple[Routing, ...]:
-        """Routing of each role: of the plan (or of each of its replicas), then of each failure plan."""
+        """Routing of each role (one way to compute a frame): of the plan or its replicas, then of failure plans."""
         return (changed(self, other_roles=()), *self.other_roles)
 
     @property

@@ -1,4 +1,4 @@
-"""Wire format: the element types in which tensors are sent between devices, if a plan narrows them.
+"""Wire format: the element types in which tensors are sent between devices, for example float16 for float32.
 
 A wire format is parsed from text or JSON. All code that counts sent bytes uses this module.
 """
@@ -141,7 +141,7 @@ def with_wire_dtypes(layers: LayerGraph, types: WireDtypes, place: str = "wire")
 
 @memoized
 def owner_by_tensor(layers: LayerGraph) -> Mapping[str, str]:
-    """Return the name under which a wire format has the type of each tensor: that of its layer or model input."""
+    """Return, by tensor name, the name of the layer or model input for which a wire format lists the tensor's type."""
     owners = {name: name for name in layers.inputs}
     owners |= {name: layer.name for layer in layers.layers for node in layer.nodes for name in node.outputs if name}
     return owners
@@ -205,7 +205,10 @@ def sent_nbytes(layers: LayerGraph, tensor: str, shape: Shape) -> int:
 
 
 def block_count(value_count: int) -> int:
-    """Return the number of blocks, and of scales, for a number of values. The last block can be shorter."""
+    """Return the number of blocks in which the wire type `int8-block` sends a number of values.
+
+    Each block has BLOCK_SIZE values and a scale of one byte; the last block can have fewer values.
+    """
     return -(-value_count // BLOCK_SIZE)
 
 

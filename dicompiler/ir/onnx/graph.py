@@ -89,7 +89,10 @@ class SparseConstantValues(SparseValues):  # type: ignore[misc]
 
 
 class _LazyAttributes:
-    """Base class of tensors. Attributes are computed on demand, because most tensors of a graph are never inspected."""
+    """Base class of `Constant` and `Variable`, which computes attributes on demand.
+
+    Most tensors of a graph are never inspected, so this saves time.
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPPOSITE_LINK:
@@ -152,7 +155,8 @@ class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
             self.__dict__.pop(key, None)
 
     def to_constant(self, values: Any, export_dtype: Any = None) -> gs.Constant:
-        # The inherited method deletes both attributes. They are computed at their first use, so they may not exist yet.
+        # The inherited method deletes the attributes `dtype` and `shape`. They are set first, because they may not
+        # exist yet: they are computed at their first use.
         self.__dict__.update(dtype=None, shape=None)
         super().to_constant(values, export_dtype)
         self.__class__, self.source, self.weight = Constant, None, None
@@ -305,7 +309,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         self.value_infos["value_info"] = values
 
     def add_initializer(self, name: str, values: NDArray[Any] | LazyValues) -> gs.Constant:
-        """Add an initializer to the graph. Large values become a weight, which is not copied.
+        """Add an initializer to the graph. Large values are not copied: the model stores them as a weight.
 
         Args:
             name: Name of the initializer.
@@ -417,7 +421,8 @@ def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: 
     graph.initializers += [gs.Constant(tensor.values.name, SparseConstantValues(tensor)) for tensor in sparse]
     local: dict[str, gs.Tensor] = {constant.name: constant for constant in graph.initializers}
     graph.overridable_names |= local.keys() & graph.value_infos["input"].keys()
-    visible = {**outer, **local}  # A name in a body may hide the same name in an enclosing graph.
+    # A name in a control-flow body hides the same name in an enclosing graph, so local names replace outer ones.
+    visible = {**outer, **local}
 
     def tensor(name: str, tensors: Mapping[str, gs.Tensor]) -> gs.Tensor:
         if name in tensors:

@@ -82,9 +82,10 @@ def _export_graph(
 def _own_constants(
     graph: ModelGraph, tensors: Mapping[str, gs.Tensor], outer: Collection[str]
 ) -> dict[str, gs.Constant]:
-    """Return the graph's own constants by name: in file order, then new constants in order of first use.
+    """Return the constants that a graph stores itself (not an enclosing graph), by name.
 
-    `tensors` has the tensors of the graph by name, and `outer` the names of the constants of enclosing graphs.
+    The order is the order in the file, then new constants in order of first use. `tensors` has the tensors of the
+    graph by name. `outer` has the names of the constants of enclosing graphs.
     """
     read = dict(tensors)
     for body in graph.subgraphs(recursive=True):
@@ -160,7 +161,7 @@ def _has_same_content(tensor: onnx.TensorProto, array: NDArray[Any]) -> bool:
 def _add_values(
     new: onnx.GraphProto, graph: ModelGraph, tensors: Mapping[str, gs.Tensor], constants: Mapping[str, gs.Constant]
 ) -> None:
-    """Add inputs, outputs and types of tensors to the message `new`.
+    """Add inputs, outputs and types of tensors to the graph message `new`.
 
     `tensors` and `constants` are those of `graph`, by name. An input that is also an initializer keeps its position.
     """
@@ -202,7 +203,8 @@ def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onn
             if old_dim.denotation:
                 new_dim.denotation = old_dim.denotation
         if tensor.dtype == tensor_info(info, "dtype"):
-            new_type.elem_type = old_type.elem_type  # The export loses types without a numpy type, such as INT4.
+            # graphsurgeon's export loses element types that numpy does not have, such as INT4.
+            new_type.elem_type = old_type.elem_type
         old_type.CopyFrom(new_type)
     return kept
 

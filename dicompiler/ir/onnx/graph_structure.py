@@ -31,7 +31,7 @@ def control_flow_bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 def graph_and_bodies(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
     """Yield a graph and all control-flow bodies in it.
 
-    Recursion is safe, because protobuf does not parse bodies that are nested more than 33 times.
+    The recursion cannot become too deep, because protobuf does not parse bodies that are nested more than 33 times.
     """
     yield graph
     for node in graph.node:

@@ -120,7 +120,8 @@ class Model:
             with staged_data.open("wb") as file:
                 file.writelines(buffers)
         if before is not None and not os.path.samestat(before, data.stat()):
-            os.utime(path)  # Build systems look only at the model's time.
+            # The data file was replaced. Build systems look only at the model file, so its time is renewed too.
+            os.utime(path)
         return (path, data)
 
     def _nbytes(self) -> int:
@@ -168,7 +169,7 @@ class Model:
         return to_graph(self.proto, self.weights)
 
     def with_graph(self, graph: gs.Graph) -> Model:
-        """Return the model with an edited graph. Data that graphsurgeon does not represent is copied from this model.
+        """Return a new model of an edited graph. Data that graphsurgeon does not represent is copied from this model.
 
         Args:
             graph: A graph that `graph()` returned, after edits.

@@ -50,7 +50,7 @@ def map_file(path: Path, description: str) -> memoryview:
 
 
 def _read_varint(data: memoryview, position: int, end: int) -> tuple[int, int]:
-    """Return the number that starts at `position`, and the position after it."""
+    """Return the varint (variable-length integer) that starts at `position`, and the position after it."""
     value = shift = 0
     while position < end and shift < 70:
         byte = data[position]
@@ -210,7 +210,7 @@ def make_skeleton(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
 
 
 def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Iterator[Buffer]:
-    """Return the buffers of an ONNX file that contains the weights.
+    """Return the chunks of bytes of an ONNX file that contains the weights.
 
     The order of fields differs from that of the protobuf library, but the message is the same.
 
@@ -247,7 +247,7 @@ def _interleave(items: Iterable[tuple[bytes, Weight | None]]) -> Iterator[Buffer
 def write_external(
     proto: onnx.ModelProto, weights: Mapping[str, Weight], location: str
 ) -> tuple[bytes, Iterator[Buffer]]:
-    """Return the content of the model file, and the buffers of the file `location` with its external data."""
+    """Return the content of the model file, and the chunks of the file `location` with its external data."""
     model, padded_weights, offset = onnx.ModelProto(), list[tuple[bytes, Weight]](), 0
     model.CopyFrom(proto)
     for tensor in model.graph.initializer:

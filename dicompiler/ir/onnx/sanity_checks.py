@@ -60,7 +60,11 @@ FunctionKey = tuple[str, str, str]
 
 
 def check_sanity(model: onnx.ModelProto, place: str) -> None:
-    """Raise DicompilerError for numbers out of range, unknown types, recursive functions, or a missing output."""
+    """Raise DicompilerError if a loaded model would make onnx or onnxruntime fail without a clear error.
+
+    The checks find attributes out of range, unknown element types, tensors that are too large, recursive functions,
+    and a missing model output.
+    """
     if not model.graph.output:
         raise DicompilerError(f"{place}: the model has no output: export it with at least one output")
     for value in model.graph.input:
@@ -101,7 +105,8 @@ def check_tensor_size(dtype: int, dims: Sequence[int], place: str) -> None:
         return
     try:
         nbytes = raw_nbytes(dtype or onnx.TensorProto.UINT8, known_dims)
-    except (KeyError, TypeError):  # Strings and unknown types (which other checks report) count as one byte.
+    # Elements of strings and of unknown types (which other checks report) are counted as one byte each.
+    except (KeyError, TypeError):
         nbytes = math.prod(known_dims)
     if nbytes > MAX_TENSOR_BYTES:
         shape = "x".join(map(str, dims))

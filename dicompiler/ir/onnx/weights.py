@@ -28,7 +28,10 @@ Smaller data stays in the model, where shape inference reads it.
 """
 
 CHUNK_BYTES = 1 << 18
-"""Approximate size of the chunks of `Weight.chunks`, so that hashing and writing work within the CPU cache."""
+"""Approximate bytes of a chunk that `Weight.chunks` yields.
+
+A chunk is small enough for the CPU cache, in which it stays while it is hashed or written.
+"""
 
 _SUB_BYTE_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 
