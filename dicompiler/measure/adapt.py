@@ -2,12 +2,13 @@
 
 To swap is to replace the artifact (the compiled program) while frames are computed.
 
-seconds in which each device computes a frame, and seconds in which a byte is sent, compared with the prediction
-──too different──► search in another process with corrected rates and bandwidths ──gain is large enough──► swap
-──► compare with the new prediction
+measured seconds of computing a frame and of sending a byte
+──they differ too much from the prediction──► search in another process, with corrected rates and bandwidths
+──gain is large enough──► swap ──► compare with the new prediction
 
-A board that is hot or shared computes more slowly than its platform file says. Each search corrects the platform by the
-measured difference. A difference for which there is no better plan therefore starts only one search.
+A board that is hot or shared computes more slowly than its platform file says. Each search corrects the platform by
+the measured difference. After the correction, the prediction agrees with the measurement, so the same difference does
+not start a second search.
 """
 
 from __future__ import annotations
@@ -47,44 +48,55 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 MIN_FRAMES_OF_REPLICA = 3
-"""Least number of frames over which medians are taken, for each replica (copy of the plan on other devices)."""
+"""Least number of frames of each replica (copy of the plan on other devices) from which medians are computed."""
 MIN_TIMED_BYTES = 65536
 """The speed of a connection is compared with its prediction only if at least this number of its bytes was timed."""
 MAX_NAMED_CONNECTIONS = 2
 CHECKS_PER_WINDOW = 4
-"""Number of times that the medians are computed while the window of observed frames moves by its length."""
-MAX_DRIFT = 0.1
-"""Share by which the seconds of computing in the whole window and in its newer half may differ. While they differ more,
-the speed of a device is changing, and the session waits."""
-MAX_LINK_DRIFT = 0.25
-"""Like MAX_DRIFT, but for the seconds in which a connection sends a byte.
+"""Number of times that the measured seconds are checked until all frames of the window are new.
 
-They vary more than the seconds of computing, because messages share the links.
+The window has the last frames that were observed.
+"""
+MAX_DRIFT = 0.1
+"""Largest relative difference between a device's seconds of computing in the window and in its newer half.
+
+The window has the last observed frames. A larger difference shows that the speed of the device is still changing, so
+the session waits.
+"""
+MAX_LINK_DRIFT = 0.25
+"""Largest relative difference between the seconds per byte of a connection in the window and in its newer half.
+
+The window has the last observed frames. Seconds per byte vary more than seconds of computing (MAX_DRIFT), because
+messages share the links.
 """
 LARGE_DEVIATION = 0.5
-"""A device has changed its speed for certain if each of its last frames deviates by more than this share.
+"""Relative deviation of a device's seconds of computing from the prediction that certainly is a change of speed.
 
-The session then does not wait until the new frames are most of the window. Connections vary too much for this rule.
+If each of the last frames deviates by more, the session does not wait until most frames of the window are new. The
+seconds per byte of connections vary too much for this rule.
 """
 FRAMES_OF_LARGE_DEVIATION = 3
-"""Number of frames of each replica that must have such a deviation, and hardly differ from each other."""
+"""Number of last frames of each replica that must deviate by more than LARGE_DEVIATION.
+
+A replica is a copy of the plan on other devices. The seconds of computing of these frames must also be nearly equal.
+"""
 SEARCH_INTERVALS_AFTER_ERROR = 6
-"""A search that failed is tried again after this multiple of `AdaptOptions.min_interval_s`."""
+"""After a failed search, the next one waits for this multiple of `AdaptOptions.min_interval_s`."""
 
 
 @dataclass(frozen=True)
 class AdaptOptions:
-    """When an adaptive session searches for another plan, and when it uses that plan.
+    """Conditions under which an adaptive session searches for another plan, and under which it uses that plan.
 
     Attributes:
         deviation: A search starts if a device computes for more than 1 + `deviation` times as long as predicted, or the
             prediction is more than 1 + `deviation` times as long as the measurement.
         link_deviation: A search also starts if the seconds per byte of a connection between two devices differ by more
             than the factor 1 + `link_deviation` from the prediction.
-        frames: Least number of frames over which the median of the measured seconds is taken. With replicas (copies of
-            the plan on other devices), it is at least three frames of each replica. If a device's computing deviates by
-            more than 50 % in three frames of each replica, and these hardly differ from each other, the session does
-            not wait for more frames.
+        frames: Least number of frames from which the median of the measured seconds is computed. With replicas (copies
+            of the plan on other devices), it is at least three frames of each replica. The session does not wait for
+            so many frames if a device's seconds of computing deviate by more than 50 % in three frames of each
+            replica, and are nearly equal in these frames.
         min_gain: The session uses a plan that was found only if it lowers the predicted value of the objective by more
             than this share.
         min_interval_s: Least number of seconds between two searches.
@@ -108,18 +120,18 @@ class AdaptOptions:
 
 @dataclass(frozen=True)
 class Adaptation:
-    """A search of an adaptive session, and its result.
+    """A search for a better plan in an adaptive session, and its result.
 
     Attributes:
         at_s: Seconds from the opening of the session to the search.
-        ratios: Measured seconds as a multiple of the predicted ones, for each device and connection that was too fast
-            or too slow. They are seconds of computing by device name, and seconds per byte by connection name, such as
-            `pi01 → pi02`.
+        ratios: Measured seconds divided by predicted seconds, for each device and connection that was too fast or too
+            slow. The keys are device names (for seconds of computing) and connection names such as `pi01 → pi02` (for
+            seconds per byte).
         value: Predicted value of the objective with the artifact that computed the frames before the search, for the
             measured speeds.
         new_value: Predicted value of the objective with the best artifact that was found, for the measured speeds.
         swap: The change to the artifact that was found; None if the gain was too small.
-        error: Why the search or the swap failed; empty if it did not.
+        error: Reason why the search or the swap failed; empty if it did not fail.
     """
 
     at_s: float
@@ -131,7 +143,7 @@ class Adaptation:
 
     @property
     def message(self) -> str:
-        """A one-line description: what was measured, what was done, and what it is predicted to give."""
+        """One-line description: the measured deviations, the reaction of the session, and the predicted gain."""
         seen = ", ".join(_describe_ratios(self.ratios))
         if self.error:
             return f"{seen}: no other plan: {self.error}"
@@ -178,7 +190,7 @@ class _Observation:
     def __init__(
         self, directory: Path, expected_s: Mapping[str, float], replica_count: int, min_frame_count: int
     ) -> None:
-        """Observe an artifact with a window of at least `min_frame_count` frames."""
+        """Start to observe an artifact, with a window of the last `min_frame_count` frames or more."""
         self.directory, self.expected_s, self.replica_count = directory, expected_s, replica_count
         size = max(MIN_FRAMES_OF_REPLICA, math.ceil(min_frame_count / replica_count))
         self._frames = [deque[FrameTimes](maxlen=size) for _ in range(replica_count)]
@@ -187,12 +199,13 @@ class _Observation:
     def add(self, times: FrameTimes) -> dict[str, float] | None:
         """Add a frame, and return the measured seconds of the window; None if they are not due or not stable.
 
-        They are due CHECKS_PER_WINDOW times while the window moves by its length. They are stable if those in the whole
-        window and those in its newer half hardly differ. The result has, for each device, the median seconds of
-        computing, summed over one frame of each replica. For each connection, it has the mean seconds per byte.
+        The window has the last observed frames. The seconds are due CHECKS_PER_WINDOW times until all frames of the
+        window are new. They are stable if the seconds in the whole window and in its newer half hardly differ. The
+        result has, for each device, the median seconds of computing, summed over one frame of each replica. For each
+        connection, it has the mean seconds per byte.
 
-        If the last frames of a device have a large deviation, the result is due at once. It then has the seconds of
-        these frames for this device, and no connections.
+        If the last frames of a device deviate by more than LARGE_DEVIATION, the result is due at once. It then has the
+        seconds of these frames for this device, and no connections.
         """
         self._frames[times.role].append(times)
         self._unchecked_frame_count += 1
@@ -213,8 +226,12 @@ class _Observation:
         return measured
 
     def _measure_large_deviations(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
-        """Return the seconds of those devices whose last frames all have a large deviation."""
-        # Nearly always, the newest frames show no deviation. This check of each frame must therefore cost little.
+        """Return the measured seconds of computing of the devices that have certainly changed their speed, by name.
+
+        A device has changed its speed if each of its last frames deviates from the prediction by more than
+        LARGE_DEVIATION.
+        """
+        # The newest frame is checked first. This saves time, because it nearly always shows no deviation.
         newest = self._measure_computing([frames[-1:] for frames in windows])
         candidates = [name for name, seconds in newest.items() if self._is_large_deviation(name, [seconds])]
         if not candidates:
@@ -271,7 +288,7 @@ class _Observation:
         return found
 
     def clear(self) -> None:
-        """Forget all frames."""
+        """Remove all frames from the window of observed frames."""
         for frames in self._frames:
             frames.clear()
 
@@ -282,7 +299,7 @@ class AdaptiveSession(SwappableSession):
     `connect_adaptive` creates it.
 
     Attributes:
-        adaptations: The searches so far.
+        adaptations: The searches so far, with their results.
     """
 
     adaptations: list[Adaptation]
@@ -319,7 +336,8 @@ class AdaptiveSession(SwappableSession):
         self._search, self._can_search = SearchProcess(), threading.Event()
         self._written = list[Path]()
         self._first = directory
-        self._adapt_lock = threading.RLock()  # Held while the artifact that computes new frames changes.
+        # This lock is taken to replace the artifact, so that a search and the user do not replace it at the same time.
+        self._adapt_lock = threading.RLock()
         if load_artifact(directory).get("states"):
             raise UsageError(f"adapt: {directory} keeps states between frames, which a swap would lose: use connect")
         platform = Platform.load(directory / PLATFORM_FILE)
@@ -384,8 +402,8 @@ class AdaptiveSession(SwappableSession):
             observation = self._observation
             if observation.directory != directory:
                 return
-            has_prediction = not down and times.role < observation.replica_count  # A failure plan has none.
-            # While the search process makes itself ready, it slows down the device on this host.
+            has_prediction = not down and times.role < observation.replica_count  # A failure plan has no prediction.
+            # While the search process is being prepared, it slows down the device on this host, so times are not used.
             if not has_prediction or not self._can_search.is_set():
                 observation.clear()
                 return
@@ -397,7 +415,7 @@ class AdaptiveSession(SwappableSession):
         return self._specialize_others(directory, replace(options, on_event=record_event, on_frame=record))
 
     def _adapt_until_closed(self) -> None:
-        with contextlib.suppress(RunError):  # The session was closed meanwhile.
+        with contextlib.suppress(RunError):  # A RunError means that the session was closed during the preparation.
             self._search.prepare(self._make_request(self._first, {}, self._first))
         self._can_search.set()
         while (found := self._measurements.get()) is not None:
@@ -456,7 +474,7 @@ class AdaptiveSession(SwappableSession):
         return replace(adaptation, swap=swap)
 
     def _remove_unused_artifacts(self, output: Path) -> None:
-        """Remove the artifacts of searches, except the one that computes frames and the one that it replaced."""
+        """Remove the artifacts that searches have written, except the artifact in use and the one that it replaced."""
         self._written.append(output)
         used = {self._first, *(path for swap in self.swaps[-1:] for path in (swap.old, swap.new))}
         for path in [path for path in self._written if path not in used]:
@@ -562,7 +580,10 @@ class _RunRecorder:
         self.events.append(replace(event, at_s=time.perf_counter() - self._start, finished_frames=count))
 
     def frames_of(self, directory: Path) -> tuple[tuple[float, ...], float]:
-        """Return the seconds of each frame that an artifact has computed, and the seconds of all together."""
+        """Return the seconds of each frame that an artifact has computed, and the total seconds of all these frames.
+
+        The total is shorter than the sum if several frames are in flight, because these overlap.
+        """
         found = self._times[directory]
         frames_s = tuple(seconds for _, seconds in found)
         return frames_s, found[-1][0] - found[0][0] + found[0][1] if found else 0.0

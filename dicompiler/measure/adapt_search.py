@@ -1,4 +1,4 @@
-"""The search for a better plan for boards and links whose speed has changed.
+"""Search for a better plan for boards and links that have changed their speed.
 
 artifact + measured seconds of computing and sending ⇒ corrected platform ⇒ another artifact, if one is predicted to be
 better
@@ -37,8 +37,8 @@ from dicompiler.target.target_base import Target
 NICENESS = 5
 """Niceness of the process, so that it does not slow down the devices on this host.
 
-Next to a busy process of normal priority, Linux gives it a quarter of a core. With 15 it was 3 %, and on a busy host a
-search did not end.
+Next to a busy process of normal priority, Linux gives a process of niceness 5 a quarter of a core. With niceness 15 it
+is 3 % of a core, with which a search on a busy host did not end.
 """
 FIRST_TOLERANCE = 0.02
 """The user's artifact is preferred to the best one if its predicted objective is worse by at most this share."""
@@ -49,7 +49,7 @@ class SearchRequest:
     """The input of a search for a better plan.
 
     Attributes:
-        artifact: The artifact that computes the frames now.
+        artifact: Directory of the artifact that computes the frames now.
         first: The artifact that the user gave, when the session was opened or by a later swap.
         platform: The platform before the correction by the measured seconds, as TOML.
         measured_s: Measured seconds of computing by device name, and measured seconds per byte by connection name.
@@ -167,11 +167,10 @@ def search_again(request: SearchRequest) -> SearchAnswer:
 def prepare_search(request: SearchRequest) -> None:
     """Load the modules, plugins and files that a search needs.
 
-    The present plan is compiled again, because this takes about as long for each strategy. A strategy may search for
-    minutes.
+    For this, the present plan is compiled again. No strategy is run, because a strategy may search for minutes.
 
     Args:
-        request: A search like those to come. It is not made.
+        request: Example of the searches to come. The files that it names are loaded, but the search is not executed.
 
     Raises:
         DicompilerError: The artifact cannot be read.
@@ -261,7 +260,8 @@ def main() -> int:
     for line in sys.stdin:
         message = json.loads(line)
         if "prepare" in message:
-            with contextlib.suppress(DicompilerError):  # The search will report the error.
+            # An error is ignored here, because the first search will report it.
+            with contextlib.suppress(DicompilerError):
                 prepare_search(SearchRequest(**message["prepare"]))
             print("{}", flush=True)
             continue

@@ -46,13 +46,13 @@ MAX_RATE_CORRECTIONS = 50
 """Largest number of steps in which `fit_rates` corrects the rates."""
 MIN_FRAMES = 3
 MAX_SPREAD_FACTOR = 2.0
-"""A machine was busy if two times that should be similar differ by more than this factor.
+"""A run shows that the machine was busy if two times that should be similar differ by more than this factor.
 
-Two pairs of times are compared: those of a segment (a submodel that a device runs) in the last frame and in the other
-frames, and those of the median frame and of the shortest frame.
+Two pairs of times are compared. The first pair is the time of a segment (a submodel that a device runs) in the last
+frame and in the other frames. The second pair is the median time and the shortest time of a frame.
 """
 MAX_UNEXPLAINED_SHARE = 0.25
-"""A warning is given if a device waits for more than this share of a frame without a reason in the simulation."""
+"""A warning is given if a device's measured and simulated waits differ by more than this share of a frame."""
 _TIME_KEYS = ("median_s", "min_s", "max_s")
 CALIBRATED_NOTE = " Rates and links corrected by 'dicompiler calibrate'."
 
@@ -166,7 +166,7 @@ class LoggedRun:
 
 @dataclass(frozen=True)
 class CalibrationCase:
-    """The artifact that was run.
+    """The artifact of the runs, opened for their calibration.
 
     Attributes:
         program: The program of the artifact.
@@ -296,7 +296,7 @@ def _calibrate_runs(case: CalibrationCase, runs: Sequence[LoggedRun], profile: P
 
 
 def _find_disturbances(run: LoggedRun) -> Iterator[str]:
-    """Yield messages about signs that a machine was busy during a run.
+    """Yield a message for each sign that a machine was busy during a run.
 
     The signs are frames of very different durations, and segments (submodels that a device runs) that took a very
     different time in the last frame than in the other frames.
@@ -387,7 +387,9 @@ def fit_rates(
 
 
 def scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
-    """Return the platform with the rates of each device and of its engine multiplied by the device's factor.
+    """Return the platform with the compute rates of each device multiplied by a factor for this device.
+
+    The changed rates are the one with onnxruntime and those with the device's own engine.
 
     Args:
         platform: The platform.
@@ -481,7 +483,7 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
 
 
 def _scale_times(measurements: dict[str, Any], factor: float) -> None:
-    """Multiply all times of an engine in a profile by the factor.
+    """Multiply all times of one engine in a profile by a factor.
 
     Each time includes the seconds of an empty call, which are not multiplied.
     """

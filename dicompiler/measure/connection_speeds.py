@@ -24,7 +24,7 @@ MIN_MESSAGE_BYTES = 16384
 MAX_SIMULATED_FRAMES = 32
 MAX_CORRECTIONS = 5
 TOLERANCE = 0.1
-"""Share by which the measured and the predicted seconds of a connection may differ after the correction."""
+"""Largest relative difference between measured and predicted seconds of a connection after the correction."""
 
 
 def name_connection(sender: str, receiver: str) -> str:
@@ -33,7 +33,7 @@ def name_connection(sender: str, receiver: str) -> str:
 
 
 def predict_byte_seconds(workload: Workload, platform: Platform, in_flight: int) -> dict[str, float]:
-    """Return the predicted seconds per byte while a message is being sent.
+    """Return the predicted seconds per byte of each connection between hosts while it sends a message.
 
     Args:
         workload: The workload of one frame.
@@ -41,8 +41,8 @@ def predict_byte_seconds(workload: Workload, platform: Platform, in_flight: int)
         in_flight: Number of frames in flight. Their messages share the links.
 
     Returns:
-        The mean over all bytes, for each connection between hosts if its messages have at least `MIN_MESSAGE_BYTES` on
-        average.
+        The mean over all bytes of a connection, by connection name. Connections with messages of fewer than
+        `MIN_MESSAGE_BYTES` bytes on average are omitted.
     """
     roles, names = workload.roles, [device.device for device in workload.devices]
     rounds = math.ceil(min(2 * in_flight, MAX_SIMULATED_FRAMES) / len(roles))
@@ -77,7 +77,7 @@ def fit_bandwidths(
 
     Args:
         platform: The platform to correct.
-        stated: The platform with the bandwidths that are not exceeded.
+        stated: The platform with the highest bandwidths that are allowed.
         measured_s: Measured seconds per byte by connection. Other keys are ignored.
         predict: Function that returns the predicted seconds per byte by connection for a platform.
 
@@ -88,7 +88,8 @@ def fit_bandwidths(
         predicted_s = predict(platform)
         ratios = {name: measured_s[name] / predicted_s[name] for name in predicted_s if name in measured_s}
         fit = _BandwidthFit(platform, stated, ratios)
-        # Bandwidths are raised before others are lowered, because a link that recovers takes bandwidth from others.
+        # Bandwidths are raised before others are lowered: a link that has become faster again takes bandwidth from
+        # other connections, which may explain why these have become slower.
         corrected = fit.raise_bandwidths()
         if corrected == platform:
             corrected = fit.lower_bandwidths()
@@ -100,12 +101,12 @@ def fit_bandwidths(
 
 @dataclass(frozen=True)
 class _BandwidthFit:
-    """A step of the correction of bandwidths.
+    """One step of `fit_bandwidths`, which corrects the bandwidths of hosts.
 
     Attributes:
         platform: The platform before the step.
-        stated: The platform with the bandwidths that are not exceeded.
-        ratios: Measured seconds per byte as a multiple of the predicted ones, by connection.
+        stated: The platform with the highest bandwidths that are allowed.
+        ratios: Measured seconds per byte divided by the predicted ones, by connection name.
     """
 
     platform: Platform
@@ -134,8 +135,8 @@ class _BandwidthFit:
         hosts = {host.name: host for host in self.platform.hosts}
         connections = {host.name: self._connections(host) for host in self.platform.hosts}
         while slower:
-            # A slow host makes all of its connections slow. The most likely one therefore has many slow connections
-            # that no other host explains, and few connections that are not slow.
+            # A slow host makes all of its connections slow. The most likely slow host therefore has many slow
+            # connections that no host chosen before explains, and few connections that are not slow.
             name = max(hosts, key=lambda name: 2 * len(connections[name] & slower) - len(connections[name]))
             hosts[name] = self._scale_host(hosts[name], [self.ratios[found] for found in connections[name] & slower])
             slower -= connections[name]
@@ -164,9 +165,9 @@ def _is_faster(ratios: Sequence[float]) -> bool:
 def _scale(bandwidth: float, ratios: Sequence[float], limit: float) -> float:
     """Return a corrected bandwidth; `limit` if the result is near or above it.
 
-    `ratios` are measured seconds as multiples of predicted ones. If their median is above 1, the bandwidth is divided
-    by the median. Otherwise it is raised: it is divided by the smallest ratio. If this is too high, the next step
-    lowers it.
+    `ratios` are measured seconds divided by predicted seconds, one for each connection. If their median is above 1,
+    the bandwidth is divided by the median. Otherwise it is raised: it is divided by the smallest ratio. If this is too
+    high, the next step lowers it.
     """
     median = statistics.median(ratios)
     scaled = bandwidth / (median if median > 1 else min(ratios))

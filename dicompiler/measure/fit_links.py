@@ -27,13 +27,13 @@ MIN_BYTES_SHARE = 0.05
 TYPICAL_FRAME_WEIGHT = 4.0
 """Weight of a typical frame's seconds in the fit; a pause between segments has weight 1.
 
-A typical frame counts more, because its seconds are the median of many frames, and a pause is measured in one frame.
+A typical frame has more weight, because its seconds are the median of many frames. A pause is measured in one frame.
 """
 MAX_COLLINEARITY = 0.98
 """A latency is undetermined if it affects the pauses between segments almost as a bandwidth does.
 
-The value is the cosine of the angle between the vectors of both effects. With a larger cosine, the latency counts as
-undetermined.
+The effects on all pauses are two vectors. A latency is undetermined if the cosine of the angle between them is larger
+than this value.
 """
 
 Pauses = Mapping[str, Sequence[float]]
@@ -218,8 +218,8 @@ class _LinkFit:
 
         A pause is the time from the end of one of a device's segments to the start of the next one. A bandwidth or
         latency is undetermined if it hardly affects the pauses. A latency is also undetermined if it affects them
-        almost as a bandwidth does, because the two cannot then be told apart. Effects are the derivatives of the
-        simulated pauses at the point `coordinates`.
+        almost as a bandwidth does, because the pauses then do not show which of the two causes them. Effects are the
+        derivatives of the simulated pauses at the point `coordinates`.
         """
         import numpy as np
 
@@ -275,7 +275,10 @@ class _LinkFit:
 
 
 def _simulated_pauses(workload: Workload, platform: Platform) -> Pauses:
-    """Return the simulated pauses. They include the cost of calling a segment, as measured pauses do."""
+    """Return the pauses between the segments of each device in a simulation.
+
+    Like measured pauses, they include the time of calling a segment.
+    """
     call_s = {device.device: device.runtime.call for device in workload.devices}
     spans: dict[str, list[tuple[float, float]]] = {device.device: [] for device in workload.devices}
     for span in simulate(workload, platform).spans:

@@ -15,7 +15,7 @@ import time
 from typing import Any
 
 HEADER = struct.Struct("!cQ")
-"""Header of a request: its kind, and a number of bytes."""
+"""Header of a request: the kind of the request, and the number of bytes to transfer."""
 MAGIC = b"dicompiler links 1\n"
 MAX_PAYLOAD_BYTES = 1 << 26
 TIMEOUT_S, CONNECT_TIMEOUT_S = 30.0, 5.0

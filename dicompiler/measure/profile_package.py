@@ -51,7 +51,7 @@ SHIPPED_MODULES = {
     "runtime_costs_fit.py": "measure/runtime_costs_fit.py",
     "ort_session.py": "base/ort_session.py",
 }
-"""Files of a package ⇒ modules of dicompiler that they are copies of."""
+"""For each file of a profile package, the module of dicompiler of which it is a copy."""
 PIECES_DIRECTORY, RUNTIME_DIRECTORY = "pieces", "runtime"
 TASKS_FORMAT = "dicompiler.profile-tasks/2"
 CUT_LABELS: tuple[AxisLabel, ...] = ("height", "width", "channel")
@@ -84,7 +84,7 @@ def write_package(
     targets: Sequence[Target] = (),
     engines: Sequence[Engine] = (),
 ) -> None:
-    """Write the package of a model that was divided into layers. The same input gives the same bytes.
+    """Write the profile package of a model that was divided into layers. The same input gives the same bytes.
 
     Args:
         state: A pipeline state with the model and its layers.
@@ -146,7 +146,7 @@ def write_package(
 def run_package(
     directory: Path, output: Path, threads: int | None, repeat: int, progress: Callable[[str], None] | None = None
 ) -> None:
-    """Run a package's script on this host. Layers that cannot be measured are logged as warnings.
+    """Run the script of a profile package on this host. Layers that cannot be measured are logged as warnings.
 
     Args:
         directory: The package.
@@ -181,7 +181,7 @@ def run_package(
 
 
 def check_package_path(output: Path) -> None:
-    """Raise DicompilerError unless the path does not exist or is an empty directory."""
+    """Raise DicompilerError if the path of a new profile package exists and is not an empty directory."""
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
         raise DicompilerError(f"{output}: the path exists: choose another directory for the package")
 
@@ -194,7 +194,7 @@ def _unmeasurable_reason(layers: LayerGraph, layer: Layer) -> str:
 
 
 def layer_pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence[int]) -> Iterator[LayerPiece]:
-    """Yield the pieces of a layer to be measured.
+    """Yield the pieces of a layer that a profile measures.
 
     The first piece is the whole layer. Each axis is then cut into each number of tiles in `tiles`, and one tile of each
     cut is a piece. A cut of the input channels gives two pieces: one partial sum, and the addition of all partial sums.
@@ -223,10 +223,10 @@ def _cut_size(cut: Cut, share: LayerShare) -> int:
 def _plan_cuts(
     layers: LayerGraph, layer: Layer, tiles: Sequence[int]
 ) -> Iterator[tuple[tuple[Part, ...], int, Cut, LayerShare]]:
-    """Yield the cuts of a layer to be measured.
+    """Yield the cuts of a layer that a profile measures.
 
-    The elements are (all parts of the cut layer, index of the part to be measured, kind of the cut, share of the layer
-    that this part computes).
+    Each cut is a tuple of all parts of the cut layer, the index of the part that is measured, the kind of the cut, and
+    the share of the layer that this part computes.
     """
     axes, allowed = named_axes(layers).get(layer.output, {}), cuttable_axes(layers, layer)
     for label in CUT_LABELS:
@@ -321,7 +321,7 @@ def _write_piece(
 
 
 def _write_model(model: onnx.ModelProto, directory: Path, file: str, engines: Sequence[Engine] = ()) -> dict[str, Any]:
-    """Write a model, also in the formats of engines, and return the keys of tasks.json that are needed to run it."""
+    """Write the model of a piece, also in the formats of engines, and return its entries of tasks.json."""
     (directory / file).write_bytes(model.SerializeToString(deterministic=True))
     constants = [tensor for tensor in model.graph.initializer if is_placeholder(tensor)]
     return {

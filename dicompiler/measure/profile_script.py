@@ -40,7 +40,10 @@ OPTIMIZATION, ORT_OPTIMIZATION_LEVEL = "all", "ORT_ENABLE_ALL"
 MIN_TIMING_S = 0.002
 """Minimum seconds of one measurement of a piece (a part of a layer); a short piece runs several times in it."""
 MAX_MEDIAN_RATIO = 1.1
-"""A piece (a part of a layer) is measured again if its median exceeds this multiple of its shortest time."""
+"""A piece (a part of a layer) is measured again if its median exceeds this multiple of its shortest time.
+
+The median is that large only if the host was busy.
+"""
 MAX_ROUNDS = 6
 """Maximum number of measurements of a piece (a part of a layer) in one pass over all pieces."""
 PASS_COUNT = 2
@@ -57,7 +60,7 @@ Other values of the option --repeat change this time in proportion. There are th
 network, of pieces with data in memory (cold), and of pieces with data in caches (warm).
 """
 RUNS_PER_TURN = 5
-"""Runs in one turn of a measurement that alternates between several models.
+"""Number of runs of each model in one turn of a measurement that alternates between several models.
 
 Many short turns are better than a few long ones, because a shared host is slow at times.
 """
@@ -71,7 +74,10 @@ class ProfileError(Exception):
 
 
 def main() -> int:
-    """Run the command line. Return 0 if the profile was written or a link measurement was served."""
+    """Run the command line. Return 0 after success and 1 after an error.
+
+    Success means that the profile was written, or that a link measurement was served.
+    """
     options = _parse_options()
     if options.end_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -112,7 +118,9 @@ def _parse_options() -> argparse.Namespace:
 
 
 def _end_with_stdin() -> None:
-    """End this process and all that it has started when standard input ends, because the calling program has ended.
+    """Wait until standard input ends, and then kill this process and all processes that it has started.
+
+    Standard input ends when the calling program has ended.
 
     The calling program has started this process in a process group of its own.
     """
@@ -208,7 +216,7 @@ def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def describe_profile(path: Path, profile: dict[str, Any]) -> str:
-    """Return a text that says what was written to a profile and what could not be measured."""
+    """Return a text that lists the content of a written profile, and everything that could not be measured."""
     count = sum(len(layer["names"]) for layer in profile["layers"])
     parts = [f"{count} of {count + len(profile['unmeasured'])} layers"]
     if "whole_model_s" in profile:
@@ -282,9 +290,10 @@ def _measurement_entry(task: dict[str, Any], times: TimeRange) -> dict[str, Any]
 
 
 def time_piece(task: dict[str, Any], options: argparse.Namespace, engine: str = "") -> TimeRange:
-    """Return the times of a piece of a layer, after a warm-up run. Without `engine`, onnxruntime computes the piece.
+    """Return (median, shortest, longest) seconds of a piece of a layer, after a warm-up run.
 
-    If the median is far above the shortest time, the host was busy, and the measurement is repeated.
+    Without `engine`, onnxruntime computes the piece. If the median is far above the shortest time, the host was busy,
+    and the measurement is repeated.
     """
     piece = open_network(task, engine, options.threads) if engine else open_piece(task, options.threads)
     runs = max(1, min(1000, round(MIN_TIMING_S / max(1e-7, run_piece(piece, 2)))))
@@ -314,7 +323,7 @@ def _warm_median(piece: tuple[Any, dict[str, Any], list[str], Any]) -> float:
 
 
 def lower_quartiles(run_turn: Callable[[], list[float]], options: argparse.Namespace) -> list[float]:
-    """Return the lower quartile of each value that `run_turn` returns.
+    """Call a function again and again, and return the lower quartile of each number that it returns.
 
     `run_turn` is called at least three times, and for NETWORK_TIMING_S seconds with the default of --repeat.
     """
@@ -355,14 +364,14 @@ def measure_cold_costs(
 def median_piece(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the piece with the median number of moved bytes (bytes that it reads and writes).
 
-    Only pieces that read all weights of the layer are considered.
+    Pieces that do not read all weights of the layer are ignored.
     """
     complete = [piece for piece in pieces if piece["weight_bytes"] == pieces[0]["weight_bytes"]]
     return sorted(complete, key=lambda piece: piece["moved_bytes"])[len(complete) // 2]
 
 
 def fit_nonnegative(rows: list[tuple[float, float, float]], targets: list[float]) -> list[float]:
-    """Return the nonnegative coefficients for which rows · coefficients is nearest to `targets`.
+    """Return the nonnegative coefficients for which the product of `rows` and coefficients is nearest to `targets`.
 
     This is a least-squares fit. Every subset of the coefficients is fitted with the other coefficients set to 0; the
     best fit without negative coefficients is returned.
@@ -454,7 +463,7 @@ def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[Netwo
 
 
 class EngineTimes:
-    """The times of an engine in all passes.
+    """The times that an engine needs for pieces of layers, in all passes over the pieces.
 
     Attributes:
         times: Times of each pass, by the key `file` of the piece in tasks.json.
@@ -465,7 +474,7 @@ class EngineTimes:
         self.times: dict[str, list[TimeRange]] = {}
 
     def measure(self, tasks: dict[str, Any], options: argparse.Namespace, prefix: str) -> None:
-        """Measure all pieces, the network and an empty call once. Progress messages start with `prefix`."""
+        """Measure all pieces of layers, the network and an empty call once. Progress messages start with `prefix`."""
         for number, layer in enumerate(tasks["layers"], 1):
             if options.lines:
                 print(f"{prefix}{number}/{len(tasks['layers'])} {layer['names'][0]} in {self._name}", flush=True)
@@ -476,7 +485,9 @@ class EngineTimes:
 
     def _measure_task(self, task: dict[str, Any] | None, options: argparse.Namespace) -> None:
         if task is not None and self._name in task["engines"]:
-            with suppress(ValueError):  # The engine cannot run the piece, so onnxruntime will.
+            # A ValueError means that the engine cannot run the piece. Onnxruntime will compute it, so no time is
+            # needed.
+            with suppress(ValueError):
                 self.times.setdefault(task["file"], []).append(time_piece(task, options, self._name))
 
     def profile_entry(self, tasks: dict[str, Any]) -> dict[str, Any]:
@@ -535,7 +546,7 @@ def measure_runtimes(entries: list[dict[str, Any]]) -> tuple[dict[str, Any], dic
 
 
 def link_module() -> Any:
-    """Import the module that measures links on first use, because only links need it."""
+    """Return the module that measures links. It is imported at the first use, because only links need it."""
     import link_benchmark  # type: ignore[import-not-found]
 
     return link_benchmark

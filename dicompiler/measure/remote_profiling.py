@@ -81,7 +81,7 @@ SERVE_COMMAND = 'cd "$1" && shift && exec timeout 60 "$@"'
 CONNECT_COMMAND = """
 cd "$1" && shift; end=$(($(date +%s) + 15)); until "$@"; do [ $(date +%s) -lt $end ] || exit 1; sleep 0.2; done
 """
-"""A shell script that runs a client until it succeeds, because the server needs time to start."""
+"""A shell script that runs a client until it succeeds, for up to 15 s, because the server needs time to start."""
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,10 @@ def measure_boards(
 
 
 def _hosts_to_measure(hosts: Hosts, platform: Platform | None) -> Iterator[tuple[str, str]]:
-    """Yield each host with the device to measure: the first device that is a group of CPU cores."""
+    """Yield each host name with the name of the device to measure: the first device that is a group of CPU cores.
+
+    Without a platform, the device has the name of the host.
+    """
     if platform is None:
         yield from ((name, name) for name in hosts.entries)
         return
@@ -336,7 +339,7 @@ def _find_link_address(server: MeasuredBoard, client: MeasuredBoard) -> tuple[st
 
 
 def apply_measurements(measurements: BoardMeasurements, platform: Platform | None) -> Platform:
-    """Return the platform with measured rates and links; everything that was not measured stays.
+    """Return the platform with measured rates and links. Values that were not measured are kept.
 
     Without a platform, a new one is made of the measured boards. They are connected to a switch, and each board has one
     device with all of its processors.
@@ -366,7 +369,7 @@ def apply_measurements(measurements: BoardMeasurements, platform: Platform | Non
 
 
 def _engine_rates(board: MeasuredBoard) -> tuple[EngineRate, ...]:
-    """Return the rate of each measured engine, for all kinds of layers."""
+    """Return the compute rate of a board with each measured engine. One rate is valid for all kinds of layers."""
     assert board.profile is not None
     return tuple(EngineRate(name, OTHER_KINDS, _compute_rate(board, name)) for name in board.profile.engines)
 

@@ -1,7 +1,7 @@
 """Benchmark programs for a target's runtime: programs that do little but call segments, send messages and copy.
 
-A segment is a submodel that a device runs in one call.
-The module `runtime_costs_fit` derives the runtime's costs from the frame times of these programs.
+A segment is a submodel that a device runs in one call. The module `runtime_costs_fit` derives the runtime's costs from
+the frame times of these programs.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def write_benchmarks(target: Target, directory: Path) -> dict[str, Any]:
 
 
 def benchmarks_entry(target: Target, programs: Mapping[str, PipelineState]) -> dict[str, Any]:
-    """Return the target's entry of tasks.json, from which the costs of its runtime are computed after the run."""
+    """Return a target's entry of tasks.json, from which the costs of its runtime are computed after the run."""
     stated = target.runtime_costs
     waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
     counts = {name: _frame_counts(compilation) for name, compilation in programs.items()}
@@ -89,7 +89,7 @@ def benchmarks_entry(target: Target, programs: Mapping[str, PipelineState]) -> d
 
 
 def emit_benchmark(target: Target, name: str, directory: Path) -> PipelineState:
-    """Write the artifact of one of BENCHMARKS to a new directory."""
+    """Write the artifact of the benchmark program `name` to a new directory, and return its compilation."""
     compilation = _compile_benchmark(*BENCHMARKS[name])
     directory.mkdir()
     target.emit(compilation, directory)

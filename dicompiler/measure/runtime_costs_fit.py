@@ -1,7 +1,7 @@
 """Costs of a target's runtime for messages, calls and copies, from the frame times of its benchmark programs.
 
-A profile package contains a copy of this module. It needs Python, and the packages that are needed by
-the target's player (the program that runs and times the benchmarks).
+A profile package contains a copy of this module. It needs Python, and the packages that the target's player (the
+program that runs and times the benchmarks) needs.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 PLAY_COUNTS = (2, 3)
-"""Minimum and maximum number of times that each program is run."""
+"""Minimum and maximum number of times that each benchmark program is run."""
 PLAY_S = 0.25
-"""Seconds for which a program is run each time."""
+"""Seconds for which a benchmark program is run each time."""
 MAX_PLAY_RATIO = 1.05
-"""Programs are not run again if the two shortest times of each program differ by at most this factor."""
+"""Benchmark programs are not run again if the two shortest times of each program differ by at most this factor."""
 
 
 MESSAGE_COSTS = ("send", "receive", "latency")
-"""Costs into which the time of a message is split. If one of them is 0, the split and so the other costs are wrong."""
+"""Costs into which the time of a message is split. If one is measured as 0, the others are wrong too."""
 MAX_FITS = 3
 """Maximum number of measurements of a target's runtime.
 
@@ -76,7 +76,7 @@ def _measure_runtime(directory: Path, entry: dict[str, Any]) -> dict[str, float]
 
 
 def find_zero_costs(costs: dict[str, float]) -> list[str]:
-    """Return the names of the costs that were measured as 0, or are wrong because another cost was.
+    """Return the names of the costs that were measured as 0, and of those that are wrong for this reason.
 
     The costs MESSAGE_COSTS are parts of one measured time. If one of them is 0, the others are wrong too.
     `header_share` is ignored, because it is not measured.
@@ -94,7 +94,7 @@ def omit_zero_costs(costs: dict[str, float]) -> dict[str, float]:
 
 
 def describe_zero_costs(costs: dict[str, float]) -> str:
-    """Return the reason why costs that are 0 are refused, for messages; '' if there are none."""
+    """Return a message that costs were measured as 0, with the remedy; '' if there are none."""
     names = ", ".join(find_zero_costs(costs))
     if not names:
         return ""

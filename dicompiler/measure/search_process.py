@@ -30,17 +30,18 @@ class SearchProcess:
     """
 
     def __init__(self) -> None:
-        """Create the object. No process is started."""
+        """Create the object. The process is started by the first call of `prepare` or `search`."""
         self.popen: subprocess.Popen[str] | None = None
-        # A pipe that nobody reads would block the process when it is full.
+        # The process writes its errors to a file, because it would block when a pipe that is not read is full.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._lock, self._is_closed = threading.Lock(), False
 
     def prepare(self, request: SearchRequest) -> None:
-        """Let the process make itself ready for searches, and wait until it is ready or has ended.
+        """Let the process load all that a search needs, and wait until it is ready or has ended.
 
         Args:
-            request: A search like those to come. It is not made.
+            request: Example of the searches to come. The files that it names are loaded, but the search is not
+                executed.
 
         Raises:
             RunError: The object was closed.
@@ -50,13 +51,13 @@ class SearchProcess:
         popen.stdout.readline()
 
     def search(self, request: SearchRequest) -> SearchAnswer:
-        """Make a search.
+        """Search for a better plan in the process, and wait for the result.
 
         Args:
-            request: The search.
+            request: Description of the search.
 
         Returns:
-            Its result.
+            The best artifact, and the corrected platform.
 
         Raises:
             RunError: The search failed, or the process ended, or the object was closed.
@@ -90,7 +91,8 @@ class SearchProcess:
             if self.popen is None or self.popen.poll() is not None:
                 command = [sys.executable, "-m", "dicompiler.measure.adapt_search"]
                 pipe = subprocess.PIPE
-                # Ctrl-C interrupts only this process, which then ends the search.
+                # The search process has a session of its own, so that Ctrl-C interrupts only this process, which then
+                # ends it.
                 self.popen = subprocess.Popen(
                     command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, start_new_session=True
                 )

@@ -52,7 +52,8 @@ def simulate_adaptation(
 
     Args:
         first: The plan with which the session begins, on the platform without changes.
-        plan_for: Function that evaluates a plan on a platform. If the plan is None, it makes the plan.
+        plan_for: Function (platform, plan) → compilation with predicted metrics. If the plan is None, a strategy makes
+            it.
         changes: The changes of speed.
         frames: Number of frames.
         in_flight: Number of frames in flight.
@@ -65,7 +66,8 @@ def simulate_adaptation(
         UsageError: A change names an unknown device or host.
     """
     stated, current, plan_count = first.platform, first, 1
-    list_speeds(changes, [device.name for device in stated.devices])  # This call raises an error if a name is unknown.
+    # The result of this call is not used: the call raises an error if a name is unknown.
+    list_speeds(changes, [device.name for device in stated.devices])
     finished, found = list[float](), list[Adaptation]()
     assumed, start_s, seen_s = stated, 0.0, -math.inf
     simulation = _simulate(current, changes, start_s, frames, in_flight)
@@ -138,7 +140,7 @@ def _find_search(ends: Sequence[float], changes: Sequence[SpeedChange], seen_s: 
 
 
 def change_platform(stated: Platform, changes: Sequence[SpeedChange], at_s: float) -> Platform:
-    """Return the platform with the rates and bandwidths at a time.
+    """Return the platform with the compute rates and bandwidths that it has at a certain time, after speed changes.
 
     Args:
         stated: The platform without changes.

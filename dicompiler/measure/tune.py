@@ -60,9 +60,9 @@ MIN_GAIN = 0.01
 The gain is the share by which its predicted time is shorter than that of the fastest measured plan.
 """
 MAX_SPREAD = 0.25
-"""A run is repeated if its frames differ by more than this share of their median.
+"""A run is repeated if the quartiles of its frame times differ by more than this share of the median.
 
-If the frames of the second run differ as much, the trial is marked as disturbed.
+If the frame times of the second run differ as much, the trial is marked as disturbed.
 """
 MAX_FAILURES = 2
 """The tuning ends after this number of failed runs in a row, for example because a board is off."""
@@ -138,7 +138,7 @@ class Tuning:
         platform: The platform, corrected by all runs so far.
         trials: The results of the plans that were run, in the order of the runs.
         plans: The plan of each trial.
-        reason: Why the tuning ended; empty before its end.
+        reason: Reason why the tuning ended; empty before its end.
     """
 
     platform: Platform
@@ -172,7 +172,7 @@ def tune(
     Args:
         model: The model.
         options: The options.
-        run: Runs an artifact on the boards, or on emulated ones.
+        run: Function that runs an artifact on the boards, or on emulated boards.
         directory: Directory for artifacts and logs. If it has the trials of an earlier call with the same model and
             options, the tuning goes on after them.
         progress: Function that is called with a line of text before each step.
@@ -205,7 +205,7 @@ class _TuningSetup:
 
     Attributes:
         problem: The problem that the strategies solve, with the platform before any correction.
-        deadline: When the budget is over (time.monotonic).
+        deadline: Time (of time.monotonic) after which no further plan is measured.
     """
 
     model: Model
@@ -219,7 +219,7 @@ class _TuningSetup:
 
 
 def _next_trial(setup: _TuningSetup, tuning: Tuning) -> Tuning:
-    """Return the tuning after one more trial, or with the reason why there is none."""
+    """Return the tuning after one more trial, or with the reason why no further plan is measured."""
     options, progress = setup.options, setup.progress
     reason = _end_reason(options, tuning, setup.deadline)
     if reason:

@@ -30,15 +30,17 @@ from dicompiler.target.target_base import Target
 log = logging.getLogger("dicompiler")
 
 PLAYED_BENCHMARKS = ("one", "calls", "messages")
-"""The benchmark programs that are run. Their messages are so short that a rate-limited link does not delay them.
+"""Names of the benchmark programs from which the runtime costs are measured.
 
-Larger messages need no benchmark: the runtime handles them while the link sends them.
+Their messages are so short that a rate-limited link does not delay them. Larger messages need no benchmark, because
+the runtime handles them while the link sends them.
 """
 COMPUTED_S = 10e-3
 """Seconds that all segments (submodels) of a benchmark program together take in a frame.
 
-They are subtracted from the frame time. Delays make the segments take exactly this time, so it must exceed the time
-that they really need. With 1 ms, a program of one segment took longer than that, and a call seemed to cost nothing.
+They are subtracted from the frame time. The segments are delayed until they have taken this time, so it must exceed
+the time that they need without delays. With 1 ms, the only segment of one program needed longer, so that a call seemed
+to cost nothing.
 """
 FRAMES_PER_ROUND, ROUNDS = 40, 3
 
@@ -125,7 +127,7 @@ def measure_runtime_costs(name: str) -> RuntimeCosts:
 
 
 def runtime_cost_factor(name: str, count: int) -> float:
-    """Return how many times longer a message takes on emulated boards than the target states.
+    """Return the time of a message on emulated boards, divided by the time that the target states for real boards.
 
     Cost models accept this factor as their option `runtime`.
 

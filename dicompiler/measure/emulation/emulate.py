@@ -8,7 +8,7 @@ costs measured on this host, and assumes that the boards' runtimes share its pro
 processors, everything can run slower by a factor (`dilation`). Reported times are divided by this factor, so they are
 times on the boards.
 
-Measurement of a program's segments (submodels) on this host, called as a target's runtime calls them.
+The module also measures the segments of a program on this host. It calls them in the same way as a target's runtime:
 
 Target + Program + inputs ──measure_segments──► seconds of each segment on one thread, without those of an empty call
 """
@@ -74,8 +74,8 @@ class CallTimer:
     """Measures the processor time of a call, which executes several functions in order.
 
     Calls are grouped into turns. In one turn, all segments of one device are called several times; in the next turn,
-    those of another device. The value of a turn is the median time of this call in the turn. The first call is
-    excluded, because the caches still contain data of the other device.
+    those of another device. The value of a turn is the median time of the timed call in the turn, without the first
+    time, because the caches then still contain data of another device.
     """
 
     def __init__(self, *functions: Callable[[], object]) -> None:
@@ -91,7 +91,7 @@ class CallTimer:
         self._calls_s.append(time.thread_time() - start)
 
     def end_turn(self) -> None:
-        """Store the value of the turn, and begin a new one."""
+        """End a turn (a group of calls): store the median time of its calls, and begin the next turn."""
         self._turns_s.append(statistics.median(self._calls_s[1:]))
         self._calls_s.clear()
 
@@ -167,7 +167,7 @@ log = logging.getLogger("dicompiler")
 MAX_LOAD_SHARE = 0.8
 """Maximum share of this host's processors that computing may need. With more, emulated boards delay each other."""
 MAX_COMPUTE_SLOWDOWN = 0.05
-"""Share by which computing may take longer than on the boards before a warning reports it."""
+"""Largest slowdown of computing, as a fraction of the time on the boards, that is accepted without a warning."""
 NOT_EMULATED = (
     "caches and memory of a board, changes of its clock frequency, other traffic; the runtime itself runs as fast as "
     "here"
@@ -287,7 +287,7 @@ def emulate(
 
 @dataclass(frozen=True)
 class _EmulatedArtifact:
-    """An artifact that will run on emulated boards.
+    """An artifact that is ready to run on emulated boards, and its predictions.
 
     Attributes:
         target: The target that wrote the artifact.

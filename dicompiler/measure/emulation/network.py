@@ -27,7 +27,7 @@ from dicompiler.measure.emulation import relay
 
 EMULATED_SUBNET = ipaddress.ip_network("10.77.0.0/16")
 UPLINK_ROUTER_ADDRESS, DOWNLINK_ROUTER_ADDRESS = "10.77.255.1", "10.77.255.2"
-"""Addresses of the router that hosts send to, and of the one that they receive from."""
+"""Addresses of the router to which hosts send, and of the router from which they receive."""
 MAX_HOSTS = 4096
 """Largest number of emulated hosts. The namespaces of more hosts would take unreasonably long to create."""
 NAMESPACES = Path("/run/netns")
@@ -65,16 +65,16 @@ class RateLimit:
 
     @property
     def piece_bytes(self) -> int:
-        """Largest number of bytes that the kernel passes to the device at once."""
+        """Largest number of bytes that the kernel passes to the network device at once."""
         return min(MAX_PIECE_BYTES, max(ETHERNET_FRAME_BYTES, int(self.rate / 8 * MAX_BURST_S)))
 
     def set_rate(self, rate: float) -> None:
         """Limit the device to `rate` bit/s by a token bucket filter (tbf), which replaces the previous one.
 
         A token bucket sends faster than `rate` after a pause, up to its burst size, but a real cable does not. The
-        burst and the pieces that the kernel passes to the filter must therefore be small. There are two lower limits.
-        Smaller pieces would need too much processor time. If the burst were hardly larger than a piece, the link would
-        be idle while it waits for the kernel's late timers.
+        burst and the pieces that the kernel passes to the filter must therefore be small. But smaller pieces would
+        need too much processor time. And if the burst were hardly larger than a piece, the link would be idle while it
+        waits for the kernel's late timers.
         """
         burst = self.piece_bytes + int(rate / 8 * TIMER_DELAY_S)
         limit = min(2_000_000, max(64_000, int(rate / 8 * 0.05)))
@@ -107,7 +107,7 @@ class EmulatedNetwork:
 
     @contextlib.contextmanager
     def enter_host(self, host: str) -> Iterator[None]:
-        """Move this thread, and all processes that it starts in the block, to a host's network.
+        """Move this thread, and all processes that it starts in the `with` block, to the network of a host.
 
         At the end of the block, the thread returns to its former network.
         """
@@ -129,7 +129,7 @@ def _enter_namespace(descriptor: int) -> None:
 
 @contextlib.contextmanager
 def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
-    """Create a platform's network, and remove it at the end of the block.
+    """Create the emulated network of a platform, and remove it at the end of the `with` block.
 
     Networks that killed processes left behind are removed first.
 
@@ -151,9 +151,10 @@ def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
 
 
 def _remove_abandoned_networks(ip: str) -> None:
-    """Remove the namespaces of processes that do not exist any more."""
+    """Remove the network namespaces that processes left behind when they were killed."""
     for path in NAMESPACES.glob("dc*x*"):
-        match = re.fullmatch(r"dc(\d+)x\w+", path.name)  # The digits are the process id.
+        # The digits are the id of the process that created the namespace.
+        match = re.fullmatch(r"dc(\d+)x\w+", path.name)
         if match and not Path("/proc", match[1]).exists():
             subprocess.run([ip, "netns", "del", path.name], capture_output=True)
 

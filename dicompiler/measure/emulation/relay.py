@@ -27,7 +27,7 @@ from dicompiler.ir.platform import Platform
 MAX_QUEUE_S = 0.05
 """Longest time in seconds that a packet may wait for a pair of hosts with a rate limit; later packets are dropped."""
 CLONE_NEWNET = 0x40000000
-_TUN_REQUEST = (0x400454CA, 0x0001 | 0x1000)  # TUNSETIFF; IFF_TUN | IFF_NO_PI
+_TUN_REQUEST = (0x400454CA, 0x0001 | 0x1000)  # Linux constants: TUNSETIFF; IFF_TUN | IFF_NO_PI
 
 RelayRule = tuple[str, str, float, float | None]
 """Addresses of sender and receiver, latency in seconds, rate in bit/s (None: not limited)."""
@@ -74,8 +74,8 @@ def main() -> None:
     """Forward packets from one network namespace to another, with the latency and rate of each pair of hosts.
 
     The names of the two namespaces are the command-line arguments. The first line of stdin has the rules as JSON, one
-    for each pair of hosts. The process prints "ready" and then runs until it is killed, or until stdin is closed: the
-    process that has started it has then ended.
+    for each pair of hosts. The process prints "ready" and then runs until it is killed or stdin is closed. Stdin is
+    closed when the process that has started the relay ends.
     """
     uplink, downlink = sys.argv[1:]
     table: dict[bytes, tuple[float, float | None]] = {}

@@ -26,7 +26,7 @@ from dicompiler.measure.emulation.emulate import with_failure_segments
 from dicompiler.target.run_records import Emulation, RunOptions
 
 START_S = 5.0
-"""Seconds allowed for the start of the devices. The times of speed changes count from the end of this period."""
+"""Seconds allowed for the start of the devices. Speed changes are timed from the end of this period."""
 
 
 def emulate_speed_changes(
@@ -46,7 +46,7 @@ def emulate_speed_changes(
 
     Args:
         directory: The artifact.
-        changes: When boards and links become slower or faster.
+        changes: Changes of speed: a board or link, a time, and a factor.
         adapt: When the session searches for another plan; None: never.
         platform: The platform to emulate. Default: the platform that the artifact was compiled for.
         inputs: Arrays by name of the graph input, the same for all frames. Default: seeded random arrays.
@@ -88,7 +88,7 @@ def emulate_speed_changes(
         )
 
     with (
-        open_boards(boards, {}, first) as emulation,  # The segment times are added for each artifact.
+        open_boards(boards, {}, first) as emulation,  # `with_segment_times` adds the segment times of each artifact.
         _changing_links(emulation, link_changes),
     ):
         session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))
@@ -143,7 +143,8 @@ def segment_times(artifact: str | Path, cost: str, platform: Platform) -> dict[s
         platform: The emulated boards.
 
     Returns:
-        For each device, the seconds of its segments, first those of the normal plan.
+        For each device, the seconds of its segments: first those of the main plan, then those of replicas, and then 0
+        for each segment of a failure plan.
     """
     compilation, _, problem = reopen_artifact(artifact, cost, platform)
     assert compilation.plan is not None and compilation.program is not None

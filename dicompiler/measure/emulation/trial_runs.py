@@ -81,7 +81,7 @@ class _KeptDevices:
         """Copy an artifact and let the devices load it. If the block raises an error, the devices are stopped."""
         try:
             service = open_service(artifact, self._options)
-        except UsageError:  # The target has no resident devices.
+        except UsageError:  # The target has no resident devices, so the run starts its own.
             install(artifact, self._options)
             yield
             return
