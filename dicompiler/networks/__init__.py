@@ -1,7 +1,7 @@
 """Network architectures with seeded weights for tests, benchmarks and the demo: `build("resnet50", seed=1)`.
 
-Equal arguments give equal bytes. The networks in NAMES are built by this package. Those in LIGHT_NAMES, such as "vgg19"
-(`build("light/vgg19")`), are part of the onnx package.
+Equal arguments give equal bytes. The networks in NAMES are built by this package. The networks in LIGHT_NAMES, such as
+"vgg19" (`build("light/vgg19")`), are part of the onnx package.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["LIGHT_NAMES", "NAMES", "build", "build_light", "count_parameters", "
 
 @dataclass(frozen=True)
 class _Network:
-    """Architecture of a network.
+    """Architecture of a network, and the form of its inputs.
 
     Attributes:
         append_to: Function that appends the network's nodes to a NetworkBuilder, and returns its output tensor.

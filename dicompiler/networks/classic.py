@@ -91,7 +91,8 @@ def squeezenet(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> 
     return net.flatten(net.global_average(x, "pool10"), "flatten")
 
 
-#: Darknet-19 up to the detector (Redmon and Farhadi 2017, table 6): (channels, kernel), or None for a 2 x 2 pool.
+#: Convolutions of Darknet-19 up to the detector (Redmon and Farhadi 2017, table 6): (channels, kernel size). None is a
+#: 2 x 2 pool.
 DARKNET_LAYERS = (
     *((32, 3), None, (64, 3), None, (128, 3), (64, 1), (128, 3), None, (256, 3), (128, 1), (256, 3), None),
     *((512, 3), (256, 1), (512, 3), (256, 1), (512, 3), None, (1024, 3), (512, 1), (1024, 3), (512, 1), (1024, 3)),
@@ -104,10 +105,10 @@ def yolov2(
 ) -> str:
     """YOLOv2 (Redmon and Farhadi 2017) as in its authors' yolov2.cfg.
 
-    The output has the shape (N, anchors * (5 + classes), H / 32, W / 32). Each square of 2 x 2 elements of a map of
-    38 x 38 is rearranged to four channels. The result is concatenated with a map of 19 x 19. `passthrough` selects
-    the operators that rearrange it: SpaceToDepth ("space-to-depth"), or Reshape, Transpose and Reshape with equal
-    results ("reshape").
+    The output has the shape (N, anchors * (5 + classes), H / 32, W / 32). For images of 608 x 608, each square of 2 x
+    2 elements of a feature map of 38 x 38 is rearranged to four channels. The result is concatenated with a feature
+    map of 19 x 19. `passthrough` selects the operators that rearrange the elements: SpaceToDepth ("space-to-depth"),
+    or Reshape, Transpose and Reshape with equal results ("reshape").
     """
     if passthrough not in PASSTHROUGH_MODES:
         raise UsageError(f"yolov2: unknown passthrough {passthrough!r}{did_you_mean(passthrough, PASSTHROUGH_MODES)}")

@@ -15,7 +15,7 @@ from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.transformers import BRANCH_GAIN, linear, split_heads
 
 LOWEST_SCORE = float(np.finfo(np.float32).min)
-"""Number that is added to the scores of positions that must not be used."""
+"""Number that is added to the attention scores of positions that must not be used, so that their weight is 0."""
 
 
 def llama_small(
@@ -34,8 +34,8 @@ def llama_small(
     number of tokens, and the output has one row of logits per token.
 
     If `past` is not 0, the network has key and value caches. The positions of the tokens are then an input, and the
-    outputs present.N.key and present.N.value contain the caches with the rows of the new tokens. Unless `static` is
-    True, the input attention_mask marks the rows that are used.
+    outputs present.N.key and present.N.value contain the caches of layer N with the rows of the new tokens. Unless
+    `static` is True, the input attention_mask marks the rows that are used.
 
     Args:
         net: The builder.
@@ -83,7 +83,7 @@ def llama_small(
 
 
 def _position_ids(net: NetworkBuilder, past: int, static: bool) -> str:
-    """Append the positions of the tokens, of shape (N, positions), or (1, positions) if all sequences share them."""
+    """Append a tensor with the positions of the tokens, of shape (N, positions), or (1, positions) if shared."""
     rows = net.input_shape[1]
     if not past:
         return net.add_constant("positions", np.arange(rows, dtype=np.int64)[None])

@@ -1,10 +1,11 @@
 """YOLOv8n and YOLO11n (Ultralytics) as their exporter writes them, with normalizations folded into convolutions.
 
 The output has the shape (N, 4 + classes, cells): boxes in pixels, then the probabilities of the classes. A cell is a
-square of the image, with one box. Sources are
-`ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, and `ultralytics/nn/modules/*.py`. In
-Ultralytics, `model.info()` after `fuse()` prints 3 151 904 and 2 616 248 parameters. These include 16 fixed ones, the
-distances of `_decode_boxes`, which are a constant in these networks and not a parameter.
+square of the image, with one box.
+
+Sources are `ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, and `ultralytics/nn/modules/*.py`.
+In Ultralytics, `model.info()` after `fuse()` prints 3 151 904 and 2 616 248 parameters. These include 16 fixed ones,
+the distances of `_decode_boxes`. In these networks, they are a constant and not a parameter.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ convolution therefore enlarges activations, and the last convolutions reduce the
 BRANCH_GAIN = 0.3
 """Factor of the weights of the last convolution of a residual branch, so that activations keep their size."""
 DISTANCE_BINS = 16
-"""Number of distances from which the head chooses for each side of a box."""
+"""Number of possible distances from a cell to a side of its box. The head predicts a score for each of them."""
 
 Block = Callable[[NetworkBuilder, str, str, int], str]
 
@@ -193,7 +194,7 @@ def _stem(net: NetworkBuilder, width: float) -> str:
 
 
 def _detection_head(net: NetworkBuilder, maps: Sequence[str], name: str, classes: int, separable: bool) -> str:
-    """Append the head: distances to the sides of a box, and class scores, for each cell of three maps."""
+    """Append the head, which predicts a box and class scores for each cell of three feature maps."""
     box, score = 4 * DISTANCE_BINS, max(net.channels(maps[0]), min(classes, 100))
     levels = []
     for level, x in enumerate(maps):
@@ -241,7 +242,7 @@ def _decode_boxes(net: NetworkBuilder, x: str, maps: Sequence[str], name: str) -
 
 
 def _anchor_points(net: NetworkBuilder, maps: Sequence[str]) -> list[NDArray[np.float32]]:
-    """Return the centers (x, y) and the side lengths of the cells of all maps.
+    """Return the centers (x, y) and the side lengths of the cells of all feature maps.
 
     The centers have the shape (1, 2, cells) and are in units of the cell. The side lengths have the shape (1, 1, cells)
     and are in pixels of the image.

@@ -46,7 +46,7 @@ def _head(net: NetworkBuilder, x: str, classes: int) -> str:
     return net.unary("Softmax", net.gemm(x, "fc", classes), "softmax", axis=1)
 
 
-#: (channels at width 1, stride) of MobileNet's blocks (Howard et al. 2017, table 1).
+#: Blocks of MobileNetV1 (Howard et al. 2017, table 1): (channels at width 1, stride).
 MOBILENET_V1 = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *((512, 1),) * 5, (1024, 2), (1024, 1))
 
 

@@ -98,7 +98,7 @@ def _weight_uses(graph: onnx.GraphProto) -> Iterator[tuple[str, Role, onnx.NodeP
 
 
 def _fan_in(node: onnx.NodeProto, shape: tuple[int, ...]) -> int:
-    """Return the number of products that are summed for one output element."""
+    """Return the number of products that a Conv or Gemm sums for one output element."""
     if node.op_type != "Gemm":
         return math.prod(shape[1:])
     transposed = any(a.name == "transB" and a.i for a in node.attribute)

@@ -8,8 +8,8 @@ from __future__ import annotations
 from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.classic import scale_channels
 
-#: Factor of the last scale of a residual branch, and factor of the scale after the shortcut's convolution, if there is
-#: one. The sum of their squares is about 1, so that activations keep their size at any depth.
+#: Factors of two BatchNormalization scales: the last one of a residual branch, and the one after the convolution in a
+#: shortcut. The sum of the squares of both factors is about 1, so that activations keep their size at any depth.
 BRANCH_GAIN, SHORTCUT_GAIN = 0.3, 0.95
 
 

@@ -178,7 +178,8 @@ def whisper_tiny_encoder(net: NetworkBuilder, layers: int = 4, width: float = 1.
     return _layer_norm(net, x, "norm", 1e-5)
 
 
-#: For each stage: heads, features of a head, reduction of keys and values, kernel and stride of the patches.
+#: For each stage: number of heads, features of a head, factor by which the image is reduced for keys and values, and
+#: kernel size and stride of the convolution that computes the patches.
 SEGFORMER_B0 = ((1, 32, 8, 7, 4), (2, 32, 4, 3, 2), (5, 32, 2, 3, 2), (8, 32, 1, 3, 2))
 
 
@@ -240,7 +241,7 @@ def _segformer_block(net: NetworkBuilder, x: str, image: tuple[int, ...], name: 
 
 
 def _segformer_head(net: NetworkBuilder, maps: list[str], classes: int, hidden: int) -> str:
-    """Append the head: maps are enlarged to the size of the first map, concatenated, mixed and classified."""
+    """Append the head: feature maps are enlarged to the size of the first one, concatenated, mixed and classified."""
     height = net.shapes[maps[0]][2]
     pieces = []
     for number, x in enumerate(maps):

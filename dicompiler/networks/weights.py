@@ -21,7 +21,7 @@ STATISTIC_ROLES: frozenset[Role] = frozenset({"mean", "variance"})
 def make_weight(
     seed: int, name: str, shape: tuple[int, ...], role: Role, fan_in: int = 1, gain: float = 1.0
 ) -> NDArray[np.float32]:
-    """Return a float32 tensor that resembles a trained tensor with this role (use), such as "filter".
+    """Return a float32 tensor with random values like those of a trained tensor with this role (use).
 
     `filter` is normal with variance 2 · gain² / fan_in (He et al. 2015, eq. 10), where `fan_in` is the number of
     products that are summed for one output element. `scale` is uniform in 0.8 to 1.2, multiplied by `gain`. `variance`

@@ -57,7 +57,8 @@ def _find_on_path(_path: tuple[str, ...]) -> tuple[tuple[Plugin, ...], tuple[str
     plugins: dict[tuple[str, str], Plugin] = {}
     warnings = []
     for distribution in metadata.distributions():
-        # `metadata.entry_points` would fail for all distributions if the metadata of one is broken.
+        # Distributions are read one by one, because `metadata.entry_points` fails for all of them if the metadata of
+        # one is broken.
         try:
             # If a plugin is found twice, for example in an older copy on a later path, the first one is used.
             for plugin in _read_entry_points(distribution):

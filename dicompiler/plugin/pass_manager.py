@@ -130,7 +130,8 @@ def _check_model(step: Pass, before: PipelineState, result: PipelineState) -> No
         raise
 
 
-# Advice for fields that the user supplies. A list of the passes that set these fields would not help.
+# Advice for missing fields of PipelineState that users supply themselves. For these, a list of the passes that set the
+# field would not help.
 _INPUT_REMEDIES = {"platform": "give a platform", "plan": "give a plan or run a pass that sets one before it"}
 
 

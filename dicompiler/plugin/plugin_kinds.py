@@ -1,4 +1,4 @@
-"""The kinds of things that plugins provide, and the requirements for their registration.
+"""Kinds of things that plugins provide, such as passes and targets, and the requirements for their registration.
 
 class, operator rule or platform family ⇒ its kind and its name, or an error with cause and remedy
 """
@@ -21,10 +21,10 @@ from dicompiler.ir.operator_rule import CONSTANT_KINDS, MERGE_OPERATORS
 
 @dataclass(frozen=True)
 class PluginKind:
-    """A kind of thing that plugins provide.
+    """A kind of thing that plugins provide, such as passes or targets.
 
     Attributes:
-        noun: Noun for one thing of the kind, for messages.
+        noun: Noun for one thing of the kind, for messages, such as "pass".
         hook: Name of the hook.
         base_class: The base class, as `module:name`.
         provides_classes: True if plugins provide subclasses of the base class; False if they provide instances.
@@ -92,7 +92,8 @@ def check_registrable(value: Any) -> None:
 
 def check_rule_fields(rule: Any) -> None:
     """Raise TypeError or ValueError if a field of an operator rule has a wrong type or an unknown name."""
-    # The exact check is imported here, because built-in rules are not checked, and the import takes time.
+    # The stand-ins of the exact check are imported only here, because built-in rules are not checked, and the import
+    # takes time.
     from dicompiler.verify.exact.stand_ins import BODIES
 
     for field in fields(rule):
@@ -120,7 +121,7 @@ def check_rule_fields(rule: Any) -> None:
 def get_valid_name(kind: PluginKind, value: Any) -> str:
     """Return the name of a class, operator rule or platform family.
 
-    Raises TypeError if it cannot be registered as this kind, and ValueError if its name is invalid.
+    Raises TypeError if the value cannot be registered as this kind of thing, and ValueError if its name is invalid.
     """
     return _get_class_name(kind, value) if kind.provides_classes else _get_instance_name(kind, value)
 

@@ -127,7 +127,7 @@ def format_plugin_error(error: BaseException, packages: Mapping[str, str]) -> st
 def _format_place(frame: FrameType, number: int) -> str:
     """Return function, file and line of a frame: "in Acme.plan, strategy.py:12", or "acme/__init__.py:3"."""
     path = Path(frame.f_code.co_filename)
-    # Every package has a file of this name, so the name of the package is needed.
+    # Every package has a file `__init__.py`, so the place also needs the name of the package.
     file = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
     name = frame.f_code.co_qualname
     return f"{file}:{number}" if name == "<module>" else f"in {name}, {file}:{number}"

@@ -42,7 +42,7 @@ from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS, check_rule_fields, get_
 log = logging.getLogger("dicompiler")
 
 UNINSTALLED_PLUGIN = "uninstalled"
-"""Name of plugin and distribution in the entries of temporarily registered things, which no plugin provides."""
+"""Name of plugin and distribution in entries of things that were registered temporarily, not by a plugin."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +65,12 @@ class RegistryEntry:
 
     @property
     def full_origin(self) -> str:
-        """The origin with the plugin: "acme-dicompiler 1.2 (plugin 'acme')"."""
+        """Distribution, version and plugin of the entry: "acme-dicompiler 1.2 (plugin 'acme')"."""
         return f"{self.distribution} {self.version} (plugin {self.plugin!r})"
 
     @property
     def origin(self) -> str:
-        """The origin in error messages: "of acme-dicompiler 1.2 (plugin 'acme')"."""
+        """Origin of the entry in error messages: "of acme-dicompiler 1.2 (plugin 'acme')"."""
         if self.distribution == UNINSTALLED_PLUGIN:
             return f"of module {self.value.__module__}"
         return f"of {self.distribution} {self.version}" + (
@@ -141,6 +141,9 @@ class Registry:
 
     def make(self, kind: str, spec: str | Spec) -> Any:
         """Create a pass, strategy, target, engine or cost model from its text or Spec.
+
+        `kind` is a key of PLUGIN_KINDS, such as "passes". `spec` has the name and the options, such as
+        "tile-height{parts=2}".
 
         Raises UsageError if the text or the Spec is invalid.
         """
@@ -265,7 +268,10 @@ def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
 
 @contextmanager
 def _errors_as_text(plugin: Plugin, place: str, errors: list[str]) -> Iterator[None]:
-    """Append an exception in the block to `errors`, with `place`, and the file and line in the plugin's code."""
+    """Catch an exception of the `with` block, and append it to `errors` as a line of text.
+
+    The line starts with `place`. It names the file and line in the plugin's code.
+    """
     try:
         yield
     except (KeyboardInterrupt, TerminationError):

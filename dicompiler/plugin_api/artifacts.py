@@ -1,4 +1,7 @@
-"""Files of artifacts, engines, run records, and access to remote devices."""
+"""Files of artifacts, engines, run records, and access to remote devices.
+
+This module is part of the public API for plugin authors. A name is imported when it is first used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Operation counts, cost models, memory and metrics."""
+"""Operation counts, cost models, memory and metrics.
+
+This module is part of the public API for plugin authors. A name is imported when it is first used.
+"""
 
 from __future__ import annotations
 

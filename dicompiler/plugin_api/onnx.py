@@ -1,4 +1,7 @@
-"""ONNX graphs and weights; running models and comparing their outputs."""
+"""ONNX graphs and weights; running models and comparing their outputs.
+
+This module is part of the public API for plugin authors. A name is imported when it is first used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Work budgets, memory constraints, objectives and Pareto fronts."""
+"""Work budgets, memory constraints, objectives and Pareto fronts.
+
+This module is part of the public API for plugin authors. A name is imported when it is first used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Error texts, host names, capture of the output of processes, memoization and file reading."""
+"""Error texts, host names, capture of the output of processes, memoization and file reading.
+
+This module is part of the public API for plugin authors. A name is imported when it is first used.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Assertions of the checks: errors name the plugin, the sample and the cause."""
+"""Assertions for checks of plugins. Their errors name the plugin, the sample (test problem) and the cause."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from dicompiler.testing.fingerprints import field_fingerprints
 log = logging.getLogger("dicompiler.testing")
 
 LIMIT_S = 300.0
-"""Seconds that the calls of a plugin for one sample may take by default."""
+"""Seconds that the calls of a plugin for one sample (test problem) may take by default."""
 
 
 class TimeLimitError(KeyboardInterrupt):
-    """Raised in the block of `time_limit` when its time is over.
+    """Raised in the `with` block of `time_limit` when its time is over.
 
     It is a KeyboardInterrupt, so that all code handles it like Ctrl-C: `except Exception` does not catch it, and
     libraries end the processes that they have started.
@@ -42,7 +42,7 @@ def require(condition: Any, message: str) -> None:
 
 @contextmanager
 def error_context(place: str) -> Iterator[None]:
-    """Turn any exception in the block into an AssertionError, with `place` and a colon before its message.
+    """Turn any exception in the `with` block into an AssertionError, with `place` and a colon before its message.
 
     This includes `sys.exit` and `os._exit`, which would end a test run as if it had succeeded.
     """
@@ -92,9 +92,9 @@ def _process_end_as_error() -> Iterator[None]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt the block after a number of seconds by an error that names the running function.
+    """Interrupt the `with` block after a number of seconds by an error that names the running function.
 
-    The limit holds in the main thread, on systems with timer signals. Elsewhere it has no effect.
+    The limit has an effect only in the main thread, and only on systems with timer signals.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -117,14 +117,14 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def unchanged(**arguments: Any) -> Iterator[None]:
-    """Require that the block changes none of the arguments that a plugin's function gets.
+    """Require that a plugin's function, which the `with` block calls, changes none of its arguments.
 
     Callers use the same arguments again after the call.
     """
     before = field_fingerprints(arguments)
     try:
         yield
-    finally:  # After an error too: a changed argument is often its cause.
+    finally:  # The arguments are also checked after an error, because a changed argument is often its cause.
         after = field_fingerprints(arguments)
         changed = ", ".join(name for name in before if before[name] != after.get(name))
         require(not changed, f"it changes its argument {changed}: change a copy")
@@ -136,7 +136,7 @@ def describe(plugin: Any) -> str:
 
 
 def as_instance(plugin: Any) -> Any:
-    """Return the object, or an instance with the default options if the object is a class.
+    """Return a plugin object: `plugin` itself, or an instance with the default options if `plugin` is a class.
 
     Raises AssertionError if the class could not be registered.
     """

@@ -120,7 +120,10 @@ def _check_sub_model(engine: Engine, model: onnx.ModelProto, limit_s: float) -> 
 
 
 def _convert(engine: Engine, model: onnx.ModelProto) -> EngineFiles | str | None:
-    """Return the files, None if the engine runs ONNX files, or the reason why the sub-model is not supported."""
+    """Return the files of a converted sub-model, or None if the engine runs ONNX files.
+
+    If the engine does not support the sub-model, return the reason as text.
+    """
     try:
         return engine.convert(model, {})
     except UnsupportedByEngine as error:

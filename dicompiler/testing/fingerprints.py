@@ -3,7 +3,7 @@
     arguments by name ⇒ digests by name and field
 
 Objects with equal content have equal fingerprints. The content of a dataclass is its fields, so that memoized results
-in other attributes do not count. The content of functions and of objects of other classes is not read: their
+in other attributes are ignored. The content of functions and of objects of other classes is not read: their
 fingerprint depends only on their class.
 """
 
@@ -20,7 +20,10 @@ from google.protobuf.message import Message
 
 
 def field_fingerprints(arguments: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the fingerprints of arguments by name; for a dataclass, of its fields: {"problem.platform": …}."""
+    """Return the fingerprint of each argument, by name.
+
+    A dataclass has a fingerprint for each field: {"problem.platform": …}.
+    """
     digest = _Fingerprinter().digest
     fingerprints: dict[str, bytes] = {}
     for name, value in arguments.items():
@@ -36,7 +39,8 @@ class _Fingerprinter:
 
     def __init__(self) -> None:
         self._known: dict[int, bytes] = {}
-        self._kept_alive: list[Any] = []  # Else a new object could get the id of a deleted one.
+        # Otherwise, a new object could get the id of a deleted one, and so a wrong fingerprint.
+        self._kept_alive: list[Any] = []
 
     def digest(self, value: Any) -> bytes:
         if value is None or isinstance(value, bool | int | float | complex | str | bytes | PurePath | np.generic):

@@ -98,7 +98,7 @@ def _plan_text(state: PipelineState) -> str:
 
 
 def _check_outputs(before: Model, after: Model) -> None:
-    """Compare names and values of the outputs for random inputs of the first model."""
+    """Require that a second model has outputs of the same names and values as the first, for random inputs."""
     inputs = random_inputs(graph_inputs(before))
     names = [value.name for value in before.proto.graph.output]
     require([v.name for v in after.proto.graph.output][: len(names)] == names, "the graph's outputs have other names")

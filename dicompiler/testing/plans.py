@@ -72,7 +72,7 @@ def verify_plan(
     reference: Mapping[str, Any],
     seeds: Sequence[int] | None = None,
 ) -> tuple[Check, ...]:
-    """Run three kinds of checks of a plan in this process.
+    """Run the exact check, the check of outputs and the check of sent bytes for a plan, in this process.
 
     - exact: models with small integers as weights must give the same bits with and without the split;
     - outputs: on every device that receives outputs, they must be within the tolerance of `reference`;

@@ -1,4 +1,4 @@
-"""Check of platform families: members are found by name, are valid, and can be written to a file."""
+"""Check of platform families: their platforms are found by name, are valid, and can be written to a file."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def check_strategy(
 
 
 def _memory_limited_samples(chosen: Iterable[Sample]) -> list[Sample]:
-    """Return test problems with less memory: one for each pair of a network and a platform of several devices."""
+    """Return samples with less memory: one for each pair of a network and a platform of several devices."""
     firsts: dict[tuple[str, str], Sample] = {}
     for sample in chosen:
         if len(sample.platform.computing_devices) > 1:

@@ -39,7 +39,7 @@ _TARGET_ARGUMENT = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1
 
 @contextmanager
 def writes_inside(directory: Path, function: str) -> Iterator[None]:
-    """Require that Python code in the block leaves no new or changed files outside of a directory.
+    """Require that Python code in the `with` block leaves no new or changed files outside of a directory.
 
     These files are allowed: files that are deleted within the block, device files (below /dev), and compiled Python
     files (in `__pycache__`).
@@ -63,7 +63,10 @@ def writes_inside(directory: Path, function: str) -> Iterator[None]:
 
 @cache
 def _add_audit_hook() -> None:
-    """Record written paths in _WRITTEN_PATHS from now on. Audit hooks cannot be removed."""
+    """Record written paths in _WRITTEN_PATHS from now on.
+
+    The audit hook for this is added only once, because audit hooks cannot be removed.
+    """
     sys.addaudithook(_record_write)
 
 
@@ -96,7 +99,7 @@ keeping (float[1, 2, 8, 6] x, float[1, 2, 8, 6] past) => (float[1, 2, 8, 6] y, f
 }"""
 RUN_TIMEOUT_S = 120.0
 TARGET_LIMIT_S = 2 * LIMIT_S
-"""Seconds that the calls of a target for one sample may take by default."""
+"""Seconds that the calls of a target for one sample (test problem) may take by default."""
 
 
 def default_target_samples() -> tuple[Sample, ...]:
