@@ -79,8 +79,8 @@ def computes_layer(engine: str, layer: str) -> bool:
         layer: Name of the layer.
 
     Returns:
-        False if the option `layers` does not name the layer. True otherwise; the engine must also support the layer's
-        operators.
+        False if the engine has the option `layers` and it does not name the layer. True otherwise, although the engine
+        may not support the layer's operators.
     """
     patterns = engine_layers(engine)
     return not patterns or any(fnmatchcase(layer, pattern) for pattern in patterns)
@@ -167,7 +167,7 @@ class Device:
         """Return the compute rate of the device's engine for a layer.
 
         Args:
-            kinds: Kinds of the layer, the most specific one first.
+            kinds: Kinds of the layer, the most specific one first: ("Conv3x3", "Conv").
 
         Returns:
             The rate in FLOP/s of the first of these kinds that has one, or else the rate for all other kinds ("*").

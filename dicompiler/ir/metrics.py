@@ -30,7 +30,7 @@ class DeviceMetrics:
     Attributes:
         device: Name of the device.
         flops: Number of floating-point operations.
-        compute_s: Seconds in which the device computes segments.
+        compute_s: Seconds in which the device computes segments (ONNX sub-models).
         weights: Bytes of constants.
         activations: Peak bytes of computed and received tensors.
         sent: Bytes sent to other devices, including devices of the same host.
@@ -97,7 +97,7 @@ class Metrics:
         devices: Metrics of the devices that the plan names, in platform order.
         latency_s: Seconds from the inputs on the sources (devices that have the inputs) to the outputs on the sinks
             (devices that receive the outputs).
-        period_s: Seconds between two frames of a stream, determined by the busiest device or link.
+        period_s: Seconds from one frame to the next in a stream, determined by the busiest device or link.
         energy_j: Energy in joules that all devices use during the latency of one frame.
         memory: Bytes in use on the host that needs the most memory.
         total_bytes: Bytes that devices send to each other.

@@ -39,7 +39,7 @@ class NodeOrigins:
 
     @cached_property
     def first_output_by_name(self) -> Mapping[str, str]:
-        """First output of each node of the file, by node name in file order ('' if the node has no output)."""
+        """First output of each node of the model file, by node name in file order ('' if a node has no output)."""
         return {node.name: _first_output(node.outputs) for node in self._file_nodes}
 
     @cached_property

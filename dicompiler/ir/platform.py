@@ -109,7 +109,7 @@ class Platform(Memoizing):
 
     @property
     def has_powers(self) -> bool:
-        """True if a device states its power. Without powers, the energies of all plans are 0."""
+        """True if the platform states the power of at least one device. Otherwise, the energies of all plans are 0."""
         return any(device.power_active or device.power_idle or device.power_network for device in self.devices)
 
     @property
@@ -317,7 +317,7 @@ class PlatformOptions:
         """Return a copy of the platform in which these options replace values.
 
         Raises:
-            DicompilerError: A text is not a quantity of the right unit.
+            DicompilerError: The text of an option is not a quantity with the right unit.
         """
         old, place = platform.network, platform.name
         network = replace(

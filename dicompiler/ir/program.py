@@ -170,7 +170,7 @@ class Program:
         segment_order: Pairs (device index, segment index) of all segments, in an order that respects dependencies.
         other_roles: Programs of further roles (replicas and failure plans), for the same devices in the same order. All
             other attributes belong to the first role (the plan itself, or its first replica).
-        failed: Names of the failed devices for which this role is used; () for a replica of the plan itself.
+        failed: Names of the failed devices for which this program is used; () if it is used while no device is down.
         states: Model inputs that are states.
     """
 

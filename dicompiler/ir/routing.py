@@ -179,7 +179,7 @@ class Routing:
             after another.
         other_roles: Routings of further roles (replicas and failure plans). All other attributes belong to the first
             role (the plan itself, or its first replica).
-        failed: Names of the failed devices for which this role is used; () for a replica of the plan itself.
+        failed: Names of the failed devices for which this routing is used; () if it is used while no device is down.
         state_retentions: Regions of states (outputs that are inputs of the next frame) that devices keep.
     """
 

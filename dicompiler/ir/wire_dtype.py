@@ -149,7 +149,7 @@ def owner_by_tensor(layers: LayerGraph) -> Mapping[str, str]:
 
 @memoized
 def requested_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
-    """Return the element type in which the plan wants each tensor to be sent, by tensor name.
+    """Return the element type that the plan requests for each tensor when it is sent, by tensor name.
 
     Tensors that are to be sent unchanged are omitted.
     """

@@ -127,9 +127,9 @@ class Adaptation:
         ratios: Measured seconds divided by predicted seconds, for each device and connection that was too fast or too
             slow. The keys are device names (for seconds of computing) and connection names such as `pi01 → pi02` (for
             seconds per byte).
-        value: Predicted value of the objective with the artifact that computed the frames before the search, for the
-            measured speeds.
-        new_value: Predicted value of the objective with the best artifact that was found, for the measured speeds.
+        value: Predicted value of the objective at the measured speeds, with the artifact that was in use before the
+            search.
+        new_value: Predicted value of the objective at the measured speeds, with the best artifact that was found.
         swap: The change to the artifact that was found; None if the gain was too small.
         error: Reason why the search or the swap failed; empty if it did not fail.
     """
@@ -155,7 +155,7 @@ class Adaptation:
 
 @dataclass(frozen=True)
 class SpeedTrial:
-    """A stream on boards and links that change their speed, emulated or simulated.
+    """Result of a stream of frames on boards and links that change their speed. They are emulated or simulated.
 
     Attributes:
         finished_s: For each frame, the seconds from the start of the stream until its outputs were complete.
@@ -318,7 +318,8 @@ class AdaptiveSession(SwappableSession):
             directory: The artifact.
             options: Options of the session.
             adapt: When to search and to swap.
-            specialize: Function that returns the options for one artifact, given its directory and the options of all.
+            specialize: Function that returns the options for one artifact, given its directory and the options of the
+                session.
             link: A symbolic link to the artifact. When it points to another artifact, the session swaps to that
                 artifact.
 

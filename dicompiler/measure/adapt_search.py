@@ -35,7 +35,7 @@ from dicompiler.target.manifest import PLAN_FILE, PLATFORM_FILE, REFERENCE_FILE
 from dicompiler.target.target_base import Target
 
 NICENESS = 5
-"""Niceness of the process, so that it does not slow down the devices on this host.
+"""Niceness of the search process, so that it does not slow down the devices on this host.
 
 Next to a busy process of normal priority, Linux gives a process of niceness 5 a quarter of a core. With niceness 15 it
 is 3 % of a core, with which a search on a busy host did not end.

@@ -18,7 +18,7 @@ from dicompiler.ir.cluster import Host
 from dicompiler.ir.platform import Platform
 
 ARROW = " → "
-"""Separates sender and receiver in the name of a connection."""
+"""Separator of sender and receiver in the name of a connection (`pi01 → pi02`)."""
 MIN_MESSAGE_BYTES = 16384
 """Connections with messages of fewer bytes on average are not compared, because little of their time is sending."""
 MAX_SIMULATED_FRAMES = 32

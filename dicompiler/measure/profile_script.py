@@ -1,6 +1,6 @@
 """Measures the layers of a network, or the link to another host, on this device, and writes a profile.
 
-    python3 profile_run.py -o PROFILE.json                           measures the layers as tasks.json says
+    python3 profile_run.py -o PROFILE.json                           measures the layers that tasks.json lists
     python3 profile_run.py --serve 7000                              serves a measurement of the link from another host
     python3 profile_run.py -o PROFILE.json --connect HOST:7000       measures the link, adds it to PROFILE.json
 
@@ -120,9 +120,8 @@ def _parse_options() -> argparse.Namespace:
 def _end_with_stdin() -> None:
     """Wait until standard input ends, and then kill this process and all processes that it has started.
 
-    Standard input ends when the calling program has ended.
-
-    The calling program has started this process in a process group of its own.
+    Standard input ends when the calling program has ended. The killed processes are those of this process group, which
+    the calling program has created for this process.
     """
     while os.read(0, 4096):
         continue
@@ -135,7 +134,7 @@ def available_processors() -> int:
 
 
 def load_tasks() -> dict[str, Any]:
-    """Return the content of tasks.json, which lies next to this script."""
+    """Return the content of tasks.json, which is in the same directory as this script."""
     path = SCRIPT_DIRECTORY / "tasks.json"
     tasks: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if tasks.get("format") != TASKS_FORMAT:

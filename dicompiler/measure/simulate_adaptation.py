@@ -113,7 +113,10 @@ def _in_order(finished: Sequence[float]) -> tuple[float, ...]:
 def _simulate(
     result: CompileResult, changes: Sequence[SpeedChange], start_s: float, frames: int, in_flight: int
 ) -> SimulationResult:
-    """Simulate frames that a plan computes from `start_s` on. `changes` count from the start of the whole stream."""
+    """Simulate the frames that a plan computes from the time `start_s` on.
+
+    This time and the times of `changes` are seconds since the start of the whole stream.
+    """
     devices = [device.device for device in result.program.devices]
     return result.problem.simulate_compilation(
         result,

@@ -168,7 +168,7 @@ def _cache_rows(net: NetworkBuilder) -> str:
 
 
 def _append_to_cache(net: NetworkBuilder, x: str, name: str, past: int, rows: str) -> str:
-    """Append the keys or values of all positions: those in the cache, and the new ones, `x`.
+    """Append a tensor with the keys or values of all positions: those in the cache, and the new ones, `x`.
 
     If `rows` is "", the new rows are appended to the `past` rows of the cache. Otherwise they replace the rows with the
     indices in the tensor `rows`, as exporters write it: a ScatterND between two Transposes.

@@ -99,5 +99,5 @@ __all__ = [
     "ssh",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:  # A type checker that sees `__getattr__` would accept unknown names.
+if not TYPE_CHECKING:  # Type checkers must not see `__getattr__`, because they would then accept unknown names.
     __getattr__, __dir__ = lazy_module(__name__)

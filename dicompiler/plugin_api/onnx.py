@@ -46,5 +46,5 @@ __all__ = [
     "read_samples", "read_states", "run_model", "to_dense", "unique_name", "write_output_names", "write_states",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:  # A type checker that sees `__getattr__` would accept unknown names.
+if not TYPE_CHECKING:  # Type checkers must not see `__getattr__`, because they would then accept unknown names.
     __getattr__, __dir__ = lazy_module(__name__)

@@ -24,5 +24,5 @@ __all__ = [
     "memoized", "memory_limit", "one_line", "package_version", "parse_release", "read_text", "resolve_host",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:  # A type checker that sees `__getattr__` would accept unknown names.
+if not TYPE_CHECKING:  # Type checkers must not see `__getattr__`, because they would then accept unknown names.
     __getattr__, __dir__ = lazy_module(__name__)

@@ -33,10 +33,10 @@ def check_strategy(
 ) -> None:
     """Check the plans of a strategy.
 
-    On each sample, the plan must be valid, compute the same bits as the whole network, and send the predicted bytes.
-    The strategy must make an equal plan when it is run again, in this process and in one with another hash seed, unless
-    a note in the plan says why it cannot be reproduced. The strategy must not change the problem, end the process, or
-    run without end.
+    On each sample (a network, a platform and an objective), the plan must be valid, compute the same bits as the whole
+    network, and send the predicted bytes. The strategy must make an equal plan when it is run again, in this process
+    and in one with another hash seed, unless a note in the plan says why it cannot be reproduced. The strategy must
+    not change the problem, end the process, or run without end.
 
     On platforms with several devices, the strategy is also run with less memory than a single device needs. It may
     raise DicompilerError if it finds no plan, but not for every sample.

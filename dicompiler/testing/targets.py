@@ -116,7 +116,8 @@ def check_target(
 ) -> None:
     """Check the artifacts of a target.
 
-    Each sample is split by each strategy and written as an artifact. The check requires that:
+    Each sample (a network on a platform) is split by each strategy and written as an artifact. The check requires
+    that:
 
     - the artifact has the same bytes when it is written again, in this process and in one with another hash seed;
     - artifact.json names this target, and no file is written outside of the artifact's directory;
@@ -172,7 +173,8 @@ def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool, limit_
     compilation = _compile_plan(sample, plan)
     assert compilation.program is not None
     with unchanged(program=compilation.program):
-        target.memory_overhead(compilation.program)  # The registry's wrapper checks the result.
+        # The result is not checked here, because the registry's wrapper of the target checks it.
+        target.memory_overhead(compilation.program)
     _check_emission(target, compilation)
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         first, second = Path(directory, "first"), Path(directory, "a longer name")

@@ -248,7 +248,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
             wish: The preferred name.
 
         Returns:
-            The name. It counts as in use from now on.
+            The name, which is in use from now on.
         """
         return unique_name(wish, self._taken_names()[0])
 
@@ -259,7 +259,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
             wish: The preferred name.
 
         Returns:
-            The name. It counts as in use from now on.
+            The name, which is in use from now on.
         """
         return unique_name(wish, self._taken_names()[1])
 

@@ -154,7 +154,7 @@ def _node_record(node: onnx.NodeProto) -> Record:
 
 
 def _attribute_records(attributes: Iterable[onnx.AttributeProto]) -> Record:
-    """Return the records of attributes, sorted by name, because the order of attributes has no meaning."""
+    """Return attributes as lists for the digest, sorted by name, because the order of attributes has no meaning."""
     return sorted((_attribute_record(attribute) for attribute in attributes), key=lambda row: str(row[0]))
 
 

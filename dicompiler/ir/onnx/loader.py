@@ -36,7 +36,7 @@ _DOCUMENTATION = ("doc_string", "producer_name", "producer_version", "key", "val
 
 
 def load_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Weight]]:
-    """Return a model without the data of large initializers, and this data by name."""
+    """Load and check a model. Return it without the data of large initializers, and this data by name."""
     if isinstance(source, onnx.ModelProto):
         place, path = "model", None
         skeleton, views = make_skeleton(source)
@@ -292,7 +292,7 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
 
 
 def ort_accepts(ir_version: int, opset: int) -> bool:
-    """Return True if the installed onnxruntime accepts models with these versions.
+    """Return True if the installed onnxruntime accepts models with this IR version and this opset.
 
     The function loads a model of one node, which takes 4 ms.
     """
@@ -304,6 +304,6 @@ def ort_accepts(ir_version: int, opset: int) -> bool:
     options.log_severity_level = 4
     try:
         onnxruntime.InferenceSession(probe.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # onnxruntime's errors have no other common base class
+    except Exception:  # `Exception` is the only common base class of onnxruntime's errors.
         return False
     return True

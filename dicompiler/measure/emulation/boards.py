@@ -96,9 +96,10 @@ def options_on_boards(emulation: Emulation, first: str, options: RunOptions) -> 
 def measure_runtime_costs(name: str) -> RuntimeCosts:
     """Return the costs of a target's runtime, measured on two emulated boards.
 
-    The measurement takes some seconds and is made once per process. The bytes of messages cost no processor time,
-    because the runtime handles them while the links send them. Costs that cannot be measured have the values that the
-    target states. If the target's programs do not run on this host, all costs are stated values, and a warning says so.
+    The measurement takes some seconds and is made once per process. In the result, bytes of messages cost no processor
+    time, because the runtime handles them while the links send them. Costs that cannot be measured have the values
+    that the target states. If the target's programs do not run on this host, all costs are stated values, and a
+    warning says so.
 
     Args:
         name: Name of the target.

@@ -46,7 +46,8 @@ def emulate_speed_changes(
 
     Args:
         directory: The artifact.
-        changes: Changes of speed: a board or link, a time, and a factor.
+        changes: Changes of speed: for each, the name of a board or link, a factor, and the times of the change and the
+            recovery.
         adapt: When the session searches for another plan; None: never.
         platform: The platform to emulate. Default: the platform that the artifact was compiled for.
         inputs: Arrays by name of the graph input, the same for all frames. Default: seeded random arrays.

@@ -78,7 +78,7 @@ class _KeptDevices:
 
     @contextmanager
     def prepared_for(self, artifact: Path) -> Iterator[None]:
-        """Copy an artifact and let the devices load it. If the block raises an error, the devices are stopped."""
+        """Copy an artifact and let the devices load it. An error in the `with` block stops the devices."""
         try:
             service = open_service(artifact, self._options)
         except UsageError:  # The target has no resident devices, so the run starts its own.
