@@ -31,7 +31,7 @@ class DeviceMetrics:
         device: Name of the device.
         flops: Number of floating-point operations.
         compute_s: Seconds in which the device computes segments (ONNX sub-models).
-        weights: Bytes of constants.
+        weights: Bytes of weights and other constants that the device stores.
         activations: Peak bytes of computed and received tensors.
         sent: Bytes sent to other devices, including devices of the same host.
         received: Bytes received from other devices, including devices of the same host.
@@ -228,8 +228,8 @@ class DeviceFootprint:
 
     Attributes:
         device: Name of the device.
-        ram: Bytes of RAM.
-        flash: Bytes of flash.
+        ram: Bytes of RAM that the program uses.
+        flash: Bytes of flash that the program uses.
         largest_consumers: Two descriptions for error messages, such as "layer 'conv1'": the largest consumer of RAM,
             and the largest consumer of flash.
         details: Further sizes in bytes, by name.

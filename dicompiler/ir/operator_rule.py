@@ -54,9 +54,9 @@ class Node:
 
     Attributes:
         name: Name of the node.
-        op: Operator type.
+        op: Operator type, such as "Conv".
         domain: Domain of the operator; '' is the standard domain.
-        opset: Opset version of the domain.
+        opset: Version of the operator set of the domain.
         attributes: Values by attribute name.
         inputs: Tensor names; '' is an omitted optional input.
         outputs: Tensor names; '' is an omitted optional output.
@@ -76,7 +76,7 @@ class Operation(Memoizing):
     """Node together with the types and shapes of its tensors: the argument of operator rules.
 
     Attributes:
-        node: The node.
+        node: The ONNX node.
         inputs: Types and shapes of the input tensors; None for an omitted optional input.
         outputs: Types and shapes of the output tensors; None for an omitted optional output.
         cut_output: Index of the output that the rule divides into regions.
@@ -254,7 +254,7 @@ class OperatorRule:
     """Rule that describes how one operator type can be divided, and its cost.
 
     Attributes:
-        op: Operator type.
+        op: Operator type, such as "Conv".
         piece: Function (operation, region of the output, reduce) → Piece. `reduce` is the range of the reduction axis
             for a partial sum. It is None unless `reduction_length` returns a number.
         domain: Domain of the operator.

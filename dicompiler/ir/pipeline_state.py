@@ -47,13 +47,13 @@ class PipelineState:
 
     Attributes:
         model: The ONNX model.
-        layers: Layers of the model.
-        platform: The cluster.
+        layers: Layers of the model: the units that a plan divides.
+        platform: Hosts, devices and network of the cluster.
         plan: Plan of a strategy, or of annotating passes, which set the parts of the layers that they name.
         routing: Routing of the plan, set by the pass `partition`.
         reference: The model with which outputs are compared: the one before `trim` or, if nothing was trimmed, before
             `partition`.
-        program: Steps of each device.
+        program: Steps of each device, and transfers between devices.
         metrics: Predicted metrics of the plan.
         single_device_metrics: Predicted metrics of the best single device.
         failure_metrics: Metrics of the plan itself and of each failure plan; () if there are no failure plans.

@@ -137,7 +137,10 @@ class Plan:
 
     @property
     def role_failures(self) -> tuple[tuple[str, ...], ...]:
-        """Failed devices for which each plan in `roles` is used; () for use while no device is down."""
+        """Names of the failed devices for which each plan in `roles` is used.
+
+        The entry is () for a plan that is used while no device is down.
+        """
         entries = (FailurePlan((), self), *self.failures)
         return tuple(entry.failed for entry in entries for _ in entry.plan.replica_roles)
 
@@ -200,7 +203,7 @@ def load_plan(path: str | Path) -> Plan:
     """Return the plan in a JSON file.
 
     Args:
-        path: The file.
+        path: The JSON file of the plan.
 
     Returns:
         The plan.
@@ -215,7 +218,7 @@ def load_user_plan(path: str | Path) -> Plan:
     """Return the plan in a file that a user may have written.
 
     Args:
-        path: The file.
+        path: The JSON file of the plan.
 
     Returns:
         The plan.

@@ -51,7 +51,7 @@ class Platform(Memoizing):
 
     Attributes:
         name: Name of the platform.
-        hosts: The hosts.
+        hosts: The hosts: machines, each with one or more devices.
         devices: The devices, in the order in which plans list them.
         network: The network between the hosts.
         description: Hardware of the platform, and the sources of its rates, sizes and powers.
@@ -352,7 +352,7 @@ def _apply_options(platform: Platform, source: str) -> Platform:
 
 @dataclass(frozen=True)
 class PlatformFamily:
-    """Built-in platforms with the same kind of board, which differ in the number of hosts and are selected by name.
+    """Platforms with the same kind of board, which differ in the number of hosts and are selected by name.
 
     Attributes:
         name: Pattern of the names: "rpi4xN", with N in place of the number of hosts.

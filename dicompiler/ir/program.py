@@ -139,7 +139,7 @@ class DeviceProgram:
         device: Name of the device.
         host: Name of the device's host.
         segments: Segments that the device runs.
-        steps: Steps, in order.
+        steps: Steps of the device, in the order in which it executes them.
         model_inputs: Names of the model inputs that this device gets from the coordinator, which supplies the frames.
         model_outputs: Names of the model outputs that this device delivers to the coordinator, by the name of the
             tensor that contains the output on this device.
@@ -163,7 +163,7 @@ class Program:
 
     Attributes:
         devices: Programs of the devices, in platform order.
-        transfers: All transfers.
+        transfers: All boxes (regions of tensors) that devices send to each other.
         inputs: Model inputs, without states (outputs that are inputs of the next frame).
         outputs: Model outputs, without states.
         weights: Data of large weights, by name.

@@ -1,7 +1,7 @@
 """Routing: the tasks (computations) that a plan requires, and the regions of tensors that devices exchange for them.
 
-The module `partition.routing` derives the routing from layers and plan alone. Placement and cost models both use it,
-so predicted bytes are equal to sent bytes.
+The module `partition.routing` derives the routing only from layers and plan. Placement and cost models both use this
+routing, so predicted bytes are equal to sent bytes.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class TaskNode:
     """A node of a task (the computation of a piece of a layer), with the region of its output that the task computes.
 
     Attributes:
-        node: The node.
+        node: The ONNX node.
         piece: Computation of the region; None: the unchanged node on whole tensors, in layers that stay whole.
     """
 
@@ -107,7 +107,7 @@ class AssemblyLeaf(NamedTuple):
     A box is a stored region. The leaf is the part that is read from one box.
 
     Attributes:
-        box: The stored box.
+        box: The box that is read.
         region: Region that is read from it, in coordinates of the whole tensor.
     """
 
@@ -168,7 +168,7 @@ class Routing:
     """Live tasks of a plan (computations of parts with results that are read), and the tensors that they read.
 
     Attributes:
-        layers: The layers.
+        layers: The layers that the plan divides.
         tasks: Live tasks in execution order: by period, then by lane, then in layer order.
         reads: By task and tensor, the tree that builds the read region of the tensor from boxes (stored regions).
         deliveries: The model outputs that each sink delivers (each device that receives model outputs).
@@ -230,7 +230,7 @@ def assembly_leaves(tree: Assembly) -> tuple[AssemblyLeaf, ...]:
     """Return the leaves of an assembly tree: the regions of stored boxes (regions of a tensor) that are concatenated.
 
     Args:
-        tree: The assembly tree.
+        tree: Tree by which a device puts a region of a tensor together.
 
     Returns:
         Its leaves, in the order of concatenation.

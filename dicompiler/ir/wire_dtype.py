@@ -19,13 +19,13 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.regions import Shape
 
 ALL_TENSORS, UNCHANGED, EXACT_STAND_IN = "*", "float32", "exact"
-"""ALL_TENSORS is the name that stands for all tensors, and UNCHANGED the wire type of tensors that are not narrowed.
+"""ALL_TENSORS is the name that means all tensors. UNCHANGED is the wire type of tensors that are not narrowed.
 
 EXACT_STAND_IN replaces all other wire types in the exact check of `verify`, which computes with small integers.
 """
 
 INT8_BLOCK = "int8-block"
-"""Wire type of 8-bit integers with a scale for each block of values, which the sender computes from the values."""
+"""Wire type of 8-bit integers. For each block of values, the sender computes a scale from these values."""
 BLOCK_SIZE = 32
 """Number of consecutive values that share a scale in INT8_BLOCK."""
 
@@ -47,7 +47,10 @@ _SENT_DTYPES = {
 }
 WIRE_DTYPE_NAMES = (*_SENT_DTYPES, UNCHANGED)
 _MIN_SCALE = 1.2e-38
-"""Smallest scale of int8 values: the smallest normal number of float32. The scale 1 replaces smaller scales."""
+"""Smallest scale of int8 values: the smallest normal number of float32.
+
+The scale 1 replaces smaller scales, which occur only if all values are nearly 0.
+"""
 
 ValueRange = tuple[float, float]
 WireDtypes = tuple[tuple[str, str], ...]

@@ -182,7 +182,7 @@ class _Observation:
     """The measured seconds of computing and sending with one artifact, over the last frames of each replica.
 
     Attributes:
-        directory: The artifact.
+        directory: Directory of the artifact.
         expected_s: Predicted seconds of computing by device name, and predicted seconds per byte by connection name.
         replica_count: Number of replicas (copies of the plan on other devices); 1 if the plan has none.
     """
@@ -315,7 +315,7 @@ class AdaptiveSession(SwappableSession):
         """Start the devices of an artifact and wait until they are ready.
 
         Args:
-            directory: The artifact.
+            directory: Directory of the artifact with which the session starts.
             options: Options of the session.
             adapt: When to search and to swap.
             specialize: Function that returns the options for one artifact, given its directory and the options of the
@@ -521,7 +521,7 @@ def connect_adaptive(
     swaps to the artifact of this plan. New artifacts are written next to `directory`, as DIRECTORY.adapted-N.
 
     Args:
-        directory: The artifact's directory.
+        directory: Directory of the artifact with which the session starts.
         options: Options of the session. Default: `RunOptions()` with three frames in flight for each device.
         timeout: Seconds allowed for the start, and for each frame. Default: `options.timeout_s`.
         adapt: When to search and to swap. Default: `AdaptOptions()`.
@@ -601,9 +601,9 @@ def run_with_swaps(
     """Run an artifact in a session that can replace it by another one, and give every frame the same inputs.
 
     Args:
-        directory: The artifact.
+        directory: Directory of the artifact with which the run starts.
         inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
-        frames: Number of frames.
+        frames: Number of frames that are computed, all with the same inputs.
         options: Options of the run.
         adapt: When to search and to swap; None: never.
         follow: Whether `directory` is a symbolic link, and the session swaps when the link points to another artifact.

@@ -211,8 +211,8 @@ class _MeasuredCase:
     """A compiled plan with the problem that predicts its seconds, to be compared with the measured seconds.
 
     Attributes:
-        compilation: The compilation.
-        target: The target.
+        compilation: The compilation that made the plan.
+        target: The target that wrote the artifact of the plan.
         problem: The problem, with the platform to correct.
         in_flight: Number of frames in flight.
     """

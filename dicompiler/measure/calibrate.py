@@ -82,7 +82,7 @@ class CalibratedFrame:
 
     Attributes:
         log: Path of the run log.
-        measured_s: Measured seconds.
+        measured_s: Seconds measured in the run.
         before_s: Seconds simulated with the numbers before the calibration.
         after_s: Seconds simulated with the corrected numbers.
     """
@@ -98,7 +98,7 @@ class Calibration:
     """Result of a calibration.
 
     Attributes:
-        platform: The corrected platform.
+        platform: The corrected platform; rates and links are unchanged if a profile was corrected instead.
         document: The corrected profile as JSON; None if the platform was corrected.
         figures: The numbers before and after the calibration.
         frames: Seconds of a frame of each run.
@@ -119,7 +119,7 @@ class LoggedRun:
     Attributes:
         path: Path of the log, for messages.
         log: Content of the log.
-        program: The program.
+        program: The program that was run.
     """
 
     path: str
@@ -392,7 +392,7 @@ def scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
     The changed rates are the one with onnxruntime and those with the device's own engine.
 
     Args:
-        platform: The platform.
+        platform: The platform with the old rates.
         factors: Factors by device name; other devices keep their rates.
 
     Returns:

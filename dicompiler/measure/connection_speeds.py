@@ -37,7 +37,7 @@ def predict_byte_seconds(workload: Workload, platform: Platform, in_flight: int)
 
     Args:
         workload: The workload of one frame.
-        platform: The platform.
+        platform: The platform, whose links send the messages.
         in_flight: Number of frames in flight. Their messages share the links.
 
     Returns:

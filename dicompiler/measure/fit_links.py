@@ -55,8 +55,8 @@ class NetworkFigure:
     fit).
 
     Attributes:
-        name: Name for messages.
-        unit: "bit/s" or "s".
+        name: Name for messages, such as "network bandwidth".
+        unit: "bit/s" for a bandwidth, "s" for a latency.
         value: Function that returns the bandwidth or latency of a platform.
         with_value: Function that returns a platform with another bandwidth or latency.
     """

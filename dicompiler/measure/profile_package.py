@@ -88,7 +88,7 @@ def write_package(
 
     Args:
         state: A pipeline state with the model and its layers.
-        directory: An empty directory.
+        directory: An empty directory, to which the package is written.
         tiles: Numbers of tiles. Height, width, channels and input channels are each cut into these numbers of tiles,
             and one inner tile of each cut is measured.
         device: Name of the platform's devices that the profile is for. Default: the name of the host that measures.
@@ -149,7 +149,7 @@ def run_package(
     """Run the script of a profile package on this host. Layers that cannot be measured are logged as warnings.
 
     Args:
-        directory: The package.
+        directory: Directory of the profile package.
         output: File of the profile.
         threads: Number of threads that compute a piece (a part of a layer). Default: all processors.
         repeat: Number of measurements of each piece.

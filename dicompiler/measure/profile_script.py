@@ -176,9 +176,6 @@ def save_profile(path: Path, profile: dict[str, Any]) -> None:
         stage.unlink(missing_ok=True)
 
 
-# -- layers
-
-
 def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
     """Measure all pieces of layers in the tasks file, and return their profile.
 
@@ -421,9 +418,6 @@ def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any],
     return session, feeds, [value.name for value in session.get_outputs()], constants
 
 
-# -- engines other than onnxruntime
-
-
 def find_network_class(engine: dict[str, Any]) -> Any:
     """Return the class that loads networks of an engine; None if this device lacks the engine.
 
@@ -530,9 +524,6 @@ def random_tensor(value: dict[str, Any], random: Any) -> Any:
         array = numpy.zeros(shape, "uint16" if dtype == "BFLOAT16" else "uint8")
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, value["number"])
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
-
-
-# -- runtimes and links
 
 
 def measure_runtimes(entries: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:

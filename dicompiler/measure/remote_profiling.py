@@ -131,7 +131,7 @@ class BoardMeasurements:
 
     Attributes:
         boards: The boards, in the order of the hosts.
-        links: The measured links.
+        links: Bandwidth and latency of each measured link between two hosts.
         link_errors: Reasons why other links could not be measured.
     """
 

@@ -54,8 +54,8 @@ def simulate_adaptation(
         first: The plan with which the session begins, on the platform without changes.
         plan_for: Function (platform, plan) → compilation with predicted metrics. If the plan is None, a strategy makes
             it.
-        changes: The changes of speed.
-        frames: Number of frames.
+        changes: The changes of speed during the stream.
+        frames: Number of frames of the stream.
         in_flight: Number of frames in flight.
         adapt: When to search and to swap.
 
@@ -147,7 +147,7 @@ def change_platform(stated: Platform, changes: Sequence[SpeedChange], at_s: floa
 
     Args:
         stated: The platform without changes.
-        changes: The changes.
+        changes: The changes of speed during the stream.
         at_s: Seconds from the start of the stream.
 
     Returns:

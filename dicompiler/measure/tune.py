@@ -82,7 +82,7 @@ class TuneOptions:
 
     Attributes:
         platform: The cluster, with its rates and links before any correction.
-        objective: "latency" or "throughput".
+        objective: The time that is minimized: "latency", or "throughput" for the time between two frames.
         strategies: Strategies that search for plans, as text with their options.
         target: The target that the plans are compiled for.
         budget_s: Seconds after which no further plan is measured.
@@ -170,8 +170,8 @@ def tune(
     """Find the fastest plan by measuring the most promising ones.
 
     Args:
-        model: The model.
-        options: The options.
+        model: The ONNX model for which a plan is searched.
+        options: Platform, strategies, objective, target and limits.
         run: Function that runs an artifact on the boards, or on emulated boards.
         directory: Directory for artifacts and logs. If it has the trials of an earlier call with the same model and
             options, the tuning goes on after them.
@@ -321,9 +321,6 @@ def _corrected(platform: Platform, place: Path, artifact: Path) -> Platform:
     corrected = calibrate([place / LOG_FILE], artifact, force=True, platform=platform).platform
     _write(place / PLATFORM_FILE, platform_to_toml(corrected))
     return corrected
-
-
-# -- tune.json
 
 
 def _identity(model: Model, options: TuneOptions) -> dict[str, Any]:

@@ -54,13 +54,13 @@ class NetworkBuilder:
     Attributes:
         name: Name of the network.
         input_shape: Shape of the inputs, except those added by `add_input`.
-        opset: Opset version.
+        opset: Opset version of the standard domain.
         inputs: Element type of each input of the graph.
         outputs: Tensors that are additional outputs of the graph, by output name.
         shapes: Shape of each tensor: (N, C, H, W) for images, (N, features) after `flatten`.
-        weights: Weights by name.
-        constants: Constants by name.
-        nodes: The nodes.
+        weights: Shape and kind of each weight, by name. Values are created by `to_model`.
+        constants: Values of constants such as shapes and axes, by name.
+        nodes: The nodes that have been appended, in order.
     """
 
     name: str

@@ -38,9 +38,9 @@ def llama_small(
     `static` is True, the input attention_mask marks the rows that are used.
 
     Args:
-        net: The builder.
-        layers: Number of layers.
-        hidden: Number of features.
+        net: The builder to which the network is appended.
+        layers: Number of decoder layers.
+        hidden: Number of features of a token between layers.
         heads: Number of query heads.
         kv_heads: Number of key and value heads.
         vocabulary: Number of different tokens.

@@ -17,7 +17,7 @@ class Pass(ABC):
     `dicompiler list passes` shows the first line of the docstring.
 
     Attributes:
-        name: Name in pipelines.
+        name: Name of the pass in the text of a pipeline, such as "tile-height".
         provenance: The plugin that provides the pass, for error messages. The registry sets it for third-party passes.
         requires: Fields of PipelineState that must not be None before the pass.
         provides: Fields of PipelineState that the pass sets. Errors about a missing field suggest passes that set it.
@@ -58,7 +58,7 @@ class Instrument(Protocol):
 
         Args:
             index: Number of the pass in the pipeline, from 1.
-            step: The pass.
+            step: The pass that will run.
             state: The state before the pass.
         """
 
@@ -67,7 +67,7 @@ class Instrument(Protocol):
 
         Args:
             index: Number of the pass in the pipeline, from 1.
-            step: The pass.
+            step: The pass that has run.
             state: The state after the pass.
         """
 
@@ -76,9 +76,9 @@ class Instrument(Protocol):
 
         Args:
             index: Number of the pass in the pipeline, from 1.
-            step: The pass.
+            step: The pass that failed.
             state: The state before the pass.
-            error: The exception.
+            error: The exception of the pass or of the check.
         """
 
 

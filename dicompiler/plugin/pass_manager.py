@@ -39,7 +39,7 @@ class PassManager:
     """Runs passes in order.
 
     Attributes:
-        passes: The passes.
+        passes: The passes, in the order in which they run.
         instruments: Observers that are called before and after each pass.
         first_index: Number of the first pass, for the instruments.
     """

@@ -80,8 +80,8 @@ def check_registrable(value: Any) -> None:
         value: The class, rule or family.
 
     Raises:
-        TypeError: It is of no kind of plugin, lacks a method or a name, has an option or a class attribute of a wrong
-            type, or takes options that are not fields of a dataclass.
+        TypeError: The value is not of a kind that plugins provide, lacks a method or a name, has an option or a class
+            attribute of a wrong type, or takes options that are not fields of a dataclass.
         ValueError: Its name is invalid, or a field of a rule names something unknown.
     """
     kind = plugin_kind(value)

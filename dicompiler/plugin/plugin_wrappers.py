@@ -109,7 +109,7 @@ def format_plugin_error(error: BaseException, packages: Mapping[str, str]) -> st
     It contains the name of the plugin, the exception, and the innermost place in the plugin's code.
 
     Args:
-        error: The exception.
+        error: The exception, with its traceback.
         packages: For each top-level package of plugins, the name of its plugin as it must appear in the line.
 
     Returns:

@@ -83,14 +83,14 @@ class Registry:
     """Everything that the loaded plugins provide, by kind and sorted by name.
 
     Attributes:
-        passes: The passes.
-        strategies: The strategies.
-        targets: The targets.
-        engines: The engines.
-        operators: The operator rules.
-        cost_models: The cost models.
+        passes: Transformations of a model or of its plan.
+        strategies: Strategies, which make plans.
+        targets: Targets, which write and run artifacts.
+        engines: Engines, which compute segments (ONNX sub-models) on devices.
+        operators: Operator rules, which describe how operators can be split.
+        cost_models: Cost models, which predict the seconds of computing.
         platforms: The platform families, which find platforms by name (`rpi4x3`), and the platform file formats.
-        plugins: The loaded plugins.
+        plugins: The plugins that were loaded, in order.
         warnings: Warnings of one line each.
         load_errors: Plugins, hooks and items that could not be loaded, each with the cause.
     """
@@ -122,7 +122,7 @@ class Registry:
 
         Args:
             kind: A key of PLUGIN_KINDS, such as "passes".
-            name: The name.
+            name: Name of the pass, strategy or other thing.
 
         Returns:
             The entry, which has the class, operator rule or platform family, and its origin.
@@ -240,7 +240,7 @@ def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
     Args:
         env: The environment. `DICOMPILER_PLUGINS` lists the third-party plugins that may be loaded, as names of entry
             points or distributions, separated by commas. If it is not set, all plugins are loaded.
-        plugins: The plugins.
+        plugins: The plugins, in the order in which they are loaded.
 
     Returns:
         The registry.

@@ -22,7 +22,7 @@ def check_legal(problem: Problem, plan: Plan) -> None:
 
     Args:
         problem: The problem that the plan solves.
-        plan: The plan.
+        plan: The plan that is checked.
 
     Raises:
         AssertionError: The plan does not match the layers, uses unknown devices or devices without compute, omits
@@ -54,7 +54,7 @@ def check_plan(problem: Problem, plan: Plan, seeds: Sequence[int] = (0, 1)) -> t
         outputs), then the check of the sent bytes.
 
     Raises:
-        AssertionError: A check failed.
+        AssertionError: A result or a number of sent bytes is wrong.
     """
     assert problem.model is not None
     inputs = prepare_inputs(problem.model)

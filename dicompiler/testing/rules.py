@@ -64,9 +64,9 @@ class RuleCase:
     """A node and the values of its inputs, on which an operator rule is checked.
 
     Attributes:
-        op: The operator type.
+        op: The operator type, such as "Conv".
         values: The inputs in order; None for an omitted optional input.
-        attributes: The node's attributes.
+        attributes: Values of the node's attributes, by name.
         opset: Version of the operator set of the node's domain.
         graph_inputs: Indices of the inputs that are graph inputs; all other inputs become initializers.
         is_inexact: True if the node rounds, so that the last bits may differ. If False, `values` must be integers,
@@ -74,7 +74,7 @@ class RuleCase:
         extra_outputs: Names of the node's outputs after the first one. Nothing reads them.
         shape: Shape of the output; needed only if onnx cannot infer it. For operators outside the standard domain, the
             shape is by default that of a run of the node.
-        domain: The operator's domain.
+        domain: The operator's domain; '' is the standard domain.
     """
 
     op: str
@@ -137,7 +137,7 @@ def check_operator_rule(
     executors evaluate plans in other processes. The rule need not be registered.
 
     Args:
-        rule: The rule.
+        rule: The operator rule that is checked.
         cases: Nodes of the rule's operator, with inputs.
         seeds: Number of random splits of each case.
         limit_s: Seconds that one case may take.

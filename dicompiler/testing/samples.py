@@ -43,8 +43,8 @@ class Sample:
 
     Attributes:
         name: The network's name in error messages.
-        model: The network.
-        platform: The platform.
+        model: The network as an ONNX model.
+        platform: The cluster over which the network is split.
         objective: The objective that a strategy minimises.
     """
 
@@ -160,7 +160,7 @@ def memory_limited(sample: Sample, share: float = 0.6) -> Sample:
     """Return the sample with less memory on each host.
 
     Args:
-        sample: A sample.
+        sample: A sample: a network, a platform and an objective.
         share: New memory of each host divided by the memory that a single device needs for the whole network.
 
     Returns:

@@ -34,8 +34,8 @@ def call_in_subprocess(function: Callable[..., T], *arguments: Any, limit_s: flo
     run.
 
     Args:
-        function: The function.
-        *arguments: Its arguments.
+        function: The function, which must be in a module that can be imported.
+        *arguments: Arguments of the function, which are pickled.
         limit_s: Seconds after which the process is killed.
 
     Returns:

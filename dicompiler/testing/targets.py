@@ -45,7 +45,7 @@ def writes_inside(directory: Path, function: str) -> Iterator[None]:
     files (in `__pycache__`).
 
     Args:
-        directory: The directory.
+        directory: The directory in which files may be written.
         function: Name of the function that writes, for the message.
     """
     _add_audit_hook()
@@ -297,8 +297,8 @@ def _check_accepted(
 ) -> None:
     """Require that the target refuses an unsupported plan, and that runs of a supported plan are right.
 
-    Each element of `runs` stands for one run, and names the devices that are absent in it. `feature` is the noun for
-    messages.
+    Each element of `runs` describes one run: it has the names of the devices that are absent in the run. `feature` is
+    the noun for messages.
     """
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         out = Path(directory, "out")

@@ -245,7 +245,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         """Return a tensor name that is not in use: `wish`, or else `wish_1`, `wish_2`, ….
 
         Args:
-            wish: The preferred name.
+            wish: The preferred name, without a number.
 
         Returns:
             The name, which is in use from now on.
@@ -256,7 +256,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         """Return a node name that is not in use: `wish`, or else `wish_1`, `wish_2`, ….
 
         Args:
-            wish: The preferred name.
+            wish: The preferred name, without a number.
 
         Returns:
             The name, which is in use from now on.

@@ -20,7 +20,7 @@ def unique_name(name: str, taken: dict[str, int]) -> str:
     """Return the first of `name`, `name_1`, `name_2`, … that is not in use, and add it to the names in use.
 
     Args:
-        name: The preferred name.
+        name: The preferred name, to which a number is appended if it is in use.
         taken: Names in use, each with the last number that was appended to it. The returned name is added.
 
     Returns:

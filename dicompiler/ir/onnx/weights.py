@@ -41,7 +41,7 @@ def dtype_name(dtype: int) -> str:
     """Return the name of an onnx element type: 1 ⇒ "FLOAT".
 
     Args:
-        dtype: An onnx.TensorProto.DataType.
+        dtype: Number of the type, an onnx.TensorProto.DataType.
 
     Returns:
         Name of the type; the number as text if the type is unknown.
@@ -76,7 +76,7 @@ def raw_nbytes(dtype: int, shape: Shape) -> int:
     """Return the bytes of a raw tensor. Elements of less than a byte are packed (INT4: two elements per byte).
 
     Args:
-        dtype: An onnx.TensorProto.DataType.
+        dtype: Element type, an onnx.TensorProto.DataType.
         shape: Shape of the tensor.
 
     Returns:
@@ -120,7 +120,7 @@ class Weight:
         The data is not copied if the array is contiguous and little-endian, and its elements have one byte or more.
 
         Args:
-            array: The values.
+            array: The values of the weight.
 
         Returns:
             The weight.
@@ -219,7 +219,7 @@ def is_placeholder(tensor: onnx.TensorProto) -> bool:
     """Return True if the data of the tensor is in a separate mapping of weights, under the name of the tensor.
 
     Args:
-        tensor: An initializer.
+        tensor: An initializer of a model.
 
     Returns:
         True if it is a placeholder.

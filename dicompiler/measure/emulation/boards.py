@@ -75,7 +75,7 @@ def open_boards(
 
 
 def dilate_network(platform: Platform, factor: float) -> Platform:
-    """Return the platform with a network that is slower by `factor`."""
+    """Return the platform with all bandwidths divided by `factor`, and all latencies multiplied by it."""
     network = platform.network
     links = tuple(
         replace(link, bandwidth=link.bandwidth / factor, latency=link.latency * factor) for link in network.links

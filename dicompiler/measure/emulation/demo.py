@@ -31,7 +31,7 @@ class BoardShare:
         device: Name of the device.
         layers: Number of layers that the device computes or computes a part of.
         flops: Floating-point operations per frame.
-        weights: Bytes of weights.
+        weights: Bytes of weights that the device stores.
         sent: Bytes that the device sends per frame.
         compute_s: Predicted seconds of computing per frame.
         message_s: Predicted seconds that the runtime needs for messages per frame.
@@ -73,8 +73,8 @@ class DemoSplit:
     Attributes:
         network: Name of the network.
         platform: Name of the platform.
-        strategy: The strategy.
-        layers: Number of layers.
+        strategy: Name of the strategy that made the plan.
+        layers: Number of layers of the network.
         flops: Floating-point operations of the whole network per frame.
         weights: Bytes of all weights.
         shares: The work of each device.
@@ -103,7 +103,7 @@ def split_network(
     Args:
         network: Name of the network.
         platform: A TOML file or the name of a built-in platform.
-        strategy: The strategy.
+        strategy: Name of the strategy that splits the network.
         output: Directory for the artifact.
         progress: Function that is called with a message before each step.
 
@@ -133,11 +133,11 @@ def split_network(
 
 
 def emulate_frames(split: DemoSplit, output: Path) -> EmulatedTimes | str:
-    """Run the network on emulated boards, and on one of them alone.
+    """Run the network on all emulated boards together, and then on only one of them.
 
     Args:
-        split: The split network.
-        output: Its artifact.
+        split: Description of the split network, from `split_network`.
+        output: Directory of the artifact of the split network.
 
     Returns:
         The times, or the reason why this host cannot emulate the boards.

@@ -194,7 +194,7 @@ class EmulationResult:
         compute_slowdown: How much longer computing took than on the boards because this host was busy, as a fraction
             (0.05 means 5 %).
         expected: The prediction with the times of each device.
-        platform: The emulated platform.
+        platform: The platform that was emulated.
         runtime: Costs of the target's runtime on this host (`measure_runtime_costs`).
         dilation: Factor by which everything ran slower than on the boards.
     """
@@ -228,10 +228,10 @@ def emulate(
     This needs root, because it creates network namespaces with rate-limited links.
 
     Args:
-        directory: The artifact.
+        directory: Directory of the artifact.
         platform: The platform to emulate. Default: the platform that the artifact was compiled for.
         inputs: Arrays by name of the graph input. Default: seeded random arrays.
-        frames: Number of frames.
+        frames: Number of frames that are computed.
         slower: How many times longer a segment (an ONNX submodel) takes on the fastest emulated device than on one core
             of this host. On the other devices, it takes longer in inverse proportion to their compute rates. Default:
             segments take as long as the cost model predicts.
@@ -293,12 +293,12 @@ class _EmulatedArtifact:
         target: The target that wrote the artifact.
         problem: The artifact's problem, with the runtime costs of this host.
         board_problem: The artifact's problem, with the runtime costs of the boards.
-        platform: The emulated platform.
+        platform: The platform that is emulated.
         program: The program of each board.
-        plan: The plan.
+        plan: The plan of the artifact.
         reference: The whole model, which computes the expected outputs.
         runtime: Costs of the target's runtime on this host.
-        frames: Number of frames.
+        frames: Number of frames that will be computed.
         options: Options of the run, with the number of frames in flight.
         dilation: Factor by which everything runs slower than on the boards.
     """

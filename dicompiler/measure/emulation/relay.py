@@ -30,7 +30,11 @@ CLONE_NEWNET = 0x40000000
 _TUN_REQUEST = (0x400454CA, 0x0001 | 0x1000)  # Linux constants: TUNSETIFF; IFF_TUN | IFF_NO_PI
 
 RelayRule = tuple[str, str, float, float | None]
-"""Addresses of sender and receiver, latency in seconds, rate in bit/s (None: not limited)."""
+"""Rule for the packets from one host to another.
+
+The elements are the IP addresses of sender and receiver, the latency in seconds, and the rate in bit/s (None: no
+limit).
+"""
 
 
 def make_relay_rules(platform: Platform, addresses: Mapping[str, str]) -> list[RelayRule]:

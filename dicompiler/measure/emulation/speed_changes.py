@@ -45,7 +45,7 @@ def emulate_speed_changes(
     This needs root, because it creates network namespaces with rate-limited links.
 
     Args:
-        directory: The artifact.
+        directory: Directory of the artifact.
         changes: Changes of speed: for each, the name of a board or link, a factor, and the times of the change and the
             recovery.
         adapt: When the session searches for another plan; None: never.
@@ -114,7 +114,7 @@ def _changing_links(emulation: Emulation, changes: Sequence[tuple[float, str, fl
     """Change the speeds of links in a thread until the end of the `with` block.
 
     Args:
-        emulation: The boards.
+        emulation: The emulated boards, whose links change.
         changes: Time (time.perf_counter), host and speed of each change, in the order of the times.
     """
     assert emulation.scale_links is not None
@@ -139,9 +139,9 @@ def segment_times(artifact: str | Path, cost: str, platform: Platform) -> dict[s
     """Return the predicted seconds of each segment (submodel that a device runs) of an artifact.
 
     Args:
-        artifact: The artifact.
+        artifact: Directory of the artifact.
         cost: The cost model; empty for that of the artifact.
-        platform: The emulated boards.
+        platform: Platform of the emulated boards.
 
     Returns:
         For each device, the seconds of its segments: first those of the main plan, then those of replicas, and then 0
