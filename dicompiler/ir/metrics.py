@@ -232,7 +232,7 @@ class DeviceFootprint:
         flash: Bytes of flash that the program uses.
         largest_consumers: Two descriptions for error messages, such as "layer 'conv1'": the largest consumer of RAM,
             and the largest consumer of flash.
-        details: Further sizes in bytes, by name.
+        details: Further sizes in bytes, by name, such as the size of the target's working memory ("arena").
     """
 
     device: str

@@ -325,7 +325,7 @@ ORT_DOMAIN = "com.microsoft"
 
 
 def counted_rules(cost: CostFunction, ops: str, domain: str = ORT_DOMAIN) -> tuple[OperatorRule, ...]:
-    """Return rules with a cost for operators that are only computed as a whole.
+    """Return operator rules that only state a cost, for operators that are computed as a whole.
 
     `ops` has the operator types, separated by spaces.
     """

@@ -237,7 +237,7 @@ def load_user_plan(path: str | Path) -> Plan:
 
 @contextmanager
 def plan_file_in_errors(source: str | Path | Plan | None) -> Iterator[None]:
-    """Replace the prefix "plan: " of DicompilerErrors that the `with` block raises by the name of the plan's file.
+    """In DicompilerErrors of the `with` block, replace the prefix "plan: " by the name of the plan's file.
 
     Args:
         source: The file of the plan. Errors are not changed if it is a Plan or None.

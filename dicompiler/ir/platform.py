@@ -472,7 +472,7 @@ def _parse_device(entry: Mapping[str, Any], place: str) -> Device:
 
 
 def _parse_host(entry: Mapping[str, Any], place: str) -> Host:
-    # In a platform file, `memory` is the RAM only. `Host.memory` also includes flash.
+    # In a platform file, `memory` is the RAM only, so flash is added to get `Host.memory`.
     flash = parse_bytes(entry["flash"], f"{place}.flash") if "flash" in entry else 0
     bandwidth = _quantity(entry, "bandwidth", BANDWIDTH, place) or None
     return Host(entry["name"], parse_bytes(entry["memory"], f"{place}.memory") + flash, bandwidth, flash)
@@ -573,7 +573,7 @@ def _toml_value(value: object) -> str:
 def _toml_table(header: str, **values: object) -> str:
     """Return the text of a TOML table. Values that are None are omitted."""
     texts = {key: _toml_value(value) for key, value in values.items() if value is not None}
-    # TOML strings have the escapes of JSON, but DEL must be escaped too.
+    # TOML strings have the escapes of JSON, but they must also escape DEL, which JSON does not.
     return header + "".join(f"{key} = {text}\n" for key, text in texts.items()).replace("\x7f", "\\u007f")
 
 

@@ -403,7 +403,8 @@ class AdaptiveSession(SwappableSession):
             observation = self._observation
             if observation.directory != directory:
                 return
-            has_prediction = not down and times.role < observation.replica_count  # A failure plan has no prediction.
+            # Frames of failure plans have no prediction.
+            has_prediction = not down and times.role < observation.replica_count
             # While the search process is being prepared, it slows down the device on this host, so times are not used.
             if not has_prediction or not self._can_search.is_set():
                 observation.clear()

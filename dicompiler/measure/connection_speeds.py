@@ -114,7 +114,7 @@ class _BandwidthFit:
     ratios: Mapping[str, float]
 
     def raise_bandwidths(self) -> Platform:
-        """Raise bandwidths that are lower than the stated ones, if their connections are faster than predicted."""
+        """Raise bandwidths that were lowered before, if their connections are faster than predicted."""
         platform, stated = self.platform, self.stated
         if platform.network.bandwidth < stated.network.bandwidth and _is_faster(list(self.ratios.values())):
             return self._scale_network()

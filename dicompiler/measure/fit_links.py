@@ -197,7 +197,10 @@ class _LinkFit:
         return platform
 
     def simulate_pauses(self, coordinates: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the simulated pauses, then the weighted seconds of the typical frames, in the order of `observed`."""
+        """Return the pauses between segments in a simulation, followed by the weighted seconds of the typical frames.
+
+        The order is that of `observed`.
+        """
         import numpy as np
 
         platform = self.platform_at(coordinates)

@@ -60,7 +60,7 @@ DEFAULT_TILE_COUNTS = (1, 2, 3, 4, 6, 8)
 
 @dataclass(frozen=True)
 class LayerPiece:
-    """A piece of a layer to measure.
+    """A piece of a layer that a profile measures.
 
     Attributes:
         cut: How the piece was cut from the layer: "whole" (not at all), "axis 2" (a range of this axis of the output),

@@ -421,7 +421,7 @@ def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any],
 def find_network_class(engine: dict[str, Any]) -> Any:
     """Return the class that loads networks of an engine; None if this device lacks the engine.
 
-    `engine` is the entry in the tasks file.
+    `engine` is the engine's entry in tasks.json.
     """
     try:
         for package in engine["packages"]:

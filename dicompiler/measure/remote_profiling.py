@@ -112,7 +112,7 @@ class MeasuredBoard:
 
     @property
     def unmeasured_note(self) -> str:
-        """A note about execution providers that are not measured; empty if there are none."""
+        """A note about execution providers of onnxruntime that are not measured; empty if there are none."""
         if not self.providers:
             return ""
         return (

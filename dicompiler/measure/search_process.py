@@ -97,7 +97,8 @@ class SearchProcess:
                     command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, start_new_session=True
                 )
             assert self.popen.stdin is not None
-            with contextlib.suppress(BrokenPipeError):  # The process has ended, which `search` will notice.
+            # A broken pipe means that the process has ended. `search` reports this.
+            with contextlib.suppress(BrokenPipeError):
                 print(json.dumps(message), file=self.popen.stdin, flush=True)
             return self.popen
 

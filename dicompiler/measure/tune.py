@@ -259,7 +259,7 @@ def _end_reason(options: TuneOptions, tuning: Tuning, deadline: float) -> str:
         return f"{len(tuning.trials)} plans were measured"
     if tuning.keeps_failing:
         return f"{MAX_FAILURES} runs in a row failed"
-    # The first plan is measured even if the budget is very small.
+    # The first plan is measured even if the budget is very small, so that the tuning has a result.
     return f"the budget of {options.budget_s:g} s is over" if tuning.trials and time.monotonic() > deadline else ""
 
 
@@ -297,7 +297,7 @@ def _working_plans(tuning: Tuning) -> Iterator[Plan]:
 
 
 def _measure(trial: Trial, program: Program, run: Runner, artifact: Path, log: Path) -> Trial:
-    """Run the artifact, a second time if the frames differ too much, and return the trial with its measurements."""
+    """Run an artifact, and again if its frames differ too much in time. Return the trial with its measurements."""
     for state in ("measured", "disturbed"):
         document = run(artifact, log)
         _write(log, json.dumps(document))
@@ -317,7 +317,7 @@ def _spread(frames_s: Sequence[float]) -> float:
 
 
 def _corrected(platform: Platform, place: Path, artifact: Path) -> Platform:
-    """Return the platform corrected by the run log in the directory `place`, and write it there."""
+    """Correct a platform by the run log in the directory `place`, write it to this directory, and return it."""
     corrected = calibrate([place / LOG_FILE], artifact, force=True, platform=platform).platform
     _write(place / PLATFORM_FILE, platform_to_toml(corrected))
     return corrected

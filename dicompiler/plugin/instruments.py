@@ -58,7 +58,7 @@ class DumpAfterPass(NoOpInstrument):
     directory: Path
 
     def after(self, index: int, step: Pass, state: PipelineState) -> None:
-        """Write the files; raise OSError if a file cannot be written."""
+        """Write the model and the plan after a pass to files; raise OSError if this fails."""
         from dicompiler.ir.plan import dumps
 
         self.directory.mkdir(parents=True, exist_ok=True)

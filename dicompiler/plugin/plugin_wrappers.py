@@ -215,7 +215,7 @@ def with_wrapped_class(thing: T, cls: Any) -> T:
 
 
 def _set_class(thing: T, cls: Any) -> T:
-    object.__setattr__(thing, "__class__", cls)  # An assignment would fail for frozen dataclasses.
+    object.__setattr__(thing, "__class__", cls)  # `thing.__class__ = cls` would fail for a frozen dataclass.
     return thing
 
 

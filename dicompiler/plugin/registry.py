@@ -276,7 +276,7 @@ def _errors_as_text(plugin: Plugin, place: str, errors: list[str]) -> Iterator[N
         yield
     except (KeyboardInterrupt, TerminationError):
         raise
-    except BaseException as error:  # A plugin that calls sys.exit must not end the process.
+    except BaseException as error:  # Even a plugin that calls sys.exit must not end the process.
         line = plugin_wrappers.format_plugin_error(error, {top_level_package(plugin.value): place})
         errors.append(line or f"{place}: {describe_exception(error)}")
 

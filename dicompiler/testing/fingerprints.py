@@ -39,7 +39,7 @@ class _Fingerprinter:
 
     def __init__(self) -> None:
         self._known: dict[int, bytes] = {}
-        # Otherwise, a new object could get the id of a deleted one, and so a wrong fingerprint.
+        # Otherwise, a new object could get the id of a deleted one, and so its fingerprint.
         self._kept_alive: list[Any] = []
 
     def digest(self, value: Any) -> bytes:

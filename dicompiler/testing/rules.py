@@ -216,7 +216,7 @@ def form_layers(model: Model) -> LayerGraph:
 
 
 def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Array, choose: IntegerChooser) -> None:
-    """Check the rule's result for a random region; then run the node in random parts, and compare the outputs.
+    """Check an operator rule: its Piece for a random region, and the output of a node that is run in random parts.
 
     `expected` is the output of the whole node. `choose` chooses the random integers.
     """

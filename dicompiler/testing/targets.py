@@ -103,7 +103,7 @@ TARGET_LIMIT_S = 2 * LIMIT_S
 
 
 def default_target_samples() -> tuple[Sample, ...]:
-    """Return a chain and a network with branches, on three devices of different speed."""
+    """Return two samples: a chain of layers and a network with branches, on three devices of different speed."""
     return tuple(samples(platforms=[make_cluster("switch", 2.0, 1.0, 0.5)], objectives=["latency"]))
 
 

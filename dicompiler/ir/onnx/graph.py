@@ -62,7 +62,7 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
     @cached_property
     def dtype(self) -> Any:
         """The numpy type, or the number of the onnx type if graphsurgeon has no numpy type for it."""
-        with G_LOGGER.suppress():  # graphsurgeon would print a warning about a type that numpy does not have.
+        with G_LOGGER.suppress():  # Otherwise, graphsurgeon prints a warning about types that numpy lacks.
             return onnx_importer.get_onnx_tensor_dtype(self.source)
 
     @property
@@ -167,7 +167,7 @@ def tensor_info(info: onnx.ValueInfoProto | None, key: str) -> Any:
     """Return a property of a tensor ("dtype", "shape" or "type") in the form that graphsurgeon uses."""
     if info is None or not info.HasField("type"):
         return "tensor_type" if key == "type" else None
-    with G_LOGGER.suppress():  # graphsurgeon would print a warning about a type that numpy does not have.
+    with G_LOGGER.suppress():  # Otherwise, graphsurgeon prints a warning about types that numpy lacks.
         return getattr(onnx_importer, f"get_onnx_tensor_{key}")(info)
 
 
@@ -470,9 +470,9 @@ def _attribute_value(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tens
 
 
 def adopt_graph(graph: gs.Graph, original: onnx.GraphProto, weights: Mapping[str, Weight]) -> ModelGraph:
-    """Return a ModelGraph with the content of `graph`, which graphsurgeon made.
+    """Return a ModelGraph with the nodes and tensors of `graph`, a plain graph of graphsurgeon.
 
-    Data that graphsurgeon drops is copied from `original`.
+    A plain graph lacks some data of the model. This data is copied from the original message, `original`.
     """
     fields = ("nodes", "inputs", "outputs", "opset", "import_domains", "functions", "ir_version")
     new = ModelGraph(original, **{field: getattr(graph, field) for field in fields})

@@ -181,7 +181,7 @@ def _add_values(
 
 
 def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onnx.ValueInfoProto:
-    """Return the message with the type of a tensor. It is `original` if the graph did not change the tensor."""
+    """Return the protobuf message with the type of a tensor: `original`, unless the graph changed the tensor."""
     # `info` is the message from which the graph read the tensor's type. It can differ from `original`, because a model
     # output, for example, can have a message in the field `output` and another one in `value_info`.
     info: Any = getattr(tensor, "info", original)
@@ -203,14 +203,14 @@ def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onn
             if old_dim.denotation:
                 new_dim.denotation = old_dim.denotation
         if tensor.dtype == tensor_info(info, "dtype"):
-            # graphsurgeon's export loses element types that numpy does not have, such as INT4.
+            # graphsurgeon's export loses element types that numpy does not have, such as INT4, so the old one is used.
             new_type.elem_type = old_type.elem_type
         old_type.CopyFrom(new_type)
     return kept
 
 
 def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeProto | None = None) -> onnx.NodeProto:
-    """Return the message of a node. Data that the graph does not represent comes from its original message.
+    """Return the protobuf message of a node. Data that the graph does not represent comes from its original message.
 
     Args:
         node: Node of an edited graph.
@@ -275,7 +275,7 @@ def _export_attribute(
 
 
 def _export_plain_attribute(name: str, value: Any, original: onnx.AttributeProto | None) -> onnx.AttributeProto:
-    """Return the message of an attribute with a number, text or list. It is `original` if the value is the same."""
+    """Return the protobuf message of a number, text or list: `original`, if the attribute has the same value there."""
     if original is not None and isinstance(value, (list, tuple)) and not value:
         return onnx.helper.make_attribute(name, value, attr_type=original.type)
     new: onnx.AttributeProto = OnnxExporter.export_attributes({name: value})[0]

@@ -321,6 +321,6 @@ def _static_shape(kind: onnx.TypeProto) -> Shape | None:
     if not kind.tensor_type.HasField("shape"):
         return None
     dims = kind.tensor_type.shape.dim
-    # Some exporters write -1 for unknown dimensions.
+    # Some exporters write -1 for unknown dimensions, so a negative dimension is not static.
     is_static = all(dim.HasField("dim_value") and dim.dim_value >= 0 for dim in dims)
     return tuple(dim.dim_value for dim in dims) if is_static else None

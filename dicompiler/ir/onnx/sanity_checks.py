@@ -101,7 +101,7 @@ def check_tensor_size(dtype: int, dims: Sequence[int], place: str) -> None:
     if len(dims) > MAX_TENSOR_AXES:
         raise DicompilerError(f"{place} has {len(dims)} axes: export the model with at most {MAX_TENSOR_AXES}")
     known_dims = tuple(dim for dim in dims if dim > 0)
-    # Such a tensor is small enough even with the largest elements, of 16 bytes.
+    # With so few elements, the tensor is small enough for every element type: the largest has 16 bytes.
     if math.prod(known_dims) <= MAX_TENSOR_BYTES // 16:
         return
     try:

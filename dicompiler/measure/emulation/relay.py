@@ -54,7 +54,7 @@ def make_relay_rules(platform: Platform, addresses: Mapping[str, str]) -> list[R
 
 
 def start_relay(rules: Sequence[RelayRule], uplink: str, downlink: str) -> subprocess.Popen[bytes]:
-    """Start the relay between the namespaces `uplink` and `downlink`, and pass it the rules.
+    """Start the relay between the namespaces `uplink` and `downlink`, and pass it the rules for pairs of hosts.
 
     The relay creates a network device `medium` in each of the two namespaces.
     """

@@ -89,7 +89,7 @@ def emulate_speed_changes(
         )
 
     with (
-        open_boards(boards, {}, first) as emulation,  # `with_segment_times` adds the segment times of each artifact.
+        open_boards(boards, {}, first) as emulation,  # No segment times yet: `with_segment_times` adds them.
         _changing_links(emulation, link_changes),
     ):
         session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))

@@ -87,7 +87,7 @@ class _KeptDevices:
             return
         try:
             if not self._artifacts:
-                service.stop()  # An interrupted tuning may have left devices running.
+                service.stop()  # An interrupted tuning may have left devices running, so they are stopped.
             elif self._artifacts[-1] != artifact:
                 open_service(self._artifacts[-1], self._options).hand_over(artifact)
             self._artifacts.append(artifact)
