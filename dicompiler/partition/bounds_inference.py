@@ -1,7 +1,7 @@
 """Bounds inference: from the region that a part of a layer computes, backwards to the regions that it needs.
 
-If several nodes read a tensor, its needed region is the bounding box of the regions that they read. Halos of graphs
-with branches follow from this rule.
+If several nodes read a tensor, its needed region is the bounding box of the regions that they read. This also gives the
+halos in graphs with branches.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dicompiler.ir.routing import ShareTask, Task, TaskKind, TaskNode
 
 
 def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[Task]:
-    """Return one task per part of a layer, in the order of the parts of a valid plan.
+    """Return one task per part of a layer, in the order of the parts.
 
     A task has the nodes that compute the part, and the regions that they need. Parts with a range of the reduction axis
     (`reduce`) compute partial sums. If there are such parts, the parts without `reduce` add these sums up.
@@ -77,7 +77,7 @@ def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
         Number of elements; None if the layer has no such axis.
     """
     node = layer.nodes[layer.anchor]
-    if layer.anchor > 0:  # The layer is quantized: nodes before the anchor dequantize its inputs.
+    if layer.anchor > 0:  # Nodes before the anchor (main operator) dequantize its inputs, so the layer is quantized.
         return None
     measure = layers.rule_of(node).reduction_length
     return None if layer.whole_reason or measure is None else measure(layers.operation_of(node))
@@ -87,7 +87,7 @@ def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
 def cuttable_axes(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
     """Return the axes of a layer's output along which a plan may divide it.
 
-    All other axes stay whole: even if one element is requested, the operator's rule computes the full axis.
+    All other axes stay whole: even if one element is requested, the operator rule extends the region to the full axis.
 
     Args:
         layers: The model's layers.
@@ -105,7 +105,7 @@ def cuttable_axes(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
 
 @memoized
 def make_share_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> ShareTask:
-    """Return the task of a share (a piece of a layer): its nodes, and the regions that they compute and need.
+    """Return the task of a share (a piece of a layer): the nodes, and the regions that they compute and need.
 
     Args:
         layers: The model's layers.
@@ -143,8 +143,8 @@ def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> S
         kind, nodes = "merger", tuple(node for node in nodes if node is not anchor)
     task_nodes, demands = _infer_bounds(layers, nodes, target, region, share.reduce)
     if kind == "merger":
-        # The task adds up partial sums; it does not read the whole output of the anchor (the layer's main operator).
-        # Routing, a later step, decides which partial sums the task reads.
+        # The task adds up partial sums of the output of the anchor (the layer's main operator), and does not read this
+        # output itself. Routing, a later step, determines which partial sums the task reads.
         del demands[layers.cut_output(anchor)]
     state_needs = {TensorKey(name): demands.pop(name) for name in list(demands) if name in layers.state_output_of}
     needs = {TensorKey(name): demand for name, demand in demands.items()}
@@ -154,7 +154,7 @@ def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> S
 def _infer_bounds(
     layers: LayerGraph, nodes: tuple[Node, ...], target: str, region: Region, reduce: Interval | None
 ) -> tuple[tuple[TaskNode, ...], dict[str, Region]]:
-    """Return the nodes with the pieces that they compute, and the region that they need of each input tensor.
+    """Return the needed nodes with the pieces that they compute, and the region that they read of each input tensor.
 
     `target` is the tensor of which `region` is computed, as a partial sum over the range `reduce` if it is not None.
     """

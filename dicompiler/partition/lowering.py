@@ -137,7 +137,7 @@ def _plan_devices(platform: Platform, plan: Plan) -> list[str]:
 
 
 def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
-    """Call `make` for the plan of each role, and return the results. It is called once for equal plans.
+    """Call `make` for the plan of each role, and return the results. Roles with equal plans share one call.
 
     A role is the plan itself, a replica of it, or a failure plan.
     """
@@ -152,8 +152,8 @@ def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
 def _combine_roles(plan: Plan, roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
     """Combine the routings of all roles in one Routing, and their programs in one Program.
 
-    A role is one way in which the devices can compute a frame: by the plan, a replica or a failure plan. Routing and
-    Program are returned for the first role. The field `other_roles` of each contains the objects of all other roles.
+    A role is one way in which the devices can compute a frame: by the plan, a replica or a failure plan. The results
+    are the Routing and the Program of the first role, with those of all other roles in their fields `other_roles`.
     """
     failed = plan.role_failures[1:]
     (routing, program), *others = roles

@@ -44,7 +44,7 @@ _KEYS = {DEVICE_KEY, LANE_KEY, REGION_KEY, ORIGIN_KEY, PART_KEY, SOURCE_KEY, SIN
 
 
 class NodeAnnotation(NamedTuple):
-    """Metadata of a node.
+    """Metadata of a node of a placed (partitioned) model.
 
     Attributes:
         device: Device that runs the node.
@@ -134,7 +134,7 @@ def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
-    # Slices, concatenations and sums are standard operators, so the model needs a version of these.
+    # Slices, concatenations and sums are standard operators, so the model must state an opset of the standard domain.
     if not any(entry.domain in ("", "ai.onnx") for entry in proto.opset_import):
         proto.opset_import.append(helper.make_opsetid("", DEFAULT_OPSET))
     graph = proto.graph
@@ -193,8 +193,8 @@ def _value_info(placed: PlacedGraph, name: str) -> onnx.ValueInfoProto:
 def _initializer(model: Model, name: str, constant: Constant) -> tuple[onnx.TensorProto, Weight | None]:
     """Return the initializer of a constant, and its data if the data is not in the initializer.
 
-    The data of a large region of a weight is not copied into the initializer, which is then a placeholder. For all
-    other constants, the second result is None.
+    The data of a large region of a weight is not copied. The initializer is then a placeholder without data, and the
+    second result has the data. For all other constants, the second result is None.
     """
     if not isinstance(constant, WeightSlice):
         array = np.array(constant, np.int64) if isinstance(constant, tuple) else constant
@@ -208,7 +208,7 @@ def _initializer(model: Model, name: str, constant: Constant) -> tuple[onnx.Tens
 
 
 def read_placed_model(model: Model) -> PlacedGraph:
-    """Return the placed graph (nodes with devices) that a placed model contains; `write_placed_model` reversed."""
+    """Return the placed graph (nodes with devices) of a model that `write_placed_model` has written."""
     graph = model.proto.graph
     source, copies = read_source_and_copies(model.proto)
     pieces, states = read_state_pieces(model.proto)

@@ -1,10 +1,10 @@
-"""Placement: each part of each layer becomes nodes on its device. Slices and concatenations connect these nodes.
+"""Placement: conversion of the parts of a plan to nodes on devices, connected by slices and concatenations.
 
     Routing ⇒ PlacedGraph: nodes with a device and a position in time, and the tensors that devices send
 
-The builder of the placed graph names tensors, and writes slices and sums as each opset requires. It does not use plans
-and layers. `lowering` writes the graph as ONNX. If a plan is only simulated, no ONNX is written: `segmentation` reads
-the graph itself.
+`PlacedGraphBuilder` names tensors, and writes slices and sums as each opset requires. It does not use plans and layers.
+`placed_model` writes the graph as ONNX. If a plan is only simulated, no ONNX is written: `segmentation` reads the graph
+itself.
 
 A sent tensor can be narrowed to a smaller wire type. It passes Cast (float16, bfloat16) or QuantizeLinear (int8), the
 transfer, and Cast or DequantizeLinear. For `int8-block` (8-bit integers with a scale per block), several standard ONNX
@@ -67,20 +67,21 @@ from dicompiler.partition.routing import format_region
 StepKey = tuple[int, int, int, int]
 """Sort key of a node: (period, lane, position in layer order, phase).
 
-A lane is a group of a device's parts; a period lasts from one exchange between lanes or devices to the next. Slices
-that are sent have the lane -1, before all lanes, and the phase 0. All other nodes have the phase 1.
+A lane is a group of a device's parts, which runs before or after the other groups. A period lasts from one exchange of
+tensors between lanes or devices to the next. Slices that are sent have the lane -1, before all lanes, and the phase 0.
+All other nodes have the phase 1.
 """
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 FROM_INPUT = -1
-"""Value for the index of the node that computes a tensor, if the tensor is a graph input: no node computes it."""
+"""Value that replaces the index of a tensor's producer node if the tensor is a graph input and has no producer."""
 
 
 class WeightSlice(NamedTuple):
-    """Region of an initializer of the model.
+    """Region of an initializer of the model, used as a new initializer.
 
     Attributes:
-        weight: Name of the initializer.
-        region: The region.
+        weight: Name of the model's initializer.
+        region: Region of this initializer that the new one contains.
     """
 
     weight: str
@@ -88,7 +89,7 @@ class WeightSlice(NamedTuple):
 
 
 Constant = NDArray[Any] | tuple[int, ...] | WeightSlice
-"""Value of a new initializer. A tuple of numbers becomes an int64 vector."""
+"""Value of a new initializer: an array, integers (for an int64 vector), or a region of an existing initializer."""
 
 
 class PlacedTensor(NamedTuple):
@@ -106,7 +107,7 @@ class PlacedTensor(NamedTuple):
 
 
 TensorKnowledge = onnx.ValueInfoProto | PlacedTensor
-"""Records with the type and the shape of a tensor."""
+"""Type and shape of a tensor, as a ValueInfoProto of the original model or as a PlacedTensor."""
 
 
 class NodePlacement(NamedTuple):
@@ -136,9 +137,9 @@ class PlacedNode(NamedTuple):
         inputs: Names of its inputs.
         name: Name of the node.
         region: Region that the node computes; None in a layer that stays whole.
-        op: Operator type; "" if the node has that of `template`.
+        op: Operator type; "" if it is the operator type of `template`.
         template: Node of the model that is copied with other names and attributes.
-        attributes: New values of attributes; None removes an attribute.
+        attributes: Values of attributes that differ from those of `template`. None removes an attribute.
     """
 
     placement: NodePlacement
@@ -181,7 +182,7 @@ class ModelFacts:
         opset: Version of the standard operators; 0 if the model has none.
         nodes: Nodes by name.
         control_flow_nodes: Names of nodes with subgraphs.
-        value_infos: Type and shape of inner tensors, by name.
+        value_infos: Type and shape of the tensors between nodes, by name.
         inputs: Type and shape of the model's inputs, by name.
         outputs: Type and shape of the model's outputs, by name.
         initializer_regions: Full region of each initializer.
@@ -226,19 +227,21 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class PlacedGraph:
-    """Placed nodes in the order of their steps, without nodes that do not contribute to an output.
+    """Partitioned model before it is written as ONNX: nodes with devices, in the order of execution.
+
+    Nodes that do not contribute to an output are omitted.
 
     Attributes:
-        nodes: The nodes.
+        nodes: Nodes with their devices and positions in time.
         infos: Type and shape of tensors, by the tensor's name in the graph. If the entry is a ValueInfoProto, it may
             contain another name, because it may describe the tensor in the original model.
         inputs: Model inputs, without constants and states.
         source: Devices that have the inputs.
         model_outputs: Name of the model output, by the name of the output of this graph. If several sinks (devices that
             receive the outputs) receive a model output, the graph has one output for each of them.
-        constants: New initializers.
-        used_names: Names of initializers that are read or must be kept.
-        state_pieces: Regions of states (outputs that are inputs of the next frame) that devices keep.
+        constants: Initializers that the model does not have, by name.
+        used_names: Names of the tensors that nodes read, and of the initializers that only subgraphs of nodes read.
+        state_pieces: Regions of states (outputs that are inputs of the next frame) that devices keep between frames.
         states: Model inputs that are states.
     """
 
@@ -277,7 +280,7 @@ class PlacedGraph:
 
     @cached_property
     def node_reads(self) -> Sequence[Sequence[str]]:
-        """Tensors that each node reads, without constants."""
+        """Names of the tensors that each node reads, without constants, by the index of the node."""
         available = self.producer.keys() | set(self.inputs) | self.state_reads
         return [[name for name in node.reads if name in available] for node in self.nodes]
 
@@ -292,7 +295,7 @@ class PlacedGraph:
 
     @cached_property
     def sends(self) -> Sequence[TensorSend]:
-        """Tensors to send, sorted by the node that computes them."""
+        """Tensors that one device sends to another, sorted by the index of the node that computes them."""
         sends: list[TensorSend] = []
         devices = [node.placement.device for node in self.nodes]
         for name, indices in self.readers.items():
@@ -300,7 +303,8 @@ class PlacedGraph:
                 continue
             producer = self.producer.get(name, FROM_INPUT)
             available = self.source if producer == FROM_INPUT else (devices[producer],)
-            # This check is fast for the most frequent case: a single reader, on the device that computes the tensor.
+            # In the most frequent case, the only reader is on the device that computes the tensor. Nothing is sent, and
+            # the slower code below is skipped.
             if len(indices) == 1 and devices[indices[0]] in available:
                 continue
             readers = dict.fromkeys([devices[i] for i in indices])
@@ -323,14 +327,14 @@ class PlacedGraph:
 class PlacedGraphBuilder:
     """Builder of a placed graph (the partitioned model: nodes with a device and a position in time).
 
-    Names are unique, and depend only on the order of calls.
+    New tensors and nodes get unique names, which depend only on the order of calls.
 
     Attributes:
         facts: Properties of the model.
         nodes: Nodes that were added, in any order.
-        tensor_knowledge: Type and shape of the tensors that were declared, by name.
+        tensor_knowledge: Type and shape of the new tensors, by name.
         constants: New initializers, by name.
-        constant_names: Names of initializers, by a hashable key of their values.
+        constant_names: Names of the new initializers by a hashable key of their values, so that equal values share one.
         node_name_counts: Names of nodes in use, each with the last number that was appended to it.
     """
 
@@ -353,7 +357,7 @@ class PlacedGraphBuilder:
         return tensor
 
     def add_constant(self, value: Constant, wanted: str = "") -> str:
-        """Return the name of an initializer with this value. If there is none yet, it is added.
+        """Return the name of a new initializer with the given value. The initializer is added at the first call.
 
         `wanted` is the preferred name of an array's initializer. Arrays with equal values share an initializer only if
         their preferred names are equal too.
@@ -427,8 +431,8 @@ class PlacedGraphBuilder:
             table: Tensor with the rows of the device, `piece.table_rows`.
             indices: Indices into the whole table.
             row_count: Number of rows of the whole table.
-            output: The result of the device.
-            place: Device, lane and layer of the new nodes.
+            output: Tensor that gets the result of the device.
+            place: Device and position in time of the new nodes.
             piece: The piece of the Gather that the device computes.
         """
         assert piece.table_rows is not None
@@ -490,8 +494,9 @@ class PlacedGraphBuilder:
         return self.add_node("Concat", [piece.name for piece in pieces], output, place, name, axis=axis)
 
     def add_merge(self, terms: Sequence[PlacedTensor], op: str, place: NodePlacement, name: str) -> PlacedTensor:
-        """Combine tensors in order by the binary operator `op`, and call the result `name`."""
-        op = "Sum" if op == "Add" and 0 < self.facts.opset < 7 else op  # onnxruntime has no Add before opset 7.
+        """Add nodes that combine `terms`, in order, by the binary operator `op`; return the result, called `name`."""
+        # onnxruntime has no Add before opset 7. Sum computes the same.
+        op = "Sum" if op == "Add" and 0 < self.facts.opset < 7 else op
         total = terms[0]
         if len(terms) == 1:
             return self.add_identity(total, place, name, name)
@@ -506,7 +511,7 @@ class PlacedGraphBuilder:
     def add_node(
         self, op: str, inputs: Sequence[str], output: PlacedTensor, place: NodePlacement, origin: str, **attributes: Any
     ) -> PlacedTensor:
-        """Add a new node that is named like its output, and return the output."""
+        """Add a node that computes `output` and has the same name, and return `output`."""
         name = unique_name(output.name, self.node_name_counts)
         self.tensor_knowledge[output.name] = output
         self.nodes.append(
@@ -517,13 +522,13 @@ class PlacedGraphBuilder:
     def build(
         self, kept: Iterable[str], copies: Mapping[str, str], source: tuple[str, ...], pieces: Sequence[StatePiece] = ()
     ) -> PlacedGraph:
-        """Return the placed graph.
+        """Return the placed graph of the nodes that were added.
 
         Args:
             kept: Names of initializers that only subgraphs read. They are kept although no node has them as an input.
             copies: Model output that is copied, by the name of each additional output of the graph.
             source: Devices that have the model inputs.
-            pieces: Regions of states (outputs that are inputs of the next frame) that devices keep.
+            pieces: Regions of states (outputs that are inputs of the next frame) that devices keep between frames.
         """
         facts, kept = self.facts, frozenset(kept)
         states = dict(facts.states)
@@ -552,20 +557,22 @@ def _tensor_spec(info: onnx.ValueInfoProto) -> TensorSpec:
 def place_parts(facts: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
     """Return the placed graph (nodes with devices) for a routing.
 
-    `plan` is the plan, replica or failure plan that was routed.
+    The routing has the tasks of a plan and the tensor regions that devices exchange for them. `plan` is the plan,
+    replica or failure plan that it was made for.
     """
     return _Placer(facts, routing, plan).make_graph()
 
 
 class _Placer:
-    """Turns each task (the computation of one part of a layer) into nodes, in the order of the routing."""
+    """Converter of tasks to nodes, in the order of the routing. A task computes one part of a layer."""
 
     def __init__(self, facts: ModelFacts, routing: Routing, plan: Plan) -> None:
         self.facts, self.routing, self.plan = facts, routing, plan
         self.layers = routing.layers
         self.builder = PlacedGraphBuilder(facts)
         self.tensor_of_task: dict[tuple[TensorKey, TaskId], PlacedTensor] = {}
-        self.shared_tensors: dict[object, PlacedTensor] = {}  # Slices and concatenations that readers share.
+        # Slices, concatenations and sent tensors, by a key of their contents, so that several readers share them.
+        self.shared_tensors: dict[object, PlacedTensor] = {}
         self.captured_names: set[str] = set()
         self.task_count_by_layer = Counter(task.layer for task in routing.tasks)
         self.first_delivery_of = {delivery.output: delivery for delivery in reversed(routing.deliveries)}
@@ -583,9 +590,8 @@ class _Placer:
     def _declare_state_tensors(self) -> dict[tuple[str, str], PlacedTensor]:
         """Declare a tensor for each region of a state that a device keeps from the previous frame.
 
-        A state is a model output that is a model input of the next frame.
-        The keys of the result are (model input of the state, device). If one device keeps the whole state, the tensor
-        has the name of the model input.
+        A state is a model output that is a model input of the next frame. The keys of the result are (model input of
+        the state, device). If one device keeps the whole state, the tensor has the name of the model input.
         """
         tensors = dict[tuple[str, str], PlacedTensor]()
         piece_count = Counter(retention.past for retention in self.routing.state_retentions)
@@ -598,7 +604,10 @@ class _Placer:
         return tensors
 
     def _add_state_outputs(self) -> list[StatePiece]:
-        """Add nodes for the regions of states (outputs that are inputs of the next frame) that devices keep."""
+        """Add nodes that assemble the region of each state that each device keeps, and return these regions.
+
+        A state is a model output that is a model input of the next frame.
+        """
         last, pieces = 1 + max(self.routing.periods.values(), default=0), list[StatePiece]()
         for retention in self.routing.state_retentions:
             device, past, present, assembly = retention.device, retention.past, retention.present, retention.assembly
@@ -635,7 +644,7 @@ class _Placer:
     def _tensor_name(self, key: TensorKey, task: Task) -> str:
         """Return the name of a tensor that a task (the computation of one part of a layer) computes.
 
-        If only one task computes the layer, and the tensor is not a model output, the tensor's name does not change.
+        If only one task computes the layer, and the tensor is not a model output, it keeps its name of the model.
         """
         if (key, task_id(task)) in self.output_name_of_task:
             return self.output_name_of_task[key, task_id(task)]
@@ -646,9 +655,9 @@ class _Placer:
         return self.builder.unique_tensor_name(f"{key.tensor}@{task.device}{lane}{reduce}")
 
     def _add_assembly(self, tree: Assembly, key: TensorKey, place: NodePlacement, name: str = "") -> PlacedTensor:
-        """Add the nodes that assemble a tensor, unless another reader in the same lane of the device has added them.
+        """Return a needed region of a tensor, assembled by slices and concatenations on the reader's device.
 
-        A lane is a group of the device's parts.
+        Readers in the same lane (group of the device's parts) share these nodes, which are added for the first of them.
         """
         if isinstance(tree, AssemblyLeaf):
             return self._add_local_slice(self._tensor_of_box(tree.box, place), tree.region, place)
@@ -660,9 +669,9 @@ class _Placer:
         return self.shared_tensors[cache_key]
 
     def _add_local_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement) -> PlacedTensor:
-        """Add a Slice on the reader's device, unless another reader in the same lane of the device has added it.
+        """Return a region of `tensor`, from a Slice on the reader's device if it is not the whole tensor.
 
-        A lane is a group of the device's parts.
+        Readers in the same lane (group of the device's parts) share the Slice, which is added for the first of them.
         """
         if tensor.region == region:
             return tensor
@@ -674,8 +683,8 @@ class _Placer:
     def _tensor_of_box(self, box: Box, place: NodePlacement) -> PlacedTensor:
         """Return the tensor of a box (a region of a tensor on a device).
 
-        If the box is received, its sender slices it, and may convert it to a smaller type. These nodes are added at the
-        first call.
+        If the box is received, nodes on its sender slice it and may convert it to a smaller type, and a node on the
+        receiver may convert it back. All these nodes are added at the first call.
         """
         assert box.region is not None
         if box.origin is None:
@@ -686,8 +695,8 @@ class _Placer:
             return self.tensor_of_task[box.key, box.task]
         cache_key = (box.origin, box.region)
         if cache_key not in self.shared_tensors:
-            # The sender slices the box at the position of the layer that reads it. The lane -1 puts the slice before
-            # all lanes (groups of parts) of the sender.
+            # The Slice on the sender has the position of the layer that reads the box. The lane -1 puts it before all
+            # lanes (groups of parts) of the sender, so that the box is sent before the sender computes on.
             period, _, position, _ = place.step_key
             slice_placement = NodePlacement(box.origin.device, box.origin.lane, (period, -1, position, 0))
             producer_placement = self.placement_of_task.get(box.origin.task, slice_placement)
@@ -698,7 +707,8 @@ class _Placer:
 
     def _place_task(self, task: Task) -> None:
         """Add the nodes that put a task's inputs together from regions on its device, then the task's own nodes."""
-        # Each layer has two positions: its partial sums are computed at the first one, and added at the second one.
+        # Each layer has two positions in the order: partial sums are computed at the first, and added at the second.
+        # All other tasks also have the second.
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
         step_key = (self.routing.periods[task_id(task)], task.lane, position, 1)
         place = NodePlacement(task.device, task.lane, step_key, task_id(task))
@@ -771,23 +781,25 @@ class _Placer:
     def _place_whole_node(self, node: Node, tensors: dict[str, PlacedTensor], task: Task, place: NodePlacement) -> None:
         """Add an unchanged node of a layer that stays whole, with the names that its inputs have on this device."""
         for tensor in filter(None, node.outputs):
-            # The region of a tensor without a static shape is never used: only this device reads the tensor, and it
-            # reads all of it.
+            # A tensor without a static shape gets the region of a scalar. This region is never used, because only this
+            # device reads the tensor, and it reads all of it.
             shape, name = self.layers.tensors[tensor].shape, self._tensor_name(TensorKey(tensor), task)
             tensors[tensor] = PlacedTensor(name, full_region(shape or ()), self._dtype(tensor))
             info = tensors[tensor] if shape is not None else self.facts.value_infos.get(tensor)
             if info is not None:
                 self.builder.tensor_knowledge[name] = info
-        # `node.inputs` includes initializers that only subgraphs of the node read.
+        # `node.inputs` includes initializers that only subgraphs of the node read. They are recorded here, because the
+        # graph would otherwise omit them as unread.
         self.captured_names.update(node.inputs)
         names, proto = {tensor: placed.name for tensor, placed in tensors.items()}, self.facts.nodes[node.name]
         inputs, outputs = ([names.get(name, name) for name in ends] for ends in (proto.input, proto.output))
         self.builder.copy_node(node.name, node.name, inputs, outputs, place, captured=names)
 
     def _add_deliveries(self) -> dict[str, str]:
-        """Add the nodes that deliver the model's outputs to the sinks (the devices that receive them).
+        """Add the nodes that assemble the model's outputs on the sinks (the devices that receive them).
 
-        Returns the outputs that are copies for further sinks, each with the model output that it copies.
+        If an output has several sinks, all sinks but the first get copies of it with their own names. The result has
+        the copied model output by the name of each copy.
         """
         last = 1 + max(self.routing.periods.values(), default=0)
         copies: dict[str, str] = {}
@@ -807,33 +819,34 @@ class _Placer:
 
 
 MIN_OPSET = 13
-"""First opset with a QuantizeLinear that has a scale for each row of a matrix."""
+"""First opset that can encode int8-block: its QuantizeLinear can have a scale for each row of a matrix."""
 SCALES_PER_OCTAVE = 4
-"""Number of scales per factor of two."""
+"""Number of scales per factor of two in the scale table of the wire type int8-block."""
 SCALE_MARGIN = 2.0**-10
-"""Fraction by which each scale is smaller than needed, so that values get the same scale if they are sent again.
+"""Fraction by which the scales of int8-block are reduced, so that decoded values get the same scale when sent again.
 
-It exceeds the rounding errors of the operator Log, and is far below half a quantization step (1/254).
+It exceeds the rounding errors of the operator Log, and is far below half a quantization step, which is 1/254 of the
+largest value.
 """
 ZERO_INDEX = 32
-"""Index of the scale that is used for a block if the largest magnitude of its values is 1."""
+"""Index of the int8-block scale that is used for a block if the largest magnitude of its values is 1."""
 MAX_INT8_BLOCK = float(2.0 ** ((127 - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE))
-"""Largest magnitude that the wire type can represent. Larger finite values are clipped."""
+"""Largest magnitude that the wire type int8-block can represent. Larger finite values are clipped."""
 MAX_ROUNDING_ERROR = 2.0 ** (1 / SCALES_PER_OCTAVE) / 254
-"""Largest difference between a value and its received value, as a share of the largest magnitude in its block."""
+"""Largest rounding error of a value sent as int8-block, as a share of the largest magnitude in its block."""
 _LOG_STEP = np.float32(math.log(2) / SCALES_PER_OCTAVE)
 _INVALID_INDEX = np.int32(256)
-"""Index that the table of scales does not have. Looking it up is an error."""
+"""Index beyond the end of the table of int8-block scales, so that a Gather with it fails and ends the run."""
 
 
 @functools.cache
 def make_scale_table() -> NDArray[np.float32]:
-    """Return the scales by index. The indices -128 to -1 are at the end, as ONNX counts negative indices.
+    """Return the scales of the wire type int8-block, for the indices 0 to 127 and then -128 to -1.
 
-    Index i is for blocks with a largest magnitude up to 2^((i - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE). The 0.5 is
-    there because the sender rounds the logarithm of the largest magnitude to the nearest index. All scales are smaller
-    than needed by the fraction SCALE_MARGIN, so that a block that a receiver has decoded gets the same index if it is
-    sent again.
+    ONNX counts negative indices from the end of a table. Index i is for blocks with a largest magnitude up to
+    2^((i - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE). The 0.5 is added because the sender rounds the logarithm of the
+    largest magnitude to the nearest index. All scales are reduced by the fraction SCALE_MARGIN, so that a block that a
+    receiver has decoded gets the same index if it is sent again.
     """
     indices = np.roll(np.arange(-128, 128), 128)
     largest = 2.0 ** ((indices - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE)
@@ -841,9 +854,9 @@ def make_scale_table() -> NDArray[np.float32]:
 
 
 class BlockQuantizer:
-    """Adds encoders and decoders of the wire type int8-block to a placed graph (nodes with devices).
+    """Builder of encoders and decoders of the wire type int8-block in a placed graph (nodes with devices).
 
-    The outputs of all nodes of an encoder have the name of the sent tensor, with a dot and a suffix.
+    All nodes of an encoder but the last one have outputs named SENT.SUFFIX, where SENT is the name of the sent tensor.
     """
 
     def __init__(self, builder: PlacedGraphBuilder) -> None:
@@ -917,8 +930,8 @@ class BlockQuantizer:
         Args:
             steps: Adds the nodes.
             index: Index of the scale of each block.
-            statistics: Largest and mean magnitude of each block. The largest ignores NaN, and the mean of finite values
-                can overflow. The smaller of both is finite exactly if all values of the block are finite.
+            statistics: Largest and mean magnitude of each block. The largest can ignore NaN, and the mean of finite
+                values can overflow. The minimum of both is finite exactly if all values of the block are finite.
             owner: The layer or model input that the error proposes to send unchanged.
         """
         shape, wide = region_shape(index.region), steps.cast(index, onnx.TensorProto.INT32)
@@ -943,7 +956,7 @@ class BlockQuantizer:
 
 
 class _NodeChain:
-    """Adds nodes with the same device and position in time, and with outputs named after the tensor `name`."""
+    """Builder of nodes with the same device and position in time. Their outputs are named after the tensor `name`."""
 
     def __init__(self, builder: PlacedGraphBuilder, name: str, place: NodePlacement, origin: str) -> None:
         self.builder, self.name, self.place, self.origin = builder, name, place, origin
@@ -971,38 +984,38 @@ class _NodeChain:
 
 
 def is_part_of(output: str, sent: str) -> bool:
-    """Return True if a node with this output belongs to the nodes that encode the sent tensor `sent`."""
+    """Return True if `output` is an intermediate tensor of the encoder that computes the sent tensor `sent`."""
     return output.startswith(f"{sent}.")
 
 
 LAST_POSITION = 1 << 31
-"""Position in layer order that comes after all layers, for the casts of slices."""
+"""Position after all layers. Casts of sent slices have it, so that they run after all slices."""
 MIN_OPSET_BY_DTYPE = {"float16": 6, "bfloat16": 13, "int8": 10, INT8_BLOCK: MIN_OPSET}
 """First opset with the operators that convert to each wire type."""
 PLACEHOLDER_RANGE = (-1.0, 1.0)
-"""Value range that is used in programs that are only simulated, because no samples have been run for them."""
+"""Value range of tensors sent as int8 in programs that are only simulated, for which no samples have been run."""
 
 
 class WireCasts:
-    """Adds casts between devices, for tensors that are sent in a smaller element type (wire type) than their own."""
+    """Builder of the casts of tensors that are sent in a smaller element type (wire type) than their own."""
 
     def __init__(self, builder: PlacedGraphBuilder, layers: LayerGraph, wire: WireFormat) -> None:
         self.builder, self.layers, self.wire = builder, layers, wire
         self.kinds = effective_wire_dtypes(layers)
         self.quantizer = BlockQuantizer(builder)
-        # Tensors that were cast back, by the name of the received tensor, the device and the lane. A device computes
-        # its parts in groups, one group after another; the lane is the number of a group.
+        # Received tensors, cast back to their original type, by the name of the received tensor, the device and the
+        # lane (number of a group of the device's parts). Readers with equal keys share the cast.
         self.wide: dict[tuple[str, str, int], PlacedTensor] = {}
 
     def narrow(
         self, tensor: PlacedTensor, box: Box, slice_placement: NodePlacement, producer_placement: NodePlacement
     ) -> PlacedTensor:
-        """Return the tensor that is sent for a box (a region) of `tensor`, in the element type in which it is sent.
+        """Return a box (region) of `tensor` in the element type in which it is sent.
 
         A Slice and a cast are added if they are needed. If the box is the whole tensor, its cast directly follows the
         node that computes the tensor, at `producer_placement`. Otherwise, its cast follows all slices at
-        `slice_placement`. A slice between two casts would end the segment after the first cast, and the tensors would
-        not be sent together.
+        `slice_placement`: a slice between two casts would end the segment (the submodel that a device runs at once)
+        after the first cast, and the tensors would not be sent together.
         """
         assert box.region is not None
         piece, kind = self.builder.add_slice(tensor, box.region, slice_placement), self.kinds.get(box.key.tensor)

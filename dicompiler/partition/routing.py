@@ -58,9 +58,9 @@ if TYPE_CHECKING:
 
 
 def check_plan(layers: LayerGraph, plan: Plan) -> None:
-    """Raise DicompilerError for the first rule that a plan violates.
+    """Raise DicompilerError if a plan is not valid for the model's layers; the message names the first fault.
 
-    The next step, routing, checks that each region that is read is also computed.
+    Routing, the next step, checks that each region that is read is also computed.
     """
     if not plan.source or not plan.sink:
         raise DicompilerError("plan: source and sink must each name at least one device")
@@ -101,9 +101,9 @@ def check_plan(layers: LayerGraph, plan: Plan) -> None:
 
 @contextmanager
 def failure_plan_in_errors(plan: Plan, failed: tuple[str, ...]) -> Iterator[None]:
-    """Add the place of a failure plan ("failures[0]") to the DicompilerErrors of the block.
+    """Add the place of a failure plan, such as "failures[0]", to each DicompilerError raised in the `with` block.
 
-    `failed` are the failed devices of the failure plan. If it is empty, errors are not changed.
+    `failed` are the devices for whose failure the failure plan is made. If it is empty, errors are not changed.
     """
     try:
         yield
@@ -115,9 +115,9 @@ def failure_plan_in_errors(plan: Plan, failed: tuple[str, ...]) -> Iterator[None
 
 
 def _check_replicas(plan: Plan) -> None:
-    """Check that the replicas rename only devices of the plan, and no two devices to the same one.
+    """Raise DicompilerError unless replicas replace only devices of the plan, and no two devices by the same one.
 
-    A replica is the plan with some devices replaced (renamed); the frames of a stream use the replicas in turn.
+    A replica is the plan with some devices replaced by others; the frames of a stream use the replicas in turn.
     """
     devices = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
     names = [*plan.source, *devices, *plan.sink]
@@ -206,7 +206,7 @@ DeviceLane = tuple[str, int]
 StateOnDevice = tuple[str, str]
 """Model input that is a state (an output of the previous frame), and device that keeps a region of the state."""
 MIN_PIECES_FOR_ONE_CONCAT = 64
-"""An assembly of more boxes than this along one axis is a single Concat, because nested Concats would be too deep."""
+"""Number of boxes above which an assembly along an axis is one Concat, because nested Concats would be too deep."""
 
 
 def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None) -> Routing:
@@ -250,8 +250,8 @@ def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Rou
     """Return the routing of one role: the plan itself, a replica of it, or a failure plan.
 
     A state is an output that is an input of the next frame. The regions of states that devices keep depend on the tasks
-    that run, and these depend on the kept regions. The routing is therefore repeated, beginning without kept regions,
-    until the regions no longer change.
+    that run, and the tasks that run depend on the kept regions. The routing is therefore repeated, beginning without
+    kept regions, until the regions no longer change.
     """
     wanted: Mapping[StateOnDevice, Region] = {}
     while True:
@@ -263,7 +263,7 @@ def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Rou
 
 
 class _Router:
-    """Walks through the layers from the outputs to the inputs, to find the tasks with results that are read.
+    """Walk through the layers from the outputs to the inputs, which finds the tasks with results that are read.
 
     A task computes one part of a layer. A box is a region of a tensor on a device.
 
@@ -271,7 +271,7 @@ class _Router:
         wanted_state_regions: Regions of states (outputs that are inputs of the next frame) that devices keep, by state
             and device, as the previous walk found them.
         state_regions: Regions of states that devices keep, by state and device, as this walk finds them.
-        live_tasks: Tasks with results that are read. None stands for model inputs, which no task computes.
+        live_tasks: Tasks with results that are read; also None if model inputs are read, which no task computes.
         readers: Tasks that read a tensor, with the region that each needs, by tensor.
         reads: By task and tensor, the tree that builds the needed region by concatenation of stored boxes.
         received: Boxes that devices send to each other.
@@ -329,7 +329,7 @@ class _Router:
             self.readers.setdefault(key, []).append((order, task, need))
 
     def _assemble_for_readers(self, key: TensorKey, boxes: Sequence[Box]) -> list[OutputDelivery]:
-        """Assemble a tensor for its readers in layer order, for devices that keep it as a state, and for the sinks.
+        """Assemble a tensor for the tasks that read it, for devices that keep it as a state, and for the sinks.
 
         A state is kept for the next frame. Sinks are the devices that receive the model's outputs. Returns the
         deliveries to the sinks; [] if the tensor is not a model output.
@@ -380,9 +380,9 @@ class _Router:
         """Assemble region `need` of a tensor from `boxes`, and from boxes that the device has received before.
 
         `at` is the device of the reader and its lane (group of the device's parts). `reader` is the text for the reader
-        in errors. The nearest box, or of equally near ones the box with the largest overlap, supplies its overlap with
-        the region. If the overlap is not the whole region, the region is cut along one axis at the ends of the overlap,
-        and this function assembles each of the two or three pieces.
+        in errors. The nearest box supplies its overlap with the region; of equally near boxes, the one with the largest
+        overlap does. If the overlap is not the whole region, the region is cut along one axis at the ends of the
+        overlap, and this function assembles each of the two or three pieces.
         """
         device, lane = at
         overlaps: list[tuple[int, Box, Region]] = []
@@ -414,9 +414,9 @@ class _Router:
                 return AssemblyConcat(cover[0], tuple(children))
         best = overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda entry: self._piece_rank(at, *entry))
         _, box, overlap = best
-        # Only boxes that overlap with the region can overlap with its pieces. Received boxes are omitted, because they
-        # are in `received_by_device`. If no box is left, one is kept: the error about a region that nothing computes
-        # names its tensor.
+        # Only boxes that overlap with the region can overlap with its pieces. Received boxes are omitted, because
+        # `received_by_device` has them too. If no box is left, one is kept, because the error about a region that no
+        # part computes takes the tensor's name from it.
         candidates = [candidate for _, candidate, _ in overlaps if candidate.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
@@ -432,7 +432,7 @@ class _Router:
         return AssemblyLeaf(box, overlap)
 
     def _piece_rank(self, at: DeviceLane, index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
-        """Return the sort key of box number `index` for a reader at `at`; the best box has the smallest key.
+        """Return the sort key of box number `index` for a reader on device and lane `at`; the best box comes first.
 
         The nearest box is the best one: own lane, own device, own host, then other hosts. Among equally near boxes, it
         is the one with the largest `overlap`, the region that the box has in common with the region that is read.
@@ -443,7 +443,7 @@ class _Router:
         return distance, -volume(overlap), self.device_rank[box.device], index
 
     def _task_order(self, task: Task) -> TaskOrder:
-        """Return the sort key of a task (one part of a layer): layer order; within a layer, partial sums come first."""
+        """Return the sort key of a task (one part of a layer): in layer order, and partial sums first in a layer."""
         return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
 
     def _build_routing(self, tasks: Sequence[Task], deliveries: Sequence[OutputDelivery]) -> Routing:
@@ -469,11 +469,11 @@ class _Router:
 def _cover_along_axis(
     need: Region, pieces: Sequence[tuple[Region, int, int, int, int]]
 ) -> tuple[int, list[tuple[Region, int | None]]] | None:
-    """Cover the region `need` by pieces; return None if they differ from it along several axes, or along none.
+    """Cover the region `need` by pieces; return None unless the pieces differ from it along exactly one axis.
 
     A piece is its region within `need`, followed by the four numbers by which `_Router._piece_rank` sorts pieces:
-    distance, minus the volume, number of the device, index. The result is the axis along which all pieces differ from
-    `need`, and a list of regions that together are `need`, from left to right. Each of these regions has the index of
+    distance, minus the volume, number of the device, index. The result is the only axis along which pieces differ from
+    `need`, and a list of regions that together are `need`, in ascending order. Each of these regions has the index of
     the piece that covers it, or None if no piece does.
     """
     axes = {axis for piece in pieces for axis, interval in enumerate(piece[0]) if interval != need[axis]}
@@ -498,7 +498,7 @@ def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) 
     starts, stops = [need[0]], [need[1]]  # Starts and stops of the gaps, from left to right.
     covered: list[tuple[Interval, int | None]] = []
     # The second number of a heap entry is minus an upper bound of the length that the piece covers, so that the longest
-    # comes first. The bound is at first the length of the whole interval.
+    # piece comes first. The first bound is the length of the whole interval.
     negative_length = need[0] - need[1]
     heap = [(distance, negative_length, order, number) for number, (_, distance, order) in enumerate(pieces)]
     heapq.heapify(heap)
@@ -508,7 +508,8 @@ def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) 
         if overlap is None:
             continue
         low, high, gap = overlap
-        # If the piece covers less than its bound, other pieces may be better: it is ranked again with the new length.
+        # If the piece covers less than its bound, other pieces may be better. It covers nothing yet, and is ranked
+        # again with the length that it covers now.
         if low - high == negative_length:
             covered.append(((low, high), number))
             rest = [side for side in ((starts[gap], low), (high, stops[gap])) if side[0] < side[1]]

@@ -1,7 +1,8 @@
 """Segmentation: a placed model becomes a Program, with segments on devices and transfers between devices.
 
-Each segment has the lowest ONNX IR version that has everything that it contains. onnxruntime refuses a model with a
-newer IR version than it knows, even if the model uses nothing new.
+A segment is an ONNX sub-model that a device runs as soon as its inputs are complete. It states the lowest ONNX IR
+version that supports its contents. onnxruntime refuses a model with a newer IR version than it knows, even if the model
+uses nothing new.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def build_program(
 
 
 def _model_outputs(graph: PlacedGraph) -> tuple[TensorSpec, ...]:
-    """Return type and shape of each model output, in the order of the model."""
+    """Return type and shape of each output of the original model, in its order."""
     first_tensors: dict[str, str] = {}
     for tensor, output in graph.model_outputs.items():
         first_tensors.setdefault(output, tensor)
@@ -73,7 +74,7 @@ def _model_outputs(graph: PlacedGraph) -> tuple[TensorSpec, ...]:
 
 
 def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
-    """Group nodes into segments, as lists of node indices in the order of their first nodes.
+    """Group the nodes of a placed graph into segments: lists of node indices, in the order of their first nodes.
 
     Nodes are added to their device's current segment until the segment must end:
     - after a node with a result that another device needs;
@@ -82,8 +83,8 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     Each segment therefore depends only on earlier ones.
 
     There is one exception. A segment continues after a node with a result that another device needs, if the next node
-    has such a result too, or belongs to another matrix product of the same operand. Keys and values of an attention are
-    therefore sent together.
+    also has such a result, or if it leads from another matrix product of the same operand to such a result. Keys and
+    values of an attention are therefore sent together.
     """
     places, producer_of = [node.placement for node in graph.nodes], graph.producer
     sends = {send.producer for send in graph.sends}
@@ -133,7 +134,7 @@ def _find_encoder_starts(graph: PlacedGraph) -> dict[int, int]:
 
 
 def _find_products(graph: PlacedGraph, sends: Collection[int], encoder_starts: Mapping[int, int]) -> dict[int, str]:
-    """Find the matrix products with results that are sent; return the name of the product's operand by node index.
+    """Find matrix products with results that are sent; return the name of the computed operand by node index.
 
     The result has an entry for the node of the product, and one for each node between the product and the tensor that
     is sent. Only products of one computed operand and a weight are found.
@@ -157,11 +158,11 @@ def _find_products(graph: PlacedGraph, sends: Collection[int], encoder_starts: M
 
 
 def _inseparable_nodes(graph: PlacedGraph, encoder_starts: Mapping[int, int]) -> Iterable[list[int]]:
-    """Yield the nodes in order, with nodes that must be in one segment grouped.
+    """Return the indices of all nodes in order, in groups that must each be within one segment.
 
-    A tensor of unknown type cannot be an input of a segment. Only layers that stay whole have such tensors, and the
-    nodes of a layer are adjacent. The nodes of an encoder, which convert a tensor to the wire type int8-block, form a
-    group too. This group counts as one node with a result that is sent.
+    A tensor of unknown type cannot be an input of a segment, so the nodes that compute and read it form a group. Only
+    layers that stay whole have such tensors, and the nodes of a layer are adjacent. The nodes of an encoder, which
+    convert a tensor to the wire type int8-block, also form a group.
     """
     unknown = graph.producer.keys() - graph.infos.keys()
     if not unknown and not encoder_starts:
@@ -227,7 +228,7 @@ def _build_device_program(
 
 
 def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segment:
-    """Return the segment of these nodes, without its model."""
+    """Return the segment of the nodes with the indices `nodes`, without its ONNX model."""
     makes = dict.fromkeys(n for i in nodes for n in graph.nodes[i].outputs if n)
     needed = dict.fromkeys(n for i in nodes for n in graph.node_reads[i] if n not in makes)
     inside = set(nodes)
@@ -253,19 +254,19 @@ def _segment_model(
     proto.graph.output.extend(graph.infos.get(n) or onnx.ValueInfoProto(name=n) for n in segment.outputs)
     proto.graph.initializer.extend(constants[n] for n in read if n in constants)
     proto.graph.sparse_initializer.extend(t for t in source.proto.graph.sparse_initializer if t.values.name in read)
-    # Boards may have an older onnxruntime than this host. An old onnxruntime refuses newer IR versions.
+    # Boards may have an older onnxruntime than this host, which refuses newer IR versions.
     proto.ir_version = lowest_ir_version(proto)
     return proto
 
 
 _BASE_VERSION = 4
-"""First version with initializers that are not graph inputs. Segments (ONNX sub-models) have such initializers."""
+"""First ONNX IR version in which initializers need not be graph inputs. Segments (ONNX sub-models) rely on this."""
 _SPARSE_VERSION, _OPTIONAL_VERSION = 6, 8
 _FUNCTION_VERSION, _FUNCTION_DEFAULTS_VERSION, _OVERLOAD_VERSION = 8, 9, 10
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "precision")
 """Names of attributes whose value is an element type (an onnx.TensorProto.DataType)."""
 _FIRST_TYPES = ((17, 9), (21, 10), (23, 11), (24, 12), (25, 13), (27, 14))
-"""For each IR version that added element types: the first of these types (onnx.TensorProto), and the version."""
+"""Pairs (number of an element type in onnx.TensorProto.DataType, IR version that added it and the types after it)."""
 
 
 def lowest_ir_version(model: onnx.ModelProto) -> int:
@@ -298,7 +299,7 @@ def _function_version(function: onnx.FunctionProto) -> int:
 def _attribute_version(attribute: onnx.AttributeProto) -> int:
     """Return the lowest IR version that has all element types in an attribute.
 
-    These are the types of the attribute's tensors, and its value if it is an element type, such as `to` of Cast.
+    The types are those of the attribute's tensors, and its value if the value is an element type, such as `to` of Cast.
     """
     types = [tensor.data_type for tensor in (attribute.t, *attribute.tensors)]
     types += [attribute.i] if attribute.name in _TYPE_ATTRIBUTES else []

@@ -94,7 +94,8 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
             if len({(task.needs[key][a] if key in task.needs else None) for task in (first, last)}) > 1
             and any(task.needs[key][a] != _full_axis(layers, key, a) for task in (first, last) if key in task.needs)
         }
-        # The nodes up to the anchor are searched, because in a quantized layer, earlier nodes dequantize the weights.
+        # Weights are searched in the inputs of the anchor (the layer's main operator) and of all nodes before it,
+        # because in a quantized layer, these nodes dequantize the weights.
         readers = layer.nodes[: layer.anchor + 1]
         weights = [
             (layers.tensors[name], need)
@@ -251,9 +252,9 @@ def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]
 
 
 def exit_layer(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
-    """Return the only layer of a set of layers that is read outside of the set.
+    """Return the only layer of a set with an output that is read outside of the set.
 
-    A set with one exit has no path that leaves the set and returns to it.
+    If there is only one such layer, no path leaves the set and returns to it.
 
     Args:
         layers: The model's layers.
@@ -277,9 +278,9 @@ def exit_layer(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
 
 
 def fused_regions(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[Region]) -> list[dict[str, Region]]:
-    """Return, for each tile of a set's last layer, the region that each layer of the set computes, halos included.
+    """Return the regions that fused layers compute, halos included, for each tile of the last of these layers.
 
-    For the convolutions conv1 → conv2 and the rows 4:8 of conv2, these are the rows 3:9 of conv1.
+    For example, for two 3×3 convolutions conv1 → conv2 and the rows 4:8 of conv2, conv1 computes the rows 3:9.
 
     Args:
         layers: The model's layers.

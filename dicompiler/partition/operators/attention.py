@@ -123,7 +123,7 @@ def grouped_query(operation: Operation, region: Region, reduce: Interval | None)
 
 
 def rotary_embedding(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a RotaryEmbedding: by batch and heads, and by rows if each row has its own position."""
+    """Split a RotaryEmbedding: by batch and heads, and by rows if the model gives the position of each row."""
     positions_index = 1 if operation.node.domain else 3
     caches = [index for index in (1, 2, 3) if index != positions_index]
     shape, count = operation.out_shape, operation.attribute("num_heads", 0)
@@ -172,7 +172,7 @@ def _attention_cost(
             if several tensors are packed into one.
         query_size: Number of elements of the query.
         past: Index of the optional input with the keys of earlier frames.
-        projections: Number of multiply-adds of projections.
+        projections: Number of multiply-adds of the projections to queries, keys and values; 0 if there are none.
     """
     rows = (key[2] if len(key) == 4 else key[1]) + (needs[past][-2] if operation.has_input(past) else 0)
     heads = operation.attribute("num_heads") or operation.attribute("q_num_heads", 1)

@@ -49,9 +49,9 @@ class AxisTile(NamedTuple):
 
 
 def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
-    """Return the tile of an output interval, which reads its input with a halo.
+    """Return the tile of an output interval of a convolution or pool, which reads its input with a halo.
 
-    If all windows of the interval lie in the pads, the interval is extended towards the middle until it reads an
+    If all windows of the interval lie in the pads, the interval is extended towards the middle until it reads an input
     element, because a tile must have an input.
     """
     start, stop = interval
@@ -103,9 +103,9 @@ def tile_spatial_axes(
 
 
 def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interval, Interval]:
-    """Return the groups of a range of output channels, and the range extended to whole groups.
+    """Return the range of groups that contain a range of output channels, and this range, extended to whole groups.
 
-    The range is not extended if it lies within one group.
+    The range of channels is not extended if it lies within one group.
     """
     per_group = channels // groups
     first, last = block_interval(interval, per_group)
@@ -113,9 +113,9 @@ def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interva
 
 
 def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Conv: an output region reads its rows and columns with a halo, and its channels' weights.
+    """Split a Conv: an output region reads its rows and columns with a halo, and the weights of its channels.
 
-    Of the input channels, it reads those of its groups. A range of output channels within one group becomes a
+    Only the input channels of its groups are read. A range of output channels within one group becomes a
     convolution without groups, and other ranges are extended to whole groups. A partial sum reads a range of input
     channels and of the weights. The partial sum that starts at channel 0 adds the bias.
     """
@@ -189,7 +189,7 @@ def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def global_pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a global pool: a channel reads its whole image. A partial maximum reads a range of rows (`reduce`)."""
+    """Split a global pool: an output channel reads its whole image. A partial maximum reads only the rows `reduce`."""
     image = full_region(operation.input_shape(0)[2:])
     return Piece(region, ((*region[:2], *(image if reduce is None else (reduce, *image[1:]))),))
 
@@ -216,7 +216,10 @@ def conv_transpose_cost(operation: Operation, out: Shape, needs: Sequence[Shape]
 
 
 def fused_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a convolution, and one FLOP per output element for an addition and an activation each."""
+    """Return the cost of a FusedConv: a convolution, with an optional addition and an optional activation.
+
+    The addition and the activation cost one FLOP per output element each.
+    """
     extra = bool(operation.attribute("activation")) + operation.has_input(3)
     return conv_cost(operation, out, needs)._replace(other_flops=extra * math.prod(out))
 
@@ -237,7 +240,7 @@ def pool_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCos
 
 
 def window_read_share(operation: Operation, weight_index: int = 1) -> float:
-    """Return a lower bound of the fraction of the input that is read.
+    """Return a lower bound of the fraction of its input that a convolution or pool reads.
 
     It is the product of min(1, kernel / stride) over the spatial axes. The fraction is below 1 if the stride exceeds
     the kernel, so that windows skip elements. The kernel's size is an attribute, or follows from the shape of the

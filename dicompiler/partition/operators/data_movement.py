@@ -15,10 +15,10 @@ from dicompiler.partition.operators.elementwise import broadcast_need
 SUMMABLE_DTYPES = frozenset(
     {TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.INT32, TensorProto.INT64}
 )
-"""Element types of the tables with rows that can be stored on different devices.
+"""Element types of lookup tables (of Gather) with rows that can be stored on different devices.
 
-Each device looks up all indices. Its result is 0 for a row that it does not store, and the results of all devices are
-added.
+Each device looks up all indices, with the result 0 for rows that it does not store. onnxruntime can add the results of
+all devices only for these types.
 """
 
 
@@ -42,9 +42,9 @@ def match_axes(first: Sequence[int], second: Sequence[int]) -> list[tuple[range,
 
 
 def linear_span(box: Region, shape: Sequence[int]) -> Interval:
-    """Return the half-open interval from the first to the last element of `box`, counted in row-major order.
+    """Return the half-open interval from the first to the last element of a region, counted in row-major order.
 
-    For the box ((1, 2), (0, 3)) of a tensor of shape (4, 5), the interval is (5, 8).
+    For the region `box` = ((1, 2), (0, 3)) of a tensor of shape (4, 5), the interval is (5, 8).
     """
     first = last = 0
     for (start, stop), extent in zip(box, shape, strict=True):
@@ -92,9 +92,9 @@ def reshape_region(region: Region, shape: Sequence[int], reshaped: Sequence[int]
 
 
 def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Reshape, Flatten, Squeeze or Unsqueeze: an output region is extended to be a region of the input too.
+    """Split a Reshape, Flatten, Squeeze or Unsqueeze: each piece is a Reshape of a region of the input.
 
-    `reshape_region` extends the region.
+    The output region is extended until its elements are also a region of the input.
     """
     if operation.inputs[0] is None or 0 in operation.input_shape(0):
         return whole_tensor(operation, region, reduce)
@@ -143,7 +143,7 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
     A region that overlaps several repetitions is extended to whole repetitions, along each axis.
     """
-    if operation.node.opset < 6:  # Before opset 6, Tile repeats a single axis, which is another input.
+    if operation.node.opset < 6:  # Before opset 6, a Tile repeats a single axis and has other inputs.
         return whole_tensor(operation, region, reduce)
     tiles: list[tuple[Interval, Interval, int]] = []
     for extent, (start, stop) in zip(operation.input_shape(0), region, strict=True):
@@ -157,8 +157,9 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a Gather: an output region reads its indices and all table rows, because indices are known only in a run.
 
-    Rows are the elements along the attribute `axis`. If the indices are a few constants, only the smallest interval of
-    rows that contains them is read. A partial sum reads the rows `reduce`, and is 0 for indices of other rows.
+    Rows are the elements of the first input along the attribute `axis`. If the indices are a few constants, only the
+    smallest interval of rows that contains them is read. A partial sum reads the rows `reduce`, and is 0 for indices of
+    other rows.
     """
     shape, rank = operation.input_shape(0), len(operation.input_shape(1))
     axis = operation.attribute("axis", 0) % len(shape)
@@ -176,7 +177,7 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def table_rows(operation: Operation) -> int | None:
-    """Return the number of rows of a Gather's table; None if devices cannot share the rows.
+    """Return the number of rows of a Gather's table (its first input); None if devices cannot each store some of them.
 
     A device with some of the rows computes a partial sum, which is 0 for indices of other rows. This is possible if the
     table is constant, the indices are computed, and onnxruntime can add values of the table's element type.
@@ -189,7 +190,7 @@ def table_rows(operation: Operation) -> int | None:
 
 
 def gather_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a GatherElements: an output region reads its indices, and the full axis in which they select elements."""
+    """Split a GatherElements: an output region reads its indices, and the full axis along which they select elements."""
     axis = operation.attribute("axis", 0) % len(region)
     return Piece(region, (with_interval(region, axis, (0, operation.input_shape(0)[axis])), region))
 
@@ -228,7 +229,7 @@ def depth_to_space(operation: Operation, region: Region, reduce: Interval | None
 
 
 def space_to_depth(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a SpaceToDepth: each output row reads a block of input rows, and all channels, because they are mixed."""
+    """Split a SpaceToDepth: an output region reads its blocks of input rows and columns. Channels stay whole."""
     size = operation.attribute("blocksize")
     need = (region[0], (0, operation.input_shape(0)[1]), *((start * size, stop * size) for start, stop in region[2:]))
     return Piece(with_interval(region, 1, (0, operation.out_shape[1])), (need,))

@@ -1,6 +1,6 @@
 """Rules of element-wise operators with broadcasting, and of BatchNormalization.
 
-Each input is read in the region of the output.
+To compute a region of the output, the same region of each input is read.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ BROADCASTING_OPERATORS = (
 
 
 def broadcast_need(shape: Sequence[int], region: Region) -> Region:
-    """Return the region of an input with `shape` that a region of the output reads if the input is broadcast.
+    """Return the region of a broadcast input of shape `shape` that a region of the output reads.
 
-    The axes are aligned at the last one, and an axis with one element is read whole. An input of shape (8, 1) is read
-    in ((2, 4), (0, 1)) for the region ((0, 2), (2, 4), (0, 5)).
+    The axes are aligned at the last one, and an axis with one element is read whole. For example, the output region
+    ((0, 2), (2, 4), (0, 5)) reads the region ((2, 4), (0, 1)) of an input of shape (8, 1).
     """
     axes = zip(shape, region[len(region) - len(shape) :], strict=True)
     return tuple((0, 1) if extent == 1 else interval for extent, interval in axes)
@@ -59,7 +59,7 @@ def batch_normalization(operation: Operation, region: Region, reduce: Interval |
 
 
 def cast_like(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a CastLike: a piece becomes a Cast to the output's type."""
+    """Split a CastLike: a piece becomes a Cast to the output's type, and does not read the second input."""
     output = operation.outputs[0]
     assert output is not None
     return Piece(region, (region, None), {"to": output.dtype}, op="Cast")
@@ -87,8 +87,8 @@ STAND_INS = {
 }
 """Operators by their stand-in: the operator or integer function that replaces them in the exact check of `verify`.
 
-The check computes with small integers, so that results must be equal bit by bit. For example, Elu and other operators
-similar to Relu round their results, and are replaced by Relu.
+The check computes with small integers, so that correct results are equal bit by bit. For example, Elu and other
+operators similar to Relu round their results, and are replaced by Relu.
 """
 CONSTANT_STAND_INS = {
     "shift": "Add Div Max Mean Min Pow Sub Sum Where",
@@ -98,8 +98,8 @@ CONSTANT_STAND_INS = {
 }
 """Operators by the kinds of integers that replace their constant inputs in the exact check of `verify`.
 
-The check computes with small integers, so that results must be equal bit by bit. A key has one kind for each input, and
-the last kind is for all further inputs. An input with `-` keeps its values.
+The check computes with small integers, so that correct results are equal bit by bit. A key has one kind for each input,
+and the last kind is for all further inputs. An input with `-` keeps its values.
 """
 
 

@@ -85,7 +85,7 @@ def equation_of(operation: Operation) -> Equation:
 
 
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MatMul or Einsum: along an axis that an operand shares with the output, the output's interval is read.
+    """Split a MatMul or Einsum: along an axis that an operand shares with the output, the same interval is read.
 
     Summed axes are read completely. A partial sum reads only the range `reduce` of the first summed axis.
     """
@@ -104,7 +104,7 @@ def contraction(operation: Operation, region: Region, reduce: Interval | None) -
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a Gemm: the first two inputs are read as in a MatMul, and the third one like an element-wise input.
 
-    Of several partial sums, only the one that starts at 0 adds the third input.
+    Of several partial sums, only the one over a range that starts at 0 adds the third input.
     """
     piece, tensor = contraction(operation, region, reduce), operation.inputs[2] if operation.has_input(2) else None
     if tensor is None:
@@ -120,9 +120,9 @@ def matmul_nbits_reduction(operation: Operation) -> int | None:
     """Return the length of the reduction axis of a MatMulNBits; None if partial sums are not possible.
 
     The length is the number of groups of quantization blocks. Blocks with zero points in the same byte form a group,
-    which stays together. Partial sums are not possible if the input g_idx assigns weights to blocks in another order.
-    They are not possible either if scales or zero points are a vector, because the values for a range of blocks are
-    then not a region of this vector.
+    which cannot be divided. Partial sums are not possible if the input g_idx assigns weights to blocks in another
+    order. They are not possible either if scales or zero points are a vector, because the values for a range of blocks
+    are then not a region of this vector.
     """
     ranks = [len(operation.input_shape(index)) for index in (1, 2, 3) if operation.has_input(index)]
     if operation.has_input(4) or ranks not in ([3, 2], [3, 2, 2]):
@@ -131,7 +131,7 @@ def matmul_nbits_reduction(operation: Operation) -> int | None:
 
 
 def _blocks_per_zero_point_byte(operation: Operation) -> int:
-    """Return the number of quantization blocks with zero points in the same byte, which stay together."""
+    """Return the number of quantization blocks with zero points in the same byte, which cannot be divided."""
     points = operation.inputs[3] if operation.has_input(3) else None
     return 8 // operation.attribute("bits", 4) if points and points.dtype == TensorProto.UINT8 else 1
 
@@ -139,7 +139,7 @@ def _blocks_per_zero_point_byte(operation: Operation) -> int:
 def matmul_nbits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a MatMulNBits: an output region reads its input rows, and its columns of weights, scales and zero points.
 
-    Partial sums are sums over whole blocks. The partial sum that starts at 0 adds the bias.
+    Partial sums are sums over whole quantization blocks. The partial sum that starts at block 0 adds the bias.
     """
     count, columns = operation.attribute("N"), region[-1]
     attributes = {"N": columns[1] - columns[0]}
@@ -182,13 +182,13 @@ def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpC
 
 
 def matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a product: one multiply-add per output element and position of the summed axis."""
+    """Return the cost of a matrix product: one multiply-add per output element and position of the summed axis."""
     axis = 0 if operation.attribute("transBatchA", 0) else -2
     return OpCost(math.prod(out) * needs[0][axis if operation.attribute("transA", 0) else -1])
 
 
 def activated_matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a product, and one FLOP per output element for an activation."""
+    """Return the cost of a matrix product with an activation, which needs one FLOP per output element."""
     return matmul_cost(operation, out, needs)._replace(other_flops=math.prod(out))
 
 
@@ -229,7 +229,7 @@ def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 
 def moe_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of MoE: per token, one multiply-add for each weight of the k experts that a token uses."""
+    """Return the cost of a MoE: per token, one multiply-add for each weight of the `k` experts that compute it."""
     weights = sum(math.prod(needs[index][1:]) for index in (2, 4, 6) if operation.has_input(index))
     return OpCost(math.prod(needs[0][:-1]) * operation.attribute("k", 1) * weights)
 

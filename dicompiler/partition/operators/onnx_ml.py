@@ -1,7 +1,7 @@
-"""Rules of ai.onnx.ml operators, to which scikit-learn pipelines are converted: each row is a sample and can be split.
+"""Rules of ai.onnx.ml operators, to which scikit-learn pipelines are converted: they can be split between samples.
 
-The weights of these operators are attributes. An operator with two outputs (labels and scores) is split only if
-nothing reads the scores.
+Each row of a tensor is a sample. The weights of these operators are attributes. An operator with two outputs (labels
+and scores) is split only if nothing reads the scores.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ ML_DOMAIN = "ai.onnx.ml"
 
 
 def sample_rows(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split an operator on samples: each row of the output (a sample) reads the same row of the input.
+    """Split an operator between samples, which are rows: each row of the output needs the same row of the input.
 
     The operator stays whole if its input is a single sample without an axis for rows.
     """
@@ -45,7 +45,10 @@ def total_tree_depth(operation: Operation) -> float:
 
 
 def tree_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of trees: one comparison per visited node, and one addition per tree and output column."""
+    """Return the cost of decision trees: one comparison per visited node, and one addition per tree and output column.
+
+    The numbers are per sample.
+    """
     trees = len(operation.attribute("tree_roots") or set(operation.attribute("nodes_treeids") or ()))
     columns = (len(out) > 1 and out[1]) or 1
     return OpCost(other_flops=_sample_count(needs) * (math.ceil(total_tree_depth(operation)) + trees * columns))
@@ -60,7 +63,7 @@ def weighted_cost(operation: Operation, out: Shape, needs: Sequence[Shape], name
 
 
 def scaled_cost(operation: Operation, out: Shape, needs: Sequence[Shape], flops: int = 2) -> OpCost:  # noqa: ARG001
-    """Return the cost of two or three FLOP (`flops`) for each element of the output region."""
+    """Return the cost of an operator with `flops` FLOP for each element of the output region."""
     return OpCost(other_flops=flops * math.prod(out))
 
 

@@ -19,7 +19,7 @@ from dicompiler.partition.operators.matmul import contraction, contraction_lengt
 
 
 def _parameter_need(operation: Operation, index: int, tensor_region: Region, axis: int | None) -> Region | None:
-    """Return the region of a scale or zero point that a piece reads; None if the node has no such input.
+    """Return the region of a scale or zero point that a piece reads; None if the node has no input `index`.
 
     Args:
         operation: The quantized operator.
@@ -60,7 +60,7 @@ def piece_of_float_operator(
     region: Region,
     reduce: Interval | None,
 ) -> Piece:
-    """Split a quantized operator: like the float operator. An output region also reads its scales and zero points.
+    """Split a quantized operator like its float operator. A piece also reads the scales and zero points of its regions.
 
     All inputs that are in neither `operands` nor `parameters` are read completely.
 

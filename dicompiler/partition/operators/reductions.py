@@ -35,7 +35,10 @@ UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Reduc
 
 
 def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split an LRN: an output region reads a halo of channels. The node also writes the halo, which is sliced away."""
+    """Split an LRN: an output region also reads neighbouring channels (a halo).
+
+    The piece's node writes the halo too, so its output is sliced.
+    """
     size, channels = operation.attribute("size"), operation.input_shape(0)[1]
     start, stop = region[1]
     halo = (max(0, start - (size - 1) // 2), min(channels, stop + size // 2))
@@ -48,7 +51,10 @@ def _with_full_axes(operation: Operation, region: Region, axes: Collection[int])
 
 
 def softmax(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Softmax, LogSoftmax or Hardmax: `axis` stays whole (before opset 13, also all axes after it)."""
+    """Split a Softmax, LogSoftmax or Hardmax: the axis in the attribute `axis` stays whole.
+
+    Before opset 13, all axes after it stay whole too.
+    """
     count, default = (1, -1) if operation.node.opset >= 13 else (None, 1)
     return normalization_from_axis(operation, region, reduce, count, default)
 
@@ -100,14 +106,14 @@ def cumulative(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def top_k(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a TopK: `axis` stays whole. If a node reads the indices, the operator is not split."""
+    """Split a TopK: the axis in the attribute `axis` stays whole. If a node reads the indices, all axes stay whole."""
     axis = operation.attribute("axis", -1) % len(region)
     need = with_interval(region, axis, (0, operation.input_shape(0)[axis]))
     return Piece(_with_full_axes(operation, region, (axis,)), (need, *operation.full_needs()[1:]))
 
 
 def lrn_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of LRN: one FLOP per channel of each element's window."""
+    """Return the cost of LRN: one FLOP per output element and channel of its window (attribute `size`)."""
     return OpCost(other_flops=math.prod(out) * int(operation.attribute("size", 1)))
 
 
@@ -120,7 +126,7 @@ def skip_normalization_cost(operation: Operation, out: Shape, needs: Sequence[Sh
 
 
 def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
-    """Return the axes that a reduction reduces, or None if they are not known.
+    """Return the axes that a reduction reduces, or None if they are an input that is not constant.
 
     They are an attribute (one axis for ArgMax and ArgMin), or an input in newer opsets.
     """
@@ -143,7 +149,7 @@ def reduction_piece(operation: Operation, region: Region, reduce: Interval | Non
     axes = reduced_axes(operation)
     if axes is None:
         return whole_tensor(operation, region, reduce)
-    # Without keepdims the region does not contain the reduced axes.
+    # Without keepdims, the output has no reduced axes. With it, their intervals (0, 1) of the output are skipped.
     kept = operation.attribute("keepdims", 1)
     rest = iter([interval for axis, interval in enumerate(region) if not kept or axis not in axes])
     need = tuple((0, extent) if axis in axes else next(rest) for axis, extent in enumerate(operation.input_shape(0)))
@@ -153,13 +159,13 @@ def reduction_piece(operation: Operation, region: Region, reduce: Interval | Non
 
 
 def _reducible_axis(operation: Operation, axes: tuple[int, ...]) -> int:
-    """Return the first reduced axis with more than one element, or the first reduced axis if there is none."""
+    """Return the first reduced axis with more than one element, or the first reduced axis if all have one element."""
     shape = operation.input_shape(0)
     return next((axis for axis in axes if shape[axis] > 1), axes[0])
 
 
 def reduction_length(operation: Operation) -> int | None:
-    """Return the length of the reduced axis that partial results can divide.
+    """Return the length of the reduced axis that can be divided, so that each part has a partial result.
 
     The result is None if nothing is reduced, or if onnxruntime cannot combine partial results of this element type.
     """
@@ -172,7 +178,7 @@ def reduction_length(operation: Operation) -> int | None:
 
 
 RMS_NORMALIZATIONS = ("RMSNormalization", "SimplifiedLayerNormalization")
-"""RMSNormalization in ONNX, and in onnxruntime."""
+"""Operator types of the root-mean-square normalization in ONNX, and in onnxruntime."""
 _normalization = partial(OperatorRule, constant_stand_ins="- gain shift")
 _layer_normalization = partial(_normalization, piece=normalization_from_axis, stand_in="layer_normalization")
 _skip_normalization = partial(OperatorRule, piece=normalization_from_axis, stand_in="skip_normalization")

@@ -95,13 +95,16 @@ def _has_old_coordinates(operation: Operation) -> bool:
 
 
 def resized_axes(operation: Operation) -> list[int]:
-    """Return the axis to which each scale or size belongs, in the order of the scales or sizes."""
+    """Return the axes to which the scales or sizes of a Resize apply, in the order of these scales or sizes."""
     rank = len(operation.input_shape(0))
     return [axis % rank for axis in operation.attribute("axes") or range(rank)]
 
 
 def scale_factors(operation: Operation) -> list[float] | None:
-    """Return the scale factor of each axis from the scales or the sizes; None if they are not known."""
+    """Return the scale factor of each axis of a Resize or Upsample; None if the scales are an input but not constant.
+
+    If the node has no scales, the factors follow from the input and output shapes.
+    """
     shape, index = operation.input_shape(0), 1 if _has_old_coordinates(operation) else 2
     scales: Any = operation.attribute("scales")
     if scales is None and (not operation.has_input(index) or operation.input_shape(index) == (0,)):
@@ -125,7 +128,7 @@ def exact_factor(factor: float, is_nearest: bool) -> Fraction | None:
 
 
 def _tap_functions(operation: Operation, factor: Fraction) -> tuple[ElementFunction, ElementFunction]:
-    """Return functions for the first and the last input element that are read at a coordinate."""
+    """Return two functions of a coordinate: the index of the first and of the last input element that are read there."""
     mode = operation.attribute("mode", "nearest")
     if factor == 1:
         return math.floor, math.floor
@@ -145,7 +148,7 @@ def _coordinate_mode(operation: Operation) -> str:
 
 
 def _differs_in_tiles(operation: Operation) -> bool:
-    """Return True if a tile of a resampled axis would be resampled differently from the whole tensor."""
+    """Return True if the attributes of a Resize cause a tile to be resampled differently from the whole tensor."""
     coordinates, policy = _coordinate_mode(operation), operation.attribute("keep_aspect_ratio_policy", "stretch")
     if coordinates not in COORDINATE_SHIFTS or policy != "stretch" or operation.attribute("antialias", 0):
         return True
@@ -201,7 +204,7 @@ def resize(operation: Operation, region: Region, reduce: Interval | None) -> Pie
         if sizes != [operation.out_shape[axis] for axis in resized]:
             constants[3], needs[3] = np.array(sizes, np.int64), None
     # pytorch_half_pixel differs from half_pixel only on axes of one element. A piece can have such an axis although the
-    # whole tensor has none.
+    # whole tensor has none, so it uses half_pixel.
     is_half_pixel = _coordinate_mode(operation) == "pytorch_half_pixel" and not _differs_in_tiles(operation)
     attributes = {"coordinate_transformation_mode": "half_pixel"} if is_half_pixel else {}
     return Piece(out, tuple(needs), attributes, constants, None if written == out else written)
@@ -217,10 +220,10 @@ def grid_sample(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def interpolation_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of interpolation: two FLOP for each input element that an output element blends.
+    """Return the cost of interpolation: two FLOP for each input element that is blended into an output element.
 
-    Each resampled axis blends two input elements, or four in cubic mode. Nearest modes do not blend elements, and need
-    one FLOP per output element.
+    Along each resampled axis, two input elements are blended, or four in cubic mode. Nearest modes do not blend
+    elements, and need one FLOP per output element.
     """
     grid = operation.node.op == "GridSample"
     axes = len(out) - 2 if grid else sum(map(operator.ne, operation.input_shape(0), operation.out_shape))

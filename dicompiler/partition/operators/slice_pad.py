@@ -13,9 +13,9 @@ from dicompiler.partition.operators.windows import SpatialAxis
 
 
 def _integer_list(operation: Operation, name: str, index: int) -> list[int] | None:
-    """Return the integers of input `index`, or of attribute `name` (old opsets).
+    """Return the integers of a node's input `index`, or of its attribute `name`, which replaces it in old opsets.
 
-    The result is None if the input is not constant, or if the node has neither of them.
+    The result is None if the input is not constant, or if the node has neither the input nor the attribute.
     """
     if operation.has_input(index):
         value = operation.constant_value(index)
@@ -25,7 +25,7 @@ def _integer_list(operation: Operation, name: str, index: int) -> list[int] | No
 
 
 def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
-    """Return the first index and the step of a Slice for each axis; None if the model computes one of them."""
+    """Return the first index and the step of a Slice for each axis; None if they are not constants of the model."""
     shape = operation.input_shape(0)
     starts_and_steps = [(0, 1)] * len(shape)
     starts, axes, steps = (_integer_list(operation, *which) for which in (("starts", 1), ("axes", 3), ("steps", 4)))
@@ -40,7 +40,7 @@ def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
 
 
 def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Slice: an output region reads the elements that it selects.
+    """Split a Slice: an output region reads the input elements that are copied to it.
 
     A piece with steps of 1 becomes an Identity, because its output is exactly the region that it reads.
     """
@@ -66,9 +66,9 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple[AxisTile, Interval]:
     """Return the tile of one padded axis, and the interval of the output that the tile's own Pad node writes.
 
-    In the modes reflect and wrap, pads are copies of input elements. A tile must then read these elements, and its Pad
-    node also writes them to the output, at their own positions. If such a position is outside of `interval`, the
-    written interval is larger than `interval`.
+    In the modes reflect and wrap, pads are copies of input elements. The tile must then read the copied elements, and
+    its Pad node also writes them to the output, at their own positions. If such a position is outside of `interval`,
+    the written interval is larger than `interval`.
 
     Args:
         extent: Number of input elements of the axis.
@@ -116,7 +116,7 @@ def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
 
 
 def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Trilu: each tile of a matrix is a Trilu with the diagonal moved by the position of the tile's corner."""
+    """Split a Trilu: the piece for a tile of a matrix is a Trilu with the diagonal moved by the tile's position."""
     diagonal = _integer_list(operation, "", 1)
     if diagonal is None and operation.has_input(1):
         return whole_tensor(operation, region, reduce)

@@ -1,7 +1,7 @@
 """Geometry of windows that slide over spatial axes: the output shapes and pads that onnxruntime computes.
 
-onnxruntime and ONNX shape inference disagree about some attributes. Devices compute with onnxruntime, so its shapes are
-the ones that count:
+onnxruntime and ONNX shape inference disagree about some attributes. Devices compute with onnxruntime, so this module
+computes the shapes of onnxruntime:
 
 * auto_pad of a pool: onnxruntime computes the pads from the kernel without dilations, and ignores `pads`.
 * ceil_mode of a pool: onnxruntime drops a last window that would start outside of the input.
@@ -76,7 +76,7 @@ class WindowAttributes:
 
     @classmethod
     def read(cls, attributes: Attributes, kernel: Sequence[int]) -> WindowAttributes:
-        """Return the window attributes of a node."""
+        """Return the window attributes of a node with the given attributes; `kernel` is the extent of its kernel."""
         rank, auto_pad = len(kernel), attributes.get("auto_pad") or "NOTSET"
 
         def per_axis(name: str, default: int, count: int = rank) -> Shape:
@@ -99,7 +99,7 @@ class WindowAttributes:
         return self.auto_pad.startswith("SAME")
 
     def span(self, axis: int) -> int:
-        """Return the number of elements from the first to the last that a window reads."""
+        """Return the number of elements from the first to the last that a window reads along an axis."""
         return (self.kernel[axis] - 1) * self.dilations[axis] + 1
 
     def distribute(self, total: int) -> Pads:
@@ -133,7 +133,7 @@ class WindowAttributes:
     def pool_axis(self, axis: int, extent: int) -> SpatialAxis:
         """Return the geometry (extent, number of windows, stride and pads) of one axis of a pool.
 
-        If onnxruntime drops the last window, elements that no window reads are not counted in the extent of the axis.
+        If onnxruntime drops the last window, the extent of the axis excludes the elements that no window reads then.
         """
         (begin, end), count = self.pool_pads(axis, extent), self.pool_count(axis, extent)
         covered = (count - 1) * self.strides[axis] + self.span(axis)
@@ -163,7 +163,7 @@ class WindowAttributes:
         return full - sum(self.given_pads(axis))
 
     def transposed_pads(self, axis: int, count: int, extent: int) -> Pads:
-        """Return the numbers of elements that a transposed convolution cuts off at both ends of an axis."""
+        """Return the numbers of elements that a transposed convolution cuts off at the start and the end of an axis."""
         if not self.is_same and not self.output_shape:
             return self.given_pads(axis)
         return self.distribute(max(0, self.uncut_extent(axis, count) - extent))
@@ -224,7 +224,7 @@ def _transposed_shape(attributes: Attributes, inputs: Sequence[TensorInfo], shap
 
 
 def _resized_shape(attributes: Attributes, inputs: Sequence[TensorInfo], shapes: Sequence[Shape]) -> Shape | None:
-    """Return the output shape of a Resize that keeps the aspect ratio and has negative axes, else None."""
+    """Return the output shape of a Resize that keeps the aspect ratio and has negative axes; None for any other Resize."""
     policy, axes, data = attributes.get("keep_aspect_ratio_policy", "stretch"), attributes.get("axes") or (), shapes[0]
     sizes = inputs[3].value if len(inputs) > 3 else None
     if policy == "stretch" or all(axis >= 0 for axis in axes) or sizes is None:
@@ -242,7 +242,7 @@ _OUTPUT_SHAPES: Mapping[str, tuple[int, _ShapeFunction]] = {
     "ConvTranspose": (2, _transposed_shape),
     "Resize": (1, _resized_shape),
 }
-"""By operator, the number of inputs that must have a shape, and the function that computes the output shape."""
+"""Number of inputs that must have a shape, and the function that computes the output shape, by operator type."""
 
 
 def onnxruntime_output_shape(op: str, attributes: Attributes, inputs: Sequence[TensorInfo | None]) -> Shape | None:
