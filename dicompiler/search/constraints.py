@@ -23,7 +23,7 @@ from dicompiler.search.problem import Problem
 from dicompiler.target.target_base import Target
 
 MAX_NAMED_HOSTS = 3
-"""An error about memory states the shares of at most this many hosts."""
+"""Maximum number of hosts that an error about too little memory names."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class HostMemoryNeed:
 
     @property
     def size_texts(self) -> tuple[str, str, str]:
-        """The needed bytes, the bytes that are missing, and the bytes that the host has, as texts."""
+        """The bytes that the plan needs, the bytes that are missing, and the bytes that the host has, as texts."""
         needed, missing, limit = self.needed_bytes, self.needed_bytes - self.limit_bytes, self.limit_bytes
         return format_needed_bytes(needed), format_needed_bytes(missing), format_bytes(limit)
 
@@ -116,8 +116,8 @@ def check_plan_devices(platform: Platform, plan: Plan) -> None:
 
     Args:
         platform: The platform.
-        plan: The plan. Its failure plans are checked too. If it has replicas (copies of the plan on other devices), a
-            name that a replica replaces by another one need not be a device. `check_constraints` checks the new names.
+        plan: The plan. Its failure plans are checked too. A replica (copy of the plan on other devices) replaces names
+            of devices by others. A replaced name need not be a device, and `check_constraints` checks the new names.
 
     Raises:
         DicompilerError: The message states the place in the plan, and the nearest name.
@@ -178,7 +178,8 @@ def _check_renamed_compute(platform: Platform, plan: Plan) -> None:
 def check_target_support(plan: Plan, target: Target) -> None:
     """Raise DicompilerError if the target cannot run the plan's replicas or failure plans.
 
-    Replicas (copies of the plan on other devices) compute frames in turn. A failure plan is used after a device failed.
+    Replicas (copies of the plan on other devices) compute alternate frames. A failure plan is used after a device has
+    failed.
     """
     if plan.replicas and not target.can_run_replicas:
         raise DicompilerError(
@@ -275,7 +276,8 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
     if not any(need.is_exceeded for need in host_memory_needs(platform, memory)):
         return
     if problem.target is not None and problem.model is not None and not any(host.flash for host in platform.hosts):
-        # The estimate is a lower bound. The error states the bytes that `check_program_memory` compares with the limit.
+        # The estimate above is a lower bound. The error states the predicted memory of the program instead, which
+        # `check_program_memory` compares with the limits.
         memory = problem.program_memory_use(problem.draft_program(plan))
     routing = route(problem.layers, plan, platform.host_of)
     target_name = "" if problem.target is None else problem.target.name
@@ -350,7 +352,7 @@ def describe_memory_shares(platform: Platform, memory: Mapping[str, MemoryUse], 
         target_name: Name of the target whose runtime is included; "" if the runtime is not counted.
 
     Returns:
-        The shares, of which the runtime includes the process and the engine (onnxruntime by default).
+        The bytes for each purpose. Those of the runtime include the process and the engine (onnxruntime by default).
     """
     uses = [use for name, use in memory.items() if platform.host_of[name] == host]
     shares = [
@@ -363,7 +365,7 @@ def describe_memory_shares(platform: Platform, memory: Mapping[str, MemoryUse], 
 
 
 def describe_plan_memory(problem: Problem, plan: Plan) -> tuple[int, str]:
-    """Return the memory that a plan needs on the host on which it needs the most memory.
+    """Return the largest memory that a plan needs on one host, and a text that divides it by purpose.
 
     Args:
         problem: The problem that the plan solves.
@@ -378,7 +380,7 @@ def describe_plan_memory(problem: Problem, plan: Plan) -> tuple[int, str]:
 
 
 def describe_missing_memory(problem: Problem, plan: Plan) -> str:
-    """Return the memory that a plan needs on the host that lacks the most memory.
+    """Return a text with the memory that a plan needs on the host that lacks the most memory.
 
     Example: "83.5 MB (50.4 MB weights + …) on host d0, which has 73.4 MB".
 
@@ -415,10 +417,10 @@ def _memory_error(
     memory: Mapping[str, MemoryUse],
     target_name: str,
 ) -> DicompilerError:
-    """Return the error for hosts with too little memory; it names all of them, up to MAX_NAMED_HOSTS.
+    """Return the error for hosts with too little memory. It names at most MAX_NAMED_HOSTS of them.
 
     The remedy is for the host that lacks the most memory. `target_name` is the target whose runtime is included in
-    `memory`, or "".
+    `memory`, or "" if no runtime is.
     """
     first_by_host: dict[str, HostMemoryNeed] = {}
     for need in needs:

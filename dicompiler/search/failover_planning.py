@@ -2,9 +2,9 @@
 
 Problem + Strategy + Plan + FailureSelection → Plan with failure plans
 
-Failure plans that change only the parts of failed devices. A part is one device's piece of a layer.
-
-The parts of the remaining devices do not change, so these devices can use the weights that they already store.
+Failure plans are made by the strategy, or by `reassignments`, which changes only the parts of failed devices. (A part
+is one device's piece of a layer.) The remaining devices then keep their own parts, and can use the weights that they
+already store.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survi
 
 
 class _BalancedReassignment:
-    """Moves each part as a whole to the survivor that has received the fewest bytes of weights so far."""
+    """Function that moves each part whole to the remaining device that has got the fewest bytes of weights so far."""
 
     def __init__(self, layers: LayerGraph, survivors: Sequence[str]) -> None:
         self.layers, self.assigned_bytes = layers, dict.fromkeys(survivors, 0)
@@ -121,8 +121,8 @@ def add_failover_plans(
 
     The strategy makes the failure plans. If it finds none for a failure, the remaining devices take over the work of
     the failed devices. Devices store the weights of all plans, so all plans must fit into memory together. If they do
-    not, slower failure plans are tried, and then other plans in place of `plan`. `plan_is_fixed` says that the user
-    gave the plan. In this case, the plan, its source and its sink do not change.
+    not, slower failure plans are tried, and then other plans in place of `plan`. If `plan_is_fixed` is True, the user
+    gave the plan, and the plan, its source and its sink do not change.
 
     Raises:
         DicompilerError: No plan is possible after any of the failures, or the plans do not fit into memory together.
@@ -180,7 +180,7 @@ class _PlanOption:
 
 @dataclass
 class _FailurePlanner:
-    """Makes the strategy's failure plans. They do not depend on the main plan, so each is made only once.
+    """Maker of the strategy's failure plans. They do not depend on the main plan, so each is made only once.
 
     Attributes:
         problem: The problem without failures.
@@ -267,7 +267,7 @@ class _FailurePlanner:
 
     @cached_property
     def _costs(self) -> Mapping[str, object]:
-        """Seconds of every whole layer, and runtime costs, by device name."""
+        """Seconds of every whole layer, and costs of the target's runtime (messages, calls, copies), by device name."""
         problem = self.problem
         return {
             device.name: (whole_layer_seconds(problem, device), problem.runtime_costs.get(device.name))
@@ -277,8 +277,8 @@ class _FailurePlanner:
     def main_options(self) -> list[_PlanOption]:
         """Return candidates for another main plan (the plan that is used while no device has failed).
 
-        A failure plan can also be used without a failure, so those with the source and the sink of the main plan are
-        candidates. Another candidate is the plan of the best single device.
+        A failure plan can also be used without a failure. Failure plans with the source and the sink of the main plan
+        are therefore candidates. Another candidate is the plan of the best single device.
         """
         ends = self.plan.source, self.plan.sink
         for failed, plan in self.plans.items():
@@ -292,9 +292,9 @@ class _FailurePlanner:
 
 
 def _rename_devices(plan: Plan, platform: Platform, remaining: Problem) -> Plan:
-    """Return a plan for the platform of `remaining`, given a plan for `platform` with other device names.
+    """Return a plan for `platform`, with its devices renamed to those of the platform of `remaining`.
 
-    The i-th device of one platform replaces the i-th device of the other one.
+    The i-th device of `platform` gets the name of the i-th device of the other platform.
     """
     names = {old.name: new.name for old, new in zip(platform.devices, remaining.platform.devices, strict=True)}
     return replace(
@@ -372,7 +372,7 @@ class _FailoverSearch:
         """Return the main plan with failure plans for the failures `covered`, and the missing bytes by host.
 
         The search begins with the first candidate for each failure, and replaces candidates while memory is missing.
-        The plan is None if bytes are still missing after all candidate plans were tried.
+        The plan is None if bytes are still missing when no other candidate frees memory.
         """
         picked = {failed: self.options[failed][0] for failed in covered}
         tried = {id(option) for option in picked.values()}
@@ -448,7 +448,7 @@ class _FailoverSearch:
         return needed
 
     def memory_error(self) -> DicompilerError:
-        """Return an error that names the host with too little memory, and the failures that can be tolerated."""
+        """Return an error that names the host that lacks the most memory, and failures that can be tolerated."""
         covered: list[FailedDevices] = []
         misfit: tuple[FailedDevices, dict[str, int]] | None = None
         if missing := missing_memory(self.problem, self.main.plan):

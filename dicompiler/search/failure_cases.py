@@ -127,9 +127,10 @@ def failure_metrics(problem: Problem, plan: Plan) -> tuple[FailureMetrics, ...]:
 def remove_devices(
     problem: Problem, failed: Collection[str], source: FailedDevices = (), sink: FailedDevices = ()
 ) -> Problem:
-    """Return the problem without the devices `failed`, and with other sources and sinks.
+    """Return the problem without the devices `failed`, with the sources `source` and the sinks `sink`.
 
-    Hosts without remaining devices, and their links, are removed too.
+    Empty sources or sinks mean the first remaining device. Hosts without remaining devices, and their links, are
+    removed too.
     """
     platform = problem.platform
     devices = tuple(device for device in platform.devices if device.name not in failed)
@@ -162,8 +163,8 @@ def simulate_failures(
 ) -> tuple[StreamInterval, ...]:
     """Simulate a stream of frames during which devices fail and the plan's failure plans are used.
 
-    `outages` say when each device is down, and `in_flight` is the number of frames that are computed at the same time.
-    With `spans`, the result contains the periods in which devices computed and sent.
+    `outages` are the periods in which devices are down, and `in_flight` is the number of frames that are computed at
+    the same time. With `spans`, the result contains the periods in which devices computed and sent.
 
     Raises:
         DicompilerError: The platform lacks a device, or no failure plan covers a set of failed devices.

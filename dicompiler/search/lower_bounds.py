@@ -1,7 +1,7 @@
 """Lower bounds on the objectives, which no plan of a problem can beat.
 
-The bounds on times and energy are valid if the predicted time of a piece is at least its proportional share of the
-whole layer's time. For example, a half of a layer must take at least half of the time.
+The bounds on times and energy are valid if the predicted time of a piece of a layer is at least its proportional share
+of the whole layer's time. For example, a half of a layer must take at least half of the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dicompiler.partition.bounds_inference import cuttable_axes, make_share_task
 from dicompiler.search.problem import Problem
 
 MAX_ROUNDING_ERROR = 1e-6
-"""A value that is below a bound by at most this share does not refute the bound."""
+"""Largest share by which a value may be below a lower bound without refuting it, because it may be a rounding error."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def latency_bound(problem: Problem) -> LatencyBound:
 def _least_computed_share(problem: Problem, layer: Layer) -> float:
     """Return the smallest share of a layer's output that any plan must compute.
 
-    The share is below 1 if every reader skips some rows, as a strided convolution does.
+    The share is below 1 if every layer that reads the output skips some rows, as a strided convolution does.
     """
     layers = problem.layers
     readers = layers.consumers.get(layer.output, ())
@@ -145,16 +145,16 @@ def memory_bound(problem: Problem) -> float:
 
 
 def unrefuted_bound(bound: float | None, *values: float) -> float | None:
-    """Return a lower bound, or None if a plan has a lower value.
+    """Return a lower bound of an objective, or None if the bound is wrong because a plan has a lower value.
 
     Such a plan shows that the cost model predicts less than the proportional share of a layer's time for some part.
 
     Args:
-        bound: The bound; None if none is known.
+        bound: The bound; None if no bound is known.
         values: Values of the objective for some plans.
 
     Returns:
-        The bound or None.
+        `bound`, or None if it is wrong.
     """
     return None if bound is None or any(value < bound * (1 - MAX_ROUNDING_ERROR) for value in values) else bound
 

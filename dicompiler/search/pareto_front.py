@@ -147,9 +147,8 @@ def objective_values(platform: Platform, metrics: Metrics, names: Iterable[str])
 def _stream_energy_j(platform: Platform, metrics: Metrics, device_index: int) -> float:
     """Return the energy in J that one device uses for one frame of a stream.
 
-    Without measured energy, the result is the predicted energy for computing, waiting and sending. The corresponding
-    energy E_i of AutoDiCE (Guo et al., 2022) does not include waiting. `device_index` is an index into
-    `metrics.devices`.
+    If the energy was not measured, it is predicted, for computing, waiting and sending. The corresponding energy E_i of
+    AutoDiCE (Guo et al., 2022) does not include waiting. `device_index` is an index into `metrics.devices`.
     """
     entry = metrics.devices[device_index]
     if isinstance(metrics, MeasuredMetrics) and entry.device in metrics.device_energy_j:

@@ -184,7 +184,7 @@ class Problem:
 
     @cached_property
     def target_overhead(self) -> Mapping[str, int]:
-        """The bytes that the target adds to a device without any work.
+        """The bytes of memory that the target's runtime needs on a device that has no work.
 
         Returns:
             Bytes by device name.
@@ -276,7 +276,7 @@ class Problem:
 
     @cached_property
     def _evaluator(self) -> RemoteEvaluator:
-        return RemoteEvaluator(self)  # The evaluator is cached, so that the problem is pickled only once.
+        return RemoteEvaluator(self)  # It is cached, because it contains the pickled problem, which is slow to make.
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> SimulationResult:
         """Simulate the program of a plan for a stream of frames.
@@ -330,7 +330,8 @@ class Problem:
             spans: True if the result must contain the periods in which devices computed, sent and waited.
             speeds: By name of each device that changes its speed: pairs of a time in seconds and the speed from then
                 on, as a multiple of the device's own speed.
-            link_speeds: By name of each link (see `Platform.occupied_links`) that changes its speed: such pairs.
+            link_speeds: The same pairs for links that change their speed, by the name of each link (see
+                `Platform.occupied_links`).
 
         Returns:
             The simulated times.
@@ -339,9 +340,9 @@ class Problem:
         return simulate(workload, self.platform, frames, in_flight, spans, speeds, link_speeds)
 
     def program_metrics(self, compilation: PipelineState, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
-        """Simulate a program, one frame of each replica (copy of the plan on other devices), and return the metrics.
+        """Simulate one frame of a program, or one frame of each replica, and return the metrics.
 
-        No device fails in the simulation.
+        Replicas are copies of the plan on other devices. No device fails in the simulation.
 
         Args:
             compilation: A pipeline state with the program.
@@ -446,7 +447,7 @@ class RemoteEvaluator:
 
 
 def _describe_unpicklable(problem: Problem) -> str:
-    """Return a description of the first operator rule that cannot be pickled, or else of the cost model."""
+    """Return a description of the problem's first operator rule that cannot be pickled, or else of its cost model."""
     for (domain, op), rule in problem.layers.rules.items():
         try:
             pickle.dumps(rule)
@@ -455,8 +456,8 @@ def _describe_unpicklable(problem: Problem) -> str:
     return f"the cost model {problem.cost_model.name!r}"
 
 
-# The latest problems are kept, because each one caches facts about its layers that the evaluation of further plans
-# needs. A search uses only a few problems.
+# The last few problems are kept, so that the evaluation of further plans can use the facts about layers that a problem
+# caches. A search uses only a few problems.
 @lru_cache(maxsize=4)
 def _restore_evaluator(pickled: bytes) -> RemoteEvaluator:
     """Return the evaluator from its pickled form.

@@ -19,7 +19,7 @@ INTERRUPTED_NOTE = "the search was interrupted"
 
 @dataclass(frozen=True)
 class Strategy(ABC):
-    """Base class of all strategies.
+    """Base class of all strategies, which make plans for a Problem.
 
     A subclass is a frozen dataclass; its fields are the options of the strategy. The first line of its docstring is its
     summary in `dicompiler list strategies`.
@@ -93,7 +93,7 @@ class Strategy(ABC):
 
         Raises:
             DicompilerError: The plan computes on a device without compute, a host has too little memory, or a device
-                would have to read a state that another device computes.
+                would have to read a state (an output that is an input of the next frame) that another device computes.
         """
         check_constraints(problem, plan)
 

@@ -15,7 +15,7 @@ DEFAULT_BUDGET_S = 30.0
 STEP_S, ELEMENT_S = 2e-5, 5e-9
 """Seconds of the reference computer for a step of a search, and for each element that it reads from cost tables.
 
-Cost tables are arrays with the predicted costs of all choices of the search.
+Cost tables are arrays with the predicted costs of all ways to split a layer that the search considers.
 """
 
 MAX_SLOWDOWN = 3.0
@@ -26,11 +26,11 @@ BUDGET_NOTE = "the search ended after its budget"
 
 
 class BudgetExceeded(Exception):
-    """The budget was used up before there was any result."""
+    """Error of a search that has used up its work budget before it has found any result."""
 
 
 class WorkBudget:
-    """The work that a search may still do.
+    """Counter of a search's work, with a limit and optionally a deadline.
 
     Args:
         limit_s: Limit of the counted work, in seconds of the reference computer.
@@ -93,8 +93,8 @@ class WorkBudget:
         The counted steps themselves may exceed the budget, because steps that have begun are always finished.
 
         Args:
-            elements: Number of elements that all steps together read from cost tables (arrays with the predicted costs
-                of all choices of the search).
+            elements: Number of elements that all steps together read from cost tables, which are arrays with the
+                predicted costs of all ways to split a layer.
             steps: Number of steps.
 
         Returns:
@@ -124,7 +124,7 @@ class WorkBudget:
         return self.deadline - time.monotonic()
 
     def is_exceeded(self) -> bool:
-        """Return True if the work is used up or the deadline has passed.
+        """Return True if the counted work has reached the limit, or the deadline has passed.
 
         Once the result is True, it stays True.
 
