@@ -33,8 +33,8 @@ async def stream_async(
         if isinstance(source, _BlockingIterator):
             source.stop()
         if pending is not None and not pending.done():
-            # The caller has left its loop over the outputs and may use the session again. Wait until the thread no
-            # longer uses the session.
+            # The caller has left its loop over the outputs, but the thread still waits for outputs. The caller may use
+            # the session again, so wait until the thread no longer uses it.
             await asyncio.wait([pending])
             pending.exception()  # Without this call, asyncio would log that the exception was never retrieved.
         if (close := getattr(outputs, "close", None)) is not None:

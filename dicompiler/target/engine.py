@@ -35,7 +35,7 @@ NETWORK_MODULE_PREFIX = "dicompiler_engine_"
 
 
 Precision = Literal["fp32", "fp16", "bf16"]
-"""Type in which an engine stores values, and computes with them if the board's processor can."""
+"""Type in which an engine stores values. It also computes in this type if the board's processor can."""
 FULL_PRECISION: Precision = "fp32"
 
 
@@ -71,7 +71,9 @@ class EngineFiles:
 
 
 class LoadedNetwork(Protocol):
-    """A loaded segment on a device: the class `EngineNetwork` of the module `dicompiler_engine_NAME`.
+    """A segment (ONNX sub-model) that an engine has loaded on a device.
+
+    The class `EngineNetwork` of the module `dicompiler_engine_NAME` has this form, for the engine NAME.
 
     Boards have Python, numpy, onnxruntime and the packages of the engine, but not dicompiler, so the module must not
     import it.
@@ -91,10 +93,10 @@ class LoadedNetwork(Protocol):
         """
 
     def run(self, inputs: Sequence[NDArray[Any]], shapes: Sequence[Sequence[int]]) -> Sequence[NDArray[Any]]:
-        """Compute the outputs.
+        """Compute the outputs of the segment.
 
         Args:
-            inputs: The inputs, of type float32. The network must not change them.
+            inputs: The inputs of the segment, of type float32. The network must not change them.
             shapes: Shape of each output.
 
         Returns:
@@ -142,8 +144,8 @@ class Engine(ABC):
     def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles | None:
         """Convert a sub-model. The same sub-model must give the same bytes.
 
-        The caller compares the results with those of onnxruntime. An engine therefore need not know all operators for
-        which its results are wrong.
+        The caller compares the results with those of onnxruntime, which computes the sub-model instead if they differ.
+        An engine therefore need not reject all sub-models that it computes wrongly.
 
         Args:
             model: The sub-model. Its large initializers are placeholders without data.

@@ -1,4 +1,4 @@
-"""Comparison of a converted segment with onnxruntime, on the inputs of the segment."""
+"""Comparison of a converted segment (ONNX sub-model of a device) with onnxruntime, on inputs of the segment."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def measure_difference(
 def run_network(
     engine: Engine, graph: onnx.GraphProto, files: EngineFiles, inputs: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the outputs that an engine computes, by name.
+    """Return the outputs that an engine computes for a converted sub-model, by name.
 
     Args:
         engine: The engine.
-        graph: The graph from which the files were converted.
-        files: The files.
+        graph: Graph of the sub-model from which the files were converted.
+        files: The sub-model in the format of the engine.
         inputs: Arrays by name of the input.
 
     Returns:

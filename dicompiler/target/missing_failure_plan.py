@@ -1,4 +1,4 @@
-"""The message for devices that have failed, or are excluded, and for which an artifact has no plan.
+"""Error message for an artifact that has no plan for the failure (or exclusion) of some devices.
 
 Failed devices, and the failures that the artifact has plans for ⇒ the end of an error message, with a remedy.
 """
@@ -16,7 +16,7 @@ def describe_missing_plan(down: Collection[str], covered: Iterable[Collection[st
 
     Args:
         down: Names of all devices that are down together.
-        covered: Sets of failed devices that the artifact has plans for. Empty sets count as none.
+        covered: Sets of failed devices that the artifact has plans for. Empty sets are ignored.
 
     Returns:
         A text without a full stop, for the end of an error message.
@@ -24,7 +24,8 @@ def describe_missing_plan(down: Collection[str], covered: Iterable[Collection[st
     names = sorted(map(repr, down))
     together = f"{', '.join(names[:-1])} and {names[-1]} together" if len(names) > 1 else "".join(names)
     count = len(names)
-    # The artifact covers as many failures, so some failures were not chosen, or no plan exists without these devices.
+    # If the artifact covers the failure of as many other devices, no plan may exist without the devices in `down`. The
+    # compiler has then warned about it.
     is_exception = any(len(failed) >= count for failed in covered)
     advice = ", and read its warnings about failures that no plan can cover" if is_exception else ""
     remedy = f"compile with --tolerate-failures {count} (in Python: tolerate_failures={count}){advice}"

@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 CopyFunction = Callable[[], object]
-"""A function that copies certain tensors in memory, the same ones each time it is called."""
+"""A function that copies tensors in memory. Each call copies the same tensors."""
 
 
 def no_copies(memory: Mapping[str, NDArray[Any]]) -> tuple[CopyFunction, CopyFunction]:  # noqa: ARG001
-    """Return two functions that copy nothing: `SegmentCall.make_copies` of a runtime that copies no tensors."""
+    """Return two functions that copy nothing. This is `SegmentCall.make_copies` of a runtime that copies no tensors."""
     return (lambda: None), (lambda: None)
 
 
@@ -160,11 +160,11 @@ class RunEvent:
 
 @dataclass(frozen=True)
 class RunResult:
-    """The result of a run.
+    """The outputs, measurements and events of a run.
 
     Attributes:
-        outputs: For each frame, the outputs by name. A sink is a device that receives outputs. Each output is from the
-            first sink that has it.
+        outputs: For each frame, the outputs by name. If several sinks (devices that receive outputs) have an output, it
+            is that of the first sink.
         reports: Measurements of the devices, in device order. The report of a device that is down at the end contains
             zeros. The report of a device that failed and returned starts at its return.
         outputs_by_device: For each frame, the outputs by name of each sink device.
@@ -277,7 +277,7 @@ class Emulation:
         speeds: For each device with changing speed, a pair for each change: the time of the change
             (time.perf_counter), and the speed from then on as a multiple of the original speed.
         scale_links: Function (host, factor) that limits the links of a host to a multiple of their original rates. The
-            host `*` stands for a medium that all hosts share. None if the network is not emulated.
+            host `*` means a medium that all hosts share. None if the network is not emulated.
     """
 
     enter_network: Callable[[str], AbstractContextManager[None]]
@@ -302,7 +302,7 @@ def default_in_flight(devices: int) -> int:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """Options of a run.
+    """Options of a run, an installation or a session.
 
     Attributes:
         in_flight: Maximum number of frames in flight; 0 means three per device, which is the default of the commands

@@ -38,7 +38,9 @@ class Service(Protocol):
     """
 
     def start(self) -> Sequence[str]:
-        """Start the devices that are not up, and leave all of them running. Others load the artifact if necessary.
+        """Start the devices that are not up, and leave them running.
+
+        Devices that are already up load the artifact if they have another one.
 
         Returns:
             Names of the devices that were started.
@@ -48,13 +50,14 @@ class Service(Protocol):
         """
 
     def hand_over(self, directory: Path) -> None:
-        """Let the devices that are up belong to another artifact.
+        """Record that the devices that are up run another artifact from now on.
 
-        The other artifact is then installed in the place of this one, and its service's `start` makes the devices load
-        it.
+        The caller then installs the other artifact over this one, and calls `start` of the other artifact's service,
+        which makes the devices load it.
 
         Args:
-            directory: The other artifact. Its directory has the same name, so that it has the same place on the hosts.
+            directory: The other artifact. Its directory has the same name as that of this artifact, so that both have
+                the same directory on the hosts.
         """
 
     def stop(self) -> Mapping[str, bool]:

@@ -1,4 +1,4 @@
-"""Runs scripts on other hosts and copies files there, by the system's ssh client with the user's configuration.
+"""Scripts that run on other hosts, and copies of files, by the system's ssh client with the user's configuration.
 
 The other host needs sshd, sh and tar. After a failure, a one-line error names the device, the host, the cause and the
 remedy.
@@ -126,7 +126,8 @@ if [ -e "$target" ]; then mv "$target" "$old"; fi;
 mv "$new" "$target"; rm -rf "$old"
 """
 
-# Arguments: the name of the stamp file, then directories and files. A directory without a stamp file is not removed.
+# This script removes directories and files, and prints "yes" if it has removed any, otherwise "no". Arguments: the name
+# of the stamp file, then directories and files. A directory without a stamp file is not removed.
 REMOVE_SCRIPT = f"""
 stamp=$1; shift; removed=no;
 for path in "$@"; do
@@ -183,7 +184,7 @@ def build_command(location: DeviceLocation, script: str, words: Iterable[str]) -
     if location.identity is not None:
         options += ["-o", "IdentitiesOnly=yes", "-i", str(location.identity)]
     if location.known_hosts is not None:
-        # ssh splits the value at spaces and expands %.
+        # ssh splits the value at spaces and expands %, so the path is quoted and each % is doubled.
         quoted = str(location.known_hosts).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
         options += ["-o", f'UserKnownHostsFile="{quoted}"']
     # The script is sent as one line, because some login shells do not accept quoted text of several lines.
@@ -294,7 +295,7 @@ class UnreachableHost(RunError):
 
 
 class RemoteCommands:
-    """Runs scripts on other hosts. An error of one script, or an interrupt, ends all other scripts.
+    """Runner of scripts on other hosts. An error of one script, or an interrupt, ends all other scripts.
 
     All scripts together must end before `deadline_s`, a time of time.monotonic. `file` is the path of the hosts file,
     which error messages name.
@@ -456,7 +457,7 @@ class RemoteCommands:
 
 
 class _RateLimitedStream(io.RawIOBase):
-    """A stream for writing that passes at most a number of bytes per second on to another stream."""
+    """A writable stream that passes its data on to another stream, at most `bytes_per_s` bytes per second."""
 
     def __init__(self, stream: IO[bytes], bytes_per_s: float) -> None:
         self._stream, self._bytes_per_s = stream, bytes_per_s
@@ -475,7 +476,7 @@ class _RateLimitedStream(io.RawIOBase):
 
 
 def limit_rate(stream: IO[bytes], bytes_per_s: float) -> IO[bytes]:
-    """Return a stream that writes at most a number of bytes per second to another stream; 0 means no limit."""
+    """Return a stream that passes data on to `stream`, at most `bytes_per_s` bytes per second; 0 means no limit."""
     return cast("IO[bytes]", _RateLimitedStream(stream, bytes_per_s)) if bytes_per_s else stream
 
 
