@@ -190,7 +190,7 @@ def table_rows(operation: Operation) -> int | None:
 
 
 def gather_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a GatherElements: an output region reads its indices, and the full axis along which they select elements."""
+    """Split a GatherElements: an output region reads its indices, and all elements along the attribute `axis`."""
     axis = operation.attribute("axis", 0) % len(region)
     return Piece(region, (with_interval(region, axis, (0, operation.input_shape(0)[axis])), region))
 

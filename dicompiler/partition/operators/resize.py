@@ -128,7 +128,7 @@ def exact_factor(factor: float, is_nearest: bool) -> Fraction | None:
 
 
 def _tap_functions(operation: Operation, factor: Fraction) -> tuple[ElementFunction, ElementFunction]:
-    """Return two functions of a coordinate: the index of the first and of the last input element that are read there."""
+    """Return two functions of a coordinate: the indices of the first and the last input element that are read there."""
     mode = operation.attribute("mode", "nearest")
     if factor == 1:
         return math.floor, math.floor
