@@ -16,9 +16,9 @@ from dicompiler.partition.operators.elementwise import broadcast_need
 
 
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split an Attention: an output region reads its rows and heads of the query, and its heads' keys and values.
+    """Split an Attention: each part reads its rows and heads of the query, and all keys and values of its heads.
 
-    All keys and values of these heads are read. Query heads that share a key head stay together. Rows of the query can
+    Query heads that share a key head stay together. Rows of the query can
     be split unless the mask is causal or the attention is limited to a window of keys, because the keys that a row uses
     then depend on its position. With past keys (a cache), or with an input for the lengths of the keys, the node stays
     whole.
@@ -76,7 +76,7 @@ def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts
 
 
 def multi_head(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MultiHeadAttention: by batch, heads and rows of the query; an output region reads all keys of its heads.
+    """Split a MultiHeadAttention by batch, heads and rows of the query: each part reads all keys of its heads.
 
     The node stays whole if its inputs are packed (several of query, key and value in one tensor), or if it has a bias
     or past keys.
@@ -100,10 +100,10 @@ def multi_head(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def grouped_query(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a GroupQueryAttention: by batch, and by groups of query heads that share a key head.
+    """Split a GroupQueryAttention by batch, and by groups of query heads that share a key head.
 
     The node stays whole if its inputs are packed (query, key and value in one tensor). It also stays whole if it has
-    inputs with an index above 10, because the rule does not describe which region of them a piece reads.
+    inputs with an index above 10, because the rule does not describe which region of them a part reads.
     """
     is_packed = not (operation.has_input(1) and operation.has_input(2))
     if is_packed or any(operation.has_input(i) for i in range(11, len(operation.inputs))):
@@ -123,7 +123,7 @@ def grouped_query(operation: Operation, region: Region, reduce: Interval | None)
 
 
 def rotary_embedding(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a RotaryEmbedding: by batch and heads, and by rows if the model gives the position of each row."""
+    """Split a RotaryEmbedding by batch and heads, and by rows unless only the position of the first row is given."""
     positions_index = 1 if operation.node.domain else 3
     caches = [index for index in (1, 2, 3) if index != positions_index]
     shape, count = operation.out_shape, operation.attribute("num_heads", 0)

@@ -113,11 +113,11 @@ def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interva
 
 
 def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Conv: an output region reads its rows and columns with a halo, and the weights of its channels.
+    """Split a Conv: each part reads its rows and columns with a halo, and the weights of its output channels.
 
-    Only the input channels of its groups are read. A range of output channels within one group becomes a
-    convolution without groups, and other ranges are extended to whole groups. A partial sum reads a range of input
-    channels and of the weights. The partial sum that starts at channel 0 adds the bias.
+    Only the input channels of its groups are read. A range of output channels within one group becomes a convolution
+    without groups, and other ranges are extended to whole groups. A partial sum reads a range of input channels and of
+    the weights. The partial sum that starts at channel 0 adds the bias.
     """
     shape = operation.input_shape(1)
     groups = operation.attribute("group", 1)
@@ -134,12 +134,12 @@ def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a ConvTranspose: an output region reads each input element with a window that overlaps the region.
+    """Split a ConvTranspose: each part reads the input elements with windows that overlap its output region.
 
-    The window of an input element is the part of the output to which the element contributes. Only the weights of the
-    region's channels are read. A range of channels within one group becomes a transposed convolution without groups,
-    and other ranges are extended to whole groups. A partial sum reads a range of input channels; the one that starts at
-    channel 0 adds the bias.
+    The window of an input element is the region of the output to which the element contributes. Only the weights of the
+    part's output channels are read. A range of channels within one group becomes a transposed convolution without
+    groups, and other ranges are extended to whole groups. A partial sum reads a range of input channels; the one that
+    starts at channel 0 adds the bias.
     """
     weight, groups = operation.input_shape(1), operation.attribute("group", 1)
     axes, tiled = window_axes(operation, weight[2:]), region[2:]
@@ -174,7 +174,7 @@ def conv_reduction_length(operation: Operation) -> int | None:
 
 
 def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MaxPool, AveragePool or LpPool: an output region reads its rows and columns with a halo.
+    """Split a MaxPool, AveragePool or LpPool: each part reads its rows and columns with a halo.
 
     The pool stays whole if its second output (the indices of the maxima) is read, or if automatic pads leave input
     elements outside of all windows: onnxruntime's LpPool then starts at another offset, and its other pools refuse the
@@ -189,7 +189,10 @@ def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def global_pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a global pool: an output channel reads its whole image. A partial maximum reads only the rows `reduce`."""
+    """Split a global pool: each part reads the whole images of its channels.
+
+    A partial maximum reads only the rows `reduce` of the images.
+    """
     image = full_region(operation.input_shape(0)[2:])
     return Piece(region, ((*region[:2], *(image if reduce is None else (reduce, *image[1:]))),))
 

@@ -92,9 +92,9 @@ def reshape_region(region: Region, shape: Sequence[int], reshaped: Sequence[int]
 
 
 def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Reshape, Flatten, Squeeze or Unsqueeze: each piece is a Reshape of a region of the input.
+    """Split a Reshape, Flatten, Squeeze or Unsqueeze: each part is a Reshape of a region of the input.
 
-    The output region is extended until its elements are also a region of the input.
+    The requested output region is extended until its elements are also a region of the input.
     """
     if operation.inputs[0] is None or 0 in operation.input_shape(0):
         return whole_tensor(operation, region, reduce)
@@ -107,7 +107,7 @@ def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Pi
 
 
 def transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a Transpose: an output region reads the same region with permuted axes."""
+    """Split a Transpose: each part reads the input region that becomes its output region when axes are permuted."""
     perm = operation.attribute("perm") or list(range(len(region)))[::-1]
     need: list[Interval] = [(0, 0)] * len(region)
     for axis, source in enumerate(perm):
@@ -116,7 +116,7 @@ def transpose(operation: Operation, region: Region, reduce: Interval | None) -> 
 
 
 def concat(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a Concat: an output region reads only the inputs that it overlaps."""
+    """Split a Concat: each part reads only the inputs from which elements are copied to its output region."""
     axis = operation.attribute("axis") % len(region)
     needs: list[Region | None] = []
     offset = 0
@@ -133,15 +133,15 @@ MAX_CONSTANT_INDICES = 64
 
 
 def expand(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split an Expand: an output region reads the input elements that are repeated in the region."""
+    """Split an Expand: each part reads the input elements that are repeated in its output region."""
     shape = np.array(region_shape(region), np.int64)
     return Piece(region, (broadcast_need(operation.input_shape(0), region), None), {}, {1: shape})
 
 
 def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Tile: an output region within one repetition of the input reads the corresponding input region.
+    """Split a Tile: a part within one repetition of the input reads the input region that is repeated there.
 
-    A region that overlaps several repetitions is extended to whole repetitions, along each axis.
+    An output region that overlaps several repetitions is extended to whole repetitions, along each axis.
     """
     if operation.node.opset < 6:  # Before opset 6, a Tile repeats a single axis and has other inputs.
         return whole_tensor(operation, region, reduce)
@@ -155,7 +155,7 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Gather: an output region reads its indices and all table rows, because indices are known only in a run.
+    """Split a Gather: each part reads its indices and all rows of the table, because indices are known only in a run.
 
     Rows are the elements of the first input along the attribute `axis`. If the indices are a few constants, only the
     smallest interval of rows that contains them is read. A partial sum reads the rows `reduce`, and is 0 for indices of
@@ -190,7 +190,7 @@ def table_rows(operation: Operation) -> int | None:
 
 
 def gather_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a GatherElements: an output region reads its indices, and all elements along the attribute `axis`."""
+    """Split a GatherElements: each part reads its indices, and all elements along the axis of the attribute `axis`."""
     axis = operation.attribute("axis", 0) % len(region)
     return Piece(region, (with_interval(region, axis, (0, operation.input_shape(0)[axis])), region))
 
@@ -205,7 +205,7 @@ def scatter_nd(operation: Operation, region: Region, reduce: Interval | None) ->
 def scatter_elements(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a ScatterElements: the axis in the attribute `axis` stays whole, and all other axes can be split.
 
-    The node stays whole if the indices and the data differ in length along one of these other axes.
+    The node stays whole if the indices and the data differ in length along one of the other axes.
     """
     axis = operation.attribute("axis", 0) % len(region)
     index_shape, data_shape = list(operation.input_shape(1)), list(operation.input_shape(0))
@@ -229,7 +229,7 @@ def depth_to_space(operation: Operation, region: Region, reduce: Interval | None
 
 
 def space_to_depth(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a SpaceToDepth: an output region reads its blocks of input rows and columns. Channels stay whole."""
+    """Split a SpaceToDepth: each part reads its blocks of input rows and columns. Channels stay whole."""
     size = operation.attribute("blocksize")
     need = (region[0], (0, operation.input_shape(0)[1]), *((start * size, stop * size) for start, stop in region[2:]))
     return Piece(with_interval(region, 1, (0, operation.out_shape[1])), (need,))

@@ -41,13 +41,13 @@ def broadcast_need(shape: Sequence[int], region: Region) -> Region:
 
 
 def elementwise(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split an element-wise operator: an output region reads the same region of each input, with broadcasting."""
+    """Split an element-wise operator: each part reads its output region of each input, with broadcasting."""
     shapes = (None if tensor is None else tensor.shape for tensor in operation.inputs)
     return Piece(region, tuple(None if shape is None else broadcast_need(shape, region) for shape in shapes))
 
 
 def batch_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a BatchNormalization: an output region reads the same region, and the parameters of its channels.
+    """Split a BatchNormalization: each part reads its output region of the input, and the parameters of its channels.
 
     The parameters are scale, shift, mean and variance. Before opset 9, they can have the shape of the input without its
     first axis. In training mode the node stays whole.
@@ -59,7 +59,7 @@ def batch_normalization(operation: Operation, region: Region, reduce: Interval |
 
 
 def cast_like(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a CastLike: a piece becomes a Cast to the output's type, and does not read the second input."""
+    """Split a CastLike: each part is a Cast to the output's type, which does not read the second input."""
     output = operation.outputs[0]
     assert output is not None
     return Piece(region, (region, None), {"to": output.dtype}, op="Cast")

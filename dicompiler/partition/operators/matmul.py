@@ -85,7 +85,7 @@ def equation_of(operation: Operation) -> Equation:
 
 
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MatMul or Einsum: along an axis that an operand shares with the output, the same interval is read.
+    """Split a MatMul or Einsum: along the axes that an operand shares with the output, each part reads its interval.
 
     Summed axes are read completely. A partial sum reads only the range `reduce` of the first summed axis.
     """
@@ -102,7 +102,7 @@ def contraction(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Gemm: the first two inputs are read as in a MatMul, and the third one like an element-wise input.
+    """Split a Gemm: the first two inputs are split as in a MatMul, and the third one as in an element-wise Add.
 
     Of several partial sums, only the one over a range that starts at 0 adds the third input.
     """
@@ -137,7 +137,7 @@ def _blocks_per_zero_point_byte(operation: Operation) -> int:
 
 
 def matmul_nbits(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MatMulNBits: an output region reads its input rows, and its columns of weights, scales and zero points.
+    """Split a MatMulNBits: each part reads its input rows, and its columns of weights, scales and zero points.
 
     Partial sums are sums over whole quantization blocks. The partial sum that starts at block 0 adds the bias.
     """
@@ -204,7 +204,7 @@ def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> 
 
 
 def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split an RNN, GRU or LSTM: by batch and directions. An output region reads its own sequences and weights.
+    """Split an RNN, GRU or LSTM by batch and directions: each part reads its own sequences, and its own weights.
 
     All hidden units stay together, because each step needs all units of the previous step.
     """

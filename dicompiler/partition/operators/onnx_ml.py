@@ -19,7 +19,7 @@ ML_DOMAIN = "ai.onnx.ml"
 
 
 def sample_rows(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split an operator between samples, which are rows: each row of the output needs the same row of the input.
+    """Split an operator between samples, which are rows: each part reads the input rows of its output rows.
 
     The operator stays whole if its input is a single sample without an axis for rows.
     """

@@ -35,9 +35,9 @@ def _parameter_need(operation: Operation, index: int, tensor_region: Region, axi
 
 
 def quantize_linear(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a QuantizeLinear or DequantizeLinear: an output region reads the same region of the input.
+    """Split a QuantizeLinear or DequantizeLinear: each part reads its output region of the input.
 
-    Scales and zero points are read for this region. With blocked quantization the node stays whole.
+    It also reads the scales and zero points of this region. With blocked quantization the node stays whole.
     """
     if operation.attribute("block_size", 0):
         return whole_tensor(operation, region, reduce)
@@ -60,7 +60,7 @@ def piece_of_float_operator(
     region: Region,
     reduce: Interval | None,
 ) -> Piece:
-    """Split a quantized operator like its float operator. A piece also reads the scales and zero points of its regions.
+    """Split a quantized operator like its float operator: each part also reads the scales and zero points it needs.
 
     All inputs that are in neither `operands` nor `parameters` are read completely.
 

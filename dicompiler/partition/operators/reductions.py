@@ -35,9 +35,9 @@ UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Reduc
 
 
 def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split an LRN: an output region also reads neighbouring channels (a halo).
+    """Split an LRN: each part also reads the channels next to its output channels (a halo).
 
-    The piece's node writes the halo too, so its output is sliced.
+    The node of a part also writes the halo, so its output is sliced.
     """
     size, channels = operation.attribute("size"), operation.input_shape(0)[1]
     start, stop = region[1]
@@ -66,7 +66,7 @@ def mean_variance(operation: Operation, region: Region, reduce: Interval | None)
 
 
 def instance_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split an InstanceNormalization: height and width stay whole, and channels read their scale and shift."""
+    """Split an InstanceNormalization: height and width stay whole; each part reads scale and shift of its channels."""
     out = (*region[:2], *full_region(operation.out_shape[2:]))
     return Piece(out, (out, *((region[1],) for _ in operation.inputs[1:])))
 
@@ -142,9 +142,9 @@ def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
 
 
 def reduction_piece(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a reduction: reduced axes are read completely.
+    """Split a reduction: each part reads all elements along the reduced axes.
 
-    A partial result reads only the range `reduce` of the first reduced axis with more than one element.
+    For a partial result, only the range `reduce` of the first reduced axis with more than one element is read.
     """
     axes = reduced_axes(operation)
     if axes is None:

@@ -186,9 +186,10 @@ def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
 
 
 def resize(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a Resize or Upsample: a tile reads whole blocks with all input elements that affect the tile.
+    """Split a Resize or Upsample: each part reads the input elements that affect its tile, extended to whole blocks.
 
-    If the node has scale factors, they are kept. If it has target sizes, they are replaced by the sizes of the piece.
+    A block is one element of the smaller tensor with the corresponding elements of the larger one. If the node has
+    scale factors, they are kept. If it has target sizes, they are replaced by the sizes of the part.
     """
     tiles = [
         ((0, operation.out_shape[i]), (0, operation.input_shape(0)[i]), (0, operation.out_shape[i]))
@@ -211,7 +212,7 @@ def resize(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def grid_sample(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a GridSample: an output region reads its rows and columns of the grid, and whole images of its channels."""
+    """Split a GridSample: each part reads its rows and columns of the grid, and whole images of its channels."""
     needs = (
         (*region[:2], *full_region(operation.input_shape(0)[2:])),
         (region[0], *region[2:], *full_region(operation.input_shape(1)[-1:])),

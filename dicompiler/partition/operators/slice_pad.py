@@ -40,9 +40,9 @@ def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
 
 
 def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Slice: an output region reads the input elements that are copied to it.
+    """Split a Slice: each part reads the input elements that are copied to its output region.
 
-    A piece with steps of 1 becomes an Identity, because its output is exactly the region that it reads.
+    A part with steps of 1 becomes an Identity, because its output is exactly the region that it reads.
     """
     starts_and_steps = _starts_and_steps(operation)
     if starts_and_steps is None:
@@ -95,7 +95,7 @@ def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple
 
 
 def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Pad: an output region reads the input elements that lie in the region, and pads the rest of the region.
+    """Split a Pad: each part reads the input elements in its output region, and pads the rest of this region.
 
     Pads are an attribute before opset 11. Since opset 18 they can be given for some axes only.
     """
@@ -116,7 +116,7 @@ def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
 
 
 def trilu(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Trilu: the piece for a tile of a matrix is a Trilu with the diagonal moved by the tile's position."""
+    """Split a Trilu: each part, a tile of the matrix, is a Trilu with the diagonal moved by the tile's position."""
     diagonal = _integer_list(operation, "", 1)
     if diagonal is None and operation.has_input(1):
         return whole_tensor(operation, region, reduce)
