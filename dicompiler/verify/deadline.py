@@ -1,4 +1,4 @@
-"""A deadline for onnxruntime: loading and running a model within a `with` block is stopped in time."""
+"""Deadlines for onnxruntime: loading or running a model within a `with` block is stopped at the deadline."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ continues, and its result is not used.
 
 
 class DeadlineExceededError(DicompilerError):
-    """A deadline has passed."""
+    """Error if onnxruntime has not finished loading or running a model before the deadline."""
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
     deadline, scope = current
     results: list[Any] = []
     errors: list[BaseException] = []
-    # Thread.join() is not used: after Ctrl-C it returns at once, although the thread still runs.
+    # An Event is used instead of Thread.join(), which returns at once after Ctrl-C although the thread still runs.
     ended = threading.Event()
 
     def work() -> None:
@@ -84,7 +84,8 @@ def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
         finally:
             ended.set()
 
-    # onnxruntime ignores signals, so it runs in a thread. If it cannot be stopped, the result is not used.
+    # onnxruntime ignores signals, so it runs in another thread, and Ctrl-C interrupts the wait for this thread. If
+    # onnxruntime cannot be stopped, its result is not used.
     try:
         threading.Thread(target=work, daemon=True).start()
         ended.wait(deadline.remaining_s)

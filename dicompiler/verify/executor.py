@@ -34,10 +34,10 @@ _NON_NUMPY_TYPES = ("bfloat16", "float8", "float4", "int4", "int2")
 
 
 class SegmentRunner(Protocol):
-    """A model that is loaded into a runtime."""
+    """A segment (ONNX sub-model) that is loaded into a runtime such as onnxruntime."""
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return every output by name."""
+        """Run the segment on the inputs, and return every output by name."""
 
 
 class OrtSession:
@@ -93,7 +93,10 @@ class OrtSession:
         self._has_non_numpy_types = any(name in kind for kind in types for name in _NON_NUMPY_TYPES)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return every output by name: arrays, and lists and dicts for values that are not tensors."""
+        """Run the model, and return every output by name.
+
+        Outputs are arrays, or lists and dicts for values that are not tensors.
+        """
         feeds = {name: _in_c_order(value) for name, value in inputs.items()}
         with self._ort_errors_translated():
             if not self._has_non_numpy_types:
@@ -276,7 +279,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class _SingleUseSession:
-    """A segment runner that creates its session for each run and frees it afterwards."""
+    """A segment runner that creates an onnxruntime session for each run, and then frees it to save memory."""
 
     make_session: Callable[[], OrtSession]
 
@@ -375,7 +378,7 @@ class ProgramExecutor:
 
 
 def _sends_by_segment(device: DeviceProgram) -> list[list[int]]:
-    """Return the transfers that a device sends before its first segment and after each segment."""
+    """Return the indices of the transfers that a device sends: before its first segment, then after each segment."""
     sends: list[list[int]] = [[]]
     for step in device.steps:
         if step.kind == "run":

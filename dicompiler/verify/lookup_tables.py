@@ -31,7 +31,7 @@ ROW_PRESERVING_OPS = frozenset({"Cast", "Identity", "Transpose"})
 REARRANGING_OPS = frozenset("Concat Expand Flatten Reshape Squeeze Tile Transpose Unsqueeze".split())
 """Operators that only move values. A Concat moves the values of all inputs, the others those of the first input."""
 INDEX_TYPES: Mapping[int, str] = {TensorProto.INT32: "int32", TensorProto.INT64: "int64"}
-"""Integer types in which the addition of a constant does not wrap around."""
+"""Integer types of indices, which are wide enough that adding a constant to an index does not wrap around."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _original_table(name: str, makers: Mapping[str, onnx.NodeProto]) -> str:
 def _index_uses(
     name: str, tensors: Mapping[str, TensorInfo], readers: Mapping[str, list[InputUse]]
 ) -> Iterator[tuple[_IndexValues, InputUse]]:
-    """Yield the nodes that read integer values of a graph input, with the values that they read."""
+    """Yield the nodes that read integer values of a graph input, each with a description of these values."""
     if _numpy_dtype(tensors[name]).kind not in "iu":
         return
     shape = tensors[name].shape
@@ -147,7 +147,10 @@ def _after_node(
 
 
 def _after_cast(values: _IndexValues, source: TensorInfo | None, dtype: int) -> _IndexValues | None:
-    """Return the values behind a Cast to an integer type; None for a Cast from floats, because it rounds."""
+    """Return the description of index values behind a Cast to an integer type; None for a Cast from floats.
+
+    A Cast from floats rounds, so values behind it are not checked.
+    """
     if dtype not in INDEX_TYPES or source is None or _numpy_dtype(source).kind not in "iu":
         return None
     is_lossless = np.can_cast(_numpy_dtype(source), INDEX_TYPES[dtype])
@@ -155,7 +158,7 @@ def _after_cast(values: _IndexValues, source: TensorInfo | None, dtype: int) -> 
 
 
 def _after_slice(values: _IndexValues, node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> _IndexValues | None:
-    """Return the values behind a Slice with constant bounds and steps of 1; None for any other Slice."""
+    """Return the description of index values behind a Slice with constant bounds and steps of 1; otherwise None."""
     bounds, source = [_constant_values(tensors, name) for name in node.input[1:]], tensors.get(node.input[0])
     if not values.is_in_place or values.region is None or source is None:
         return None
@@ -185,9 +188,9 @@ def _numpy_dtype(tensor: TensorInfo) -> np.dtype[Any]:
 
 
 def _rows_of_input(index: int, axis: int | None = 0) -> _FindRows:
-    """Return a function that returns name and number of rows of a node's input.
+    """Return a function that returns name and number of rows of a table that a node reads.
 
-    `index` is the index of the input, and its rows are counted along `axis` (None: the node's attribute `axis`).
+    The table is the node's input `index`, and its rows are counted along `axis` (None: the node's attribute `axis`).
     """
 
     def find_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:

@@ -49,7 +49,7 @@ def prepare_inputs(model: Model, inputs: Mapping[str, NDArray[Any]] | None = Non
 
 
 def remove_states(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs without states, for frames that use the states of the previous frame."""
+    """Return the inputs without states (tensors that a frame passes to the next), for all frames but the first."""
     states = dict(read_states(model.proto) or ())
     return {name: value for name, value in inputs.items() if name not in states}
 
@@ -108,7 +108,7 @@ _INPUT_ERROR = "onnxruntime cannot run it"
 
 @contextmanager
 def hint_on_input_error(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> Iterator[None]:
-    """Add the hint to give inputs to an error that random inputs may have caused.
+    """Add a hint to errors of the `with` block that random inputs may have caused: the user can give inputs.
 
     `inputs` are the user's inputs. If they are not None, no inputs are random, and errors are not changed.
     """

@@ -38,7 +38,7 @@ _FLOAT_TYPES = (onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorPro
 _TOLERANCES_BY_TYPE: Mapping[int, float] = {
     int(kind): RELATIVE_TOLERANCES[str(onnx.helper.tensor_dtype_to_np_dtype(kind))] for kind in _FLOAT_TYPES
 }
-"""RELATIVE_TOLERANCES by the type numbers of ONNX."""
+"""RELATIVE_TOLERANCES, by element type as a number of onnx.TensorProto.DataType."""
 _INT8_TYPES = (onnx.TensorProto.INT8, onnx.TensorProto.UINT8)
 
 
@@ -56,7 +56,7 @@ class Tolerance:
 
 
 def output_tolerances(model: Model) -> dict[str, Tolerance]:
-    """Return the tolerances, by output name, of outputs that need a wider one than that of their element type.
+    """Return the tolerances of outputs for which the tolerance of their element type is too small, by output name.
 
     Examples are float32 outputs that were computed from float16 values, and outputs of quantized networks.
     """
@@ -66,8 +66,8 @@ def output_tolerances(model: Model) -> dict[str, Tolerance]:
 def tolerances_by_coarsest_type(model: Model) -> dict[str, Tolerance]:
     """Return tolerances for outputs that were computed through a coarser type than their own.
 
-    A value that is rounded to float16 on the way differs by the steps of float16, whatever the type of the output is.
-    Inputs and constants are not counted, because they are not rounded.
+    If an intermediate value is rounded to float16, the output can differ by the steps of float16, even if it is of type
+    float32. Inputs and constants are ignored, because they are not rounded.
     """
     tensors, coarsest = model.tensors(), dict[str, float]()
 

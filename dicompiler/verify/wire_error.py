@@ -1,7 +1,7 @@
 """Effects of narrow wire types (smaller element types for sent tensors): value ranges, overflows and the error bound.
 
-The functions that run a program need one that was compiled with `WireFormat.with_exact_stand_ins`. Such a program sends
-the values as they are before narrowing.
+Narrowing is the conversion of a tensor to its wire type. The functions that run a program need a program that was
+compiled with `WireFormat.with_exact_stand_ins`, which sends all values before narrowing.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def measure_ranges(program: Program, samples: Sequence[Mapping[str, Any]]) -> di
 
 
 def check_wire_range(program: Program, routing: Routing, wire: WireFormat, inputs: Mapping[str, Any]) -> Check:
-    """Check that the wire types (element types in which tensors are sent) can represent the values of one frame.
+    """Check that the wire types (element types in which tensors are sent) can represent the values sent for one frame.
 
     The check fails if a finite value becomes infinite in float16, or if a tensor sent as int8 contains NaN or infinity.
     In a tensor sent as int8-block, NaN and infinity need no check, because they end the run with an error.

@@ -37,7 +37,7 @@ _SEQUENCE_MASK_INPUTS = {"MultiHeadAttention": 4, "GroupQueryAttention": 5}
 _CAUSAL_ATTRIBUTES = {"Attention": "is_causal", "MultiHeadAttention": "unidirectional"}
 _WINDOW_ATTRIBUTES = {"Attention": ("left_window_size", "right_window_size")}
 _POSITION_PERIOD = 7
-"""Largest weight of a position. Elements are multiplied by 1 to 7 in turn (by 1 and 2 in 16-bit types)."""
+"""Largest weight of a mask element. Consecutive elements get the weights 1 to 7 in turn (1 and 2 in 16-bit types)."""
 
 
 def causal_attribute(node: NodeProto) -> str:
@@ -175,9 +175,10 @@ def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
 
 
 def _position_numbers(call: StandInCall, tensor: str, axis: int, target: str, shape: list[int]) -> list[NodeProto]:
-    """Return nodes that compute the tensor `{target}_by`: the numbers 1, 2, … up to a period, then again from 1.
+    """Return nodes that compute the tensor `{target}_by` with the numbers 1, 2, … up to a period, then again from 1.
 
-    There is one number for each index of the axis `axis` of `tensor`. `shape` is the shape of the result.
+    It has one number for each index along the axis `axis` of `tensor`. The period is 7, or 2 in 16-bit types. `shape`
+    is the shape of the result.
     """
     period = _POSITION_PERIOD if SIGNIFICAND_BITS[call.dtype] >= 24 else 2
     numbers = {"zero": 0, "step": 1, "axis": axis, "most": period}

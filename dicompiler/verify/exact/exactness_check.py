@@ -69,27 +69,29 @@ class _ValueRange:
 
 
 def compute_all_tensors(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return every computed tensor by name. onnxruntime's optimizations are off, because they remove tensors.
+    """Return every tensor that the nodes of a model compute, by name.
 
-    Sequences and other values that are not tensors are omitted.
+    onnxruntime's optimizations are off, because they remove tensors. Sequences and other values that are not tensors
+    are omitted.
     """
     names = [name for node in model.proto.graph.node for name in node.output if name]
-    # The inputs are random integers. If the network computes the shape of a tensor from them, the tensor may be huge.
+    # The inputs are random integers. If the network computes the shape of a tensor from them, the tensor may be huge,
+    # so the memory is limited.
     with memory_limit(available_memory() // 2):
         results = run_model(model, inputs, names, "none", is_single_use=True)
     return {name: result for name, result in results.items() if isinstance(result, np.ndarray)}
 
 
 def largest_peak(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """Return the peak (bound of the numbers) of the tensor that is nearest to the limit of exact integers."""
+    """Return the Peak (upper bound of the numbers) of the tensor that comes nearest to the limit of exact integers."""
     peaks = (peak for _, peak in _iterate_peaks(facts, inputs))
     return max((Peak("", 0.0, 0.0), *peaks), key=lambda peak: peak.share)
 
 
 def first_inexact_peaks(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
-    """Return the peaks (bounds of the numbers) of the first tensors with numbers that floats may have rounded.
+    """Return the Peaks (upper bounds of the numbers) of the first tensors that may contain rounded numbers.
 
-    These are the inexact tensors that are computed from exact tensors only. Tensors that nothing reads are omitted.
+    "First" are the inexact tensors that are computed from exact tensors only. Tensors that nothing reads are omitted.
     """
     peaks = [(index, peak) for index, peak in _iterate_peaks(facts, inputs) if peak.share >= 1]
     inexact = {peak.tensor for _, peak in peaks}
@@ -154,9 +156,9 @@ class _RunRanges:
         return math.ldexp(sum(spread.size for spread in spreads), fraction) if node.op_type in _SUM_OPS else 0.0
 
     def _range_after_bounding(self, node: onnx.NodeProto, spread: _ValueRange) -> _ValueRange:
-        """Return the range of an input of a node after the node has taken it modulo an odd number.
+        """Return the range of an input of a node after the node has reduced it modulo an odd number.
 
-        `spread` is the range before the modulus. Only stand-ins (integer functions that replace operators) use a
+        `spread` is the range before this reduction. Only stand-ins (integer functions that replace operators) use a
         modulus, so `spread` is returned for all other nodes.
         """
         if not is_stand_in(node):

@@ -67,7 +67,8 @@ def describe_unchecked(node: NodeProto, facts: GraphFacts) -> str:
 def replacement_values(facts: GraphFacts, seed: int, size: int) -> dict[str, NDArray[Any]]:
     """Return random integers from -size to size for the outputs of nodes that the exact check excludes, by tensor name.
 
-    They are for the nodes that plans may split. Such a node computes zeros, to which the integers are added.
+    Only excluded nodes that plans may split get such integers. In the check model, the node computes zeros, to which
+    the integers are added.
     """
     nodes = [
         node
@@ -79,7 +80,7 @@ def replacement_values(facts: GraphFacts, seed: int, size: int) -> dict[str, NDA
 
 
 def alternating_values(dtype: int, shape: Shape, seed: int, name: str, size: int) -> NDArray[Any]:
-    """Return seeded integers from -size to size, in which even and odd values alternate along every axis."""
+    """Return an array of seeded integers from -size to size; even and odd values alternate along every axis."""
     random = named_generator(seed, f"{name}/input")
     parity = sum(np.indices(shape, sparse=True), np.zeros(shape, np.int64)) % 2
     values = 2 * random.integers(0, size + 1 - parity, shape) + parity - size

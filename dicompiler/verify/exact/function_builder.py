@@ -83,9 +83,9 @@ class StandInCall:
         return [f"X{index}" for index in range(self.arity)]
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **own: Any) -> NodeProto:
-        """Return a node of the function. Its attributes refer to those of the node that calls the function.
+        """Return a node of the stand-in function. Its attributes refer to those of the node that calls the function.
 
-        An attribute in `own` has the given value instead.
+        Attributes in `own` have the given values instead.
         """
         node = helper.make_node(op, inputs, outputs, **own)
         if op == self.op and self.example is not None and (self.domain or not onnx.defs.has(op, self.opset, "")):
@@ -166,8 +166,8 @@ def modulus_for(dtype: int) -> int:
 def centred_mod(call: StandInCall, tensor: str, target: str) -> list[NodeProto]:
     """Return nodes that compute the tensor `target`: x modulo m, from -m/2 to m/2.
 
-    x is `tensor`, and m is 15, or 3 for 16-bit types. The formula is x - m · floor(x / m + 1/2), so 0
-    stays 0. Infinite values, and values so large that they would be rounded, are clipped first.
+    x is `tensor`, and m is 15, or 3 for 16-bit types. The formula is x - m · floor(x / m + 1/2), so 0 stays 0. Infinite
+    values, and values so large that they would be rounded, are clipped first.
     """
     modulus, bound = modulus_for(call.dtype), 2.0**9 if modulus_for(call.dtype) == ODD_MODULUS_16_BIT else 2.0**22
     names = {name: f"{target}_{name}" for name in ("m", "share", "half", "low", "high", "cut", "y", "z", "f", "n")}

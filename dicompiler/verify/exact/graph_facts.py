@@ -36,7 +36,7 @@ For the exact check, the rule names an integer function that replaces the operat
 
 @dataclass(frozen=True)
 class Relaxation:
-    """Changes of a check model that make its numbers exact.
+    """Changes of a check model (the network with small integers) that make its numbers exact.
 
     Each attempt to build a check model keeps the changes of the previous attempt, and adds further ones.
 
@@ -165,7 +165,7 @@ def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | 
 
 
 def facts_for_model(facts: GraphFacts, model: Model) -> GraphFacts:
-    """Return a copy of `facts` for a model with the same graph but other constants."""
+    """Return a copy of the GraphFacts `facts` for a model with the same graph but other constants."""
     return replace(facts, model=model, nodes=tuple(model.proto.graph.node), constants=model.initializers())
 
 

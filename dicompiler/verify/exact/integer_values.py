@@ -161,9 +161,9 @@ def _weighted_constants(
 ) -> dict[InputPlace, Array]:
     """Return filters and bias of a node with weights.
 
-    `taps` is the number of elements of a filter that are +1 or -1; all others are 0. Following nodes
-    that multiply each channel by a constant get random signs as constants, which are stored in `paired` by node index.
-    The filters are multiplied by the same signs, so that the two factors cancel out.
+    `taps` is the number of elements of a filter that are +1 or -1; all others are 0. Following nodes that multiply each
+    channel by a constant get random signs as constants, which are stored in `paired` by node index. The filters are
+    multiplied by the same signs, so that the two factors cancel out.
     """
     node = facts.nodes[index]
     weight_input = weight_index(facts, node)

@@ -116,9 +116,9 @@ def lp_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of an integer function (stand-in) that replaces LpNormalization.
 
     A group (elements that are normalized together) has the elements along the axis of the calling node. Since opset 13,
-    the stand-in is x minus the group's sum modulo 16. Before opset 13, it is x minus the largest element of the group,
-    because a function cannot use ReduceSum: the operator has an attribute `axes`, which cannot be set from the
-    attribute `axis` of the calling node. TopK, which finds the largest element, has an attribute `axis`.
+    the stand-in is (x modulo 16) minus the group's sum modulo 16. Before opset 13, it is x minus the largest element of
+    the group, which TopK finds. ReduceSum cannot be used there: its attribute `axes` is a list and cannot be set from
+    the calling node's attribute `axis`, which is a number. TopK has an attribute `axis`.
     """
     if call.opset < 13:
         inputs, attributes = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})

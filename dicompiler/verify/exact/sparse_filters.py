@@ -21,9 +21,9 @@ WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
 
 def weight_index(facts: GraphFacts, node: onnx.NodeProto) -> int | None:
-    """Return the input index of the constant weight of a Conv, ConvTranspose, Gemm or MatMul; otherwise None.
+    """Return the input index of the constant weight of a Conv, ConvTranspose, Gemm or MatMul.
 
-    A weight without elements does not count.
+    The result is None for other operators, and if the node has no constant weight, or one without elements.
     """
     if original_domain(node) or node.op_type not in WEIGHTED_OPS:
         return None
@@ -34,13 +34,13 @@ def weight_index(facts: GraphFacts, node: onnx.NodeProto) -> int | None:
 
 @dataclass(frozen=True)
 class FilterExtent:
-    """The size of a layer's weight, in one form for all operators.
+    """The size of a layer's weight, in one form for convolutions and matrix products.
 
     Attributes:
-        groups: Number of groups.
-        filters: Filters per group.
-        channels: Input channels per group.
-        taps: Kernel positions.
+        groups: Number of groups of channels.
+        filters: Number of filters (output channels) per group.
+        channels: Number of input channels per group.
+        taps: Number of kernel positions.
     """
 
     groups: int
@@ -49,9 +49,10 @@ class FilterExtent:
     taps: int
 
     def min_elements(self, seeds: int = MAX_SEEDS) -> int:
-        """Return how many nonzero elements each filter needs.
+        """Return the number of nonzero elements that each sparse filter needs.
 
-        With that many, `seeds` consecutive seeds read all input channels and taps (kernel positions).
+        With this number, the filters of `seeds` consecutive seeds together read all input channels and kernel positions
+        of the layer.
         """
         channels = math.ceil(self.channels / (self.filters * seeds))
         taps = math.ceil(self.taps / (self.groups * self.filters * seeds))
@@ -59,7 +60,10 @@ class FilterExtent:
 
     @property
     def seeds_needed(self) -> int:
-        """Number of consecutive seeds that read every kernel position and input channel, at most MAX_SEEDS."""
+        """Number of consecutive seeds with which sparse filters read every kernel position and input channel.
+
+        It is at most MAX_SEEDS.
+        """
         channels = math.ceil(self.channels / (self.filters * self.min_elements()))
         taps = math.ceil(self.taps / (self.groups * self.filters * self.min_elements()))
         return max(1, channels, taps)
@@ -91,7 +95,7 @@ def unified_view(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArr
 
 
 def filter_extent(node: onnx.NodeProto, index: int, shape: Shape) -> FilterExtent:
-    """Return the extent of a weight with this shape, without allocating the weight."""
+    """Return the size of a weight of shape `shape` as a FilterExtent, without allocating the weight."""
     return FilterExtent(*unified_view(node, index, np.broadcast_to(np.int8(0), shape)).shape)
 
 

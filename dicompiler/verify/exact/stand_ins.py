@@ -247,8 +247,8 @@ def is_exact_average(node: NodeProto) -> bool:
 def prepare_node(node: NodeProto, facts: GraphFacts, stand_in: StandIn | None) -> None:
     """Change a node in place so that it computes with integers: its domain, if it has a stand-in, and its attributes.
 
-    The bounds of a Clip become large or 0: it is exact on small integers. LeakyRelu becomes |x|, and the factors
-    of a Gemm and the exponent of an LRN become 1. The axes of normalizations are set even if they have their default,
+    The bounds of a Clip become large or 0, so that it is exact on small integers. LeakyRelu becomes |x|. The factors of
+    a Gemm and the exponent of an LRN become 1. The axes of normalizations are set even if they have their default,
     because the function of a stand-in does not know the default of the original operator.
     """
     values, body = dict[str, Any](), stand_in.body if stand_in is not None else ""
