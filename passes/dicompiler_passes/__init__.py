@@ -11,7 +11,7 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_passes() -> Iterable[type[Pass]]:
-    """Return the passes in the order of a usual pipeline."""
+    """Return the classes of the built-in passes, in the order of a usual pipeline."""
     from dicompiler_passes.channel_partition import FusePass, LipPass, LopPass
     from dicompiler_passes.form_layers import FormLayers
     from dicompiler_passes.infer_shapes import InferShapes

@@ -30,8 +30,8 @@ class AnnotationPass(Pass):
     """Base class of passes that set the parts of selected layers in the plan, and leave the model unchanged.
 
     A part is the region of a layer that one device computes. The option `layers` accepts names of layers, and names of
-    nodes of the model file, which stand for the layers with these nodes. Without a platform, the default devices are
-    d0, d1, and so on.
+    nodes of the model file, each of which selects the layers that contain the node. Without a platform, the default
+    devices are d0, d1, and so on.
 
     A subclass that needs the option `layers` sets `missing_layers_hint` to the error message for a missing option.
     """
@@ -58,7 +58,7 @@ class AnnotationPass(Pass):
 
     @property
     def named_devices(self) -> tuple[str, ...]:
-        """Names of all devices in the options."""
+        """Names of all devices in the options of the pass."""
         return self.devices
 
     @abstractmethod
@@ -71,10 +71,7 @@ class AnnotationPass(Pass):
         """
 
     def part_count(self) -> int:
-        """Return the largest number of parts that a layer gets.
-
-        It is the option `parts` if the pass has this option, and otherwise 1.
-        """
+        """Return the number of parts of each layer: the option `parts`, or 1 if the pass has no such option."""
         return int(getattr(self, "parts", 1))
 
     def run(self, state: PipelineState) -> PipelineState:
@@ -100,7 +97,10 @@ class AnnotationPass(Pass):
         return replace(state, plan=replace(plan, layers={**plan.layers, **new}))
 
     def all_supported_layers(self, graph: LayerGraph, devices: Sequence[str]) -> tuple[Layer, ...]:
-        """Return all layers that the pass can split. They are selected if the user names no layers."""
+        """Return the layers that are selected if the user names none: all that the pass can split.
+
+        Raises UsageError if the pass needs the option `layers`.
+        """
         if self.missing_layers_hint:
             raise UsageError(f"{self.name}: {self.missing_layers_hint}")
         return tuple(layer for layer in graph.layers if self._supports(graph, layer, devices))
@@ -117,10 +117,10 @@ class AnnotationPass(Pass):
     def strip_regions(
         self, graph: LayerGraph, layer: Layer, label: AxisLabel, parts: int, shares: Sequence[float] = ()
     ) -> tuple[Region, ...]:
-        """Return the regions of a layer's output if one axis is split into `parts` intervals.
+        """Return the regions into which a layer's output is divided if one axis is split into `parts` intervals.
 
-        `label` names the axis. The intervals have about the same length. If `shares` are given, the lengths are
-        proportional to them.
+        `label` names the axis: height, width or channel. The intervals have about the same length. If `shares` are
+        given, the lengths are proportional to them.
 
         Raises DicompilerError if the axis is shorter than the number of parts.
         """
@@ -134,7 +134,7 @@ class AnnotationPass(Pass):
         return tuple(with_interval(whole, axis, interval) for interval in intervals)
 
     def assign_devices(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:
-        """Return the device and the lane of each part.
+        """Return the device and the lane (position among the device's parts) of each part.
 
         Each device gets consecutive parts. It computes them one after another, in lanes 0, 1, and so on, so that they
         can use the same memory.
@@ -192,10 +192,10 @@ def select_layers(origins: NodeOrigins, wanted: Sequence[str], place: str) -> tu
 
 
 def _layers_named(origins: NodeOrigins, name: str, place: str) -> list[str]:
-    """Return the names of the layers that `name` stands for.
+    """Return the names of the layers that `name` selects.
 
-    `name` is the name of a layer, or of a node of the model file. If passes have removed the node, it stands for the
-    layers of the first node that reads its output. Errors begin with `place`.
+    `name` is the name of a layer, or of a node of the model file. The name of a node that passes have removed selects
+    the layers of the first node that reads its output. Errors begin with `place`.
     """
     layers = origins.layers.layer_by_name
     names = [name] if name in layers else [layer.name for layer in origins.layers_of(name)]

@@ -95,10 +95,10 @@ def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
 
 @dataclass(frozen=True)
 class FusePass(AnnotationPass):
-    """Split the first layer of a sequence by output channels and the last one by input channels.
+    """Split the first of several consecutive layers by output channels, and the last one by input channels.
 
-    Each device computes the channels of the first layer that its range of the last layer reads, so nothing is
-    exchanged between these layers. The devices exchange only the partial sums of the last layer.
+    Each device computes the channels of the first layer that its range of input channels of the last layer needs, so
+    nothing is exchanged between these layers. The devices exchange only the partial sums of the last layer.
 
     fc1 → fc2 ⇒ d0: fc1 (channels 0:4), fc2 (sum over 0:4);  d1: fc1 (4:8), fc2 (sum over 4:8);  merged on d0
     """
@@ -127,10 +127,10 @@ class FusePass(AnnotationPass):
         return parts_by_layer
 
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
-        """Return the input channels over which the layer `last` can sum on a device that has computed `tile`.
+        """Return the range of input channels over which `last` sums on the device that computes `tile` of `first`.
 
-        `tile` is a region of the layer `first`. The layers `between` compute the channels from exactly this region, so
-        the device receives nothing.
+        `first` and `last` are layers, and `tile` is a region of the output of `first`. The layers `between` compute the
+        input channels from exactly this region, so the device receives nothing.
 
         Raises DicompilerError if there is no such range.
         """
@@ -153,9 +153,9 @@ class FusePass(AnnotationPass):
 
 
 def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: Interval) -> dict[str, Region]:
-    """Return the regions of the layers `between` from which `last` computes a partial sum.
+    """Return the regions that the layers `between` must compute for a partial sum of the layer `last`.
 
-    The partial sum is over the input channels `reduce` of `last`.
+    The partial sum is over the input channels `reduce` of `last`. The keys of the result are names of layers.
     """
     task = make_share_task(graph, last, LayerShare(reduce=reduce))
     if not between:
@@ -168,10 +168,10 @@ def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, r
 def _region_of_first(
     graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, reduce: Interval
 ) -> Region | None:
-    """Return the region of the first layer from which `last` computes a partial sum.
+    """Return the region that the layer `first` must compute for a partial sum of the layer `last`.
 
-    The partial sum is over the input channels `reduce` of `last`. The result is None if other tensors are needed too,
-    for example a graph input.
+    The partial sum is over the input channels `reduce` of `last`, and the layers `between` are computed on the way. The
+    result is None if other tensors are needed too, for example a graph input.
     """
     regions = _regions_between(graph, between, last, reduce)
     readers = [make_share_task(graph, layer, LayerShare(regions[layer.name])) for layer in between]

@@ -123,7 +123,7 @@ def _fold_once(graph: ModelGraph) -> bool:
 
 
 def _store_as_weights(graph: ModelGraph) -> None:
-    """Store large initializers as raw arrays if they are sparse, or are lists of numbers."""
+    """Store sparse initializers, and large ones that are lists of numbers, as dense arrays."""
     for constant in [constant for constant in graph.initializers if _needs_storing(constant._values)]:
         constant.source, constant.values = None, constant.values
         graph.initializers.remove(constant)
@@ -194,9 +194,9 @@ def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node
 
 
 def _without_growth(graph: ModelGraph, nodes: Sequence[gs.Node], sizes: Mapping[str, int]) -> list[gs.Node]:
-    """Return the nodes without those that would make the model much larger.
+    """Return `nodes` (candidates for folding) without those with results that would make the model much larger.
 
-    In the examples, Add is not folded, and the nodes after the arrow are returned:
+    In the examples, Add is not a candidate, and the nodes after the arrow are returned:
 
     Expand(small constant) → Add(x, ·)               ⇒  none, because the large result would be stored
     Expand(small constant) → ReduceSum → Add(x, ·)   ⇒  Expand, ReduceSum, because only the sum would be stored
@@ -250,14 +250,14 @@ def _nbytes(tensor_type: onnx.TypeProto.Tensor) -> int | None:
 
 
 def _compute(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
-    """Compute nodes, store the results as initializers, and return the nodes that onnxruntime could compute."""
+    """Compute the nodes `pending`, store the results as initializers, and return the nodes that could be computed."""
     pending_ids = {id(node) for node in pending}
     read_names = {name for node in graph.nodes if id(node) not in pending_ids for name in names_read(node)}
     read_names |= {tensor.name for tensor in graph.outputs}
     results = {tensor.name: tensor for node in pending for tensor in node.outputs if tensor.name}
     values: dict[str, NDArray[Any]] = {}
     failed: list[gs.Node] = []
-    groups = [pending]  # First, all nodes are one group. If onnxruntime refuses it, each node becomes a group.
+    groups = [pending]  # All nodes are run together. If onnxruntime refuses this group, each node is run alone.
     while groups:
         group, *groups = groups
         names = [t.name for node in group for t in node.outputs if t.name in read_names or (t.name and len(group) == 1)]

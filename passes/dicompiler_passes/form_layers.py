@@ -92,10 +92,11 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
 
 
 def _nodes(model: Model) -> Iterator[Node]:
-    """Yield the graph's nodes in file order, which is topological, as the records that operator rules read."""
+    """Yield the graph's nodes in file order, which is topological, as `Node` records, which operator rules read."""
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.proto.opset_import}
     for proto in model.proto.graph.node:
-        # Stand-ins, integer versions of operators for the exact check of `verify`, use the rules of the originals.
+        # Stand-ins (integer functions that replace operators in the exact check of `verify`) have domains of their own.
+        # They get the domain of the original operator, so that its rule applies to them.
         domain = "" if proto.domain == "ai.onnx" else proto.domain
         if domain.startswith(STAND_IN_DOMAIN):  # A number after # distinguishes stand-ins of one operator.
             domain = domain.removeprefix(STAND_IN_DOMAIN).partition("#")[0].removeprefix(".")
@@ -134,7 +135,7 @@ class _Group:
 
 
 def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, frozenset[str]]:
-    """Return the names of the nodes that read each tensor. For graph outputs, the name '' stands for the caller."""
+    """Return the names of the nodes that read each tensor. Graph outputs also have the reader '', the caller."""
     readers: dict[str, set[str]] = {name: {""} for name in outputs}
     for node in nodes:
         for name in node.inputs:
@@ -200,8 +201,8 @@ def _cyclic_groups(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[i
 
     `dependencies` has the successors of each vertex.
     """
-    order: dict[int, int] = {}  # Order in which vertices were visited.
-    low: dict[int, int] = {}  # Order of the earliest open vertex that a vertex reaches.
+    order: dict[int, int] = {}  # For each vertex, its number in the order of visits.
+    low: dict[int, int] = {}  # For each vertex, the smallest such number among the open vertices that it reaches.
     open_groups: dict[int, None] = {}
     for start in dependencies:
         path = [] if start in order else [(start, iter(dependencies[start]))]
@@ -229,7 +230,7 @@ def _cyclic_groups(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[i
 
 @dataclass(frozen=True)
 class _NodeLinks:
-    """Lookup tables from nodes to their neighbours, built in one pass over all inputs.
+    """Lookup tables from nodes and tensors to the nodes next to them, built in one pass over all nodes.
 
     Attributes:
         nodes: Nodes by name.
@@ -261,9 +262,9 @@ class _NodeLinks:
     def ready_nodes(self, names: Sequence[str], inside: set[str]) -> list[str]:
         """Return the nodes of `names` that can join a layer now. `inside` has the names of the layer's nodes.
 
-        A node can join if the last producer of its inputs (in topological order) is inside, or can join too. A residual
-        Add therefore joins the layer that computes its last input. Nodes that cannot join yet, such as the Mul of
-        x·clip(x + 3), may join in a later round.
+        A node can join if the last producer of its inputs (in topological order) is in the layer, or can join too. A
+        residual Add therefore joins the layer that computes its last input. Nodes that cannot join yet, such as the Mul
+        of x·clip(x + 3), may join in a later round.
         """
         candidates, is_ready = set(names), dict[str, bool]()
         for name in names:
@@ -276,7 +277,7 @@ class _NodeLinks:
 
 
 def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
-    """Add the element-wise nodes that follow a group to this group, if only one tensor then leaves the group."""
+    """Add element-wise nodes to the group of nodes that they follow, if only one tensor of the group is then read."""
     owner = {node.name: k for k, group in enumerate(groups) for node in group.nodes}
     links = _NodeLinks.build([node for group in groups for node in group.nodes], graph)
     absorbed_groups: set[int] = set()
@@ -301,7 +302,7 @@ def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Gr
 def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: LayerGraph) -> list[Node]:
     """Return the element-wise nodes after the tensor `output` that can join the layer that computes this tensor.
 
-    Nodes can join if only one tensor then leaves the layer. Examples, with x = `output`:
+    Nodes can join if other layers then read only one tensor of the layer. Examples, with x = `output`:
 
     x → Relu;   x → Add(x, shortcut);   x → Sigmoid → Mul(x, ·)  (both nodes at once)
 
@@ -369,9 +370,9 @@ def _make_layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozense
 
 
 def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str:
-    """Return the reason why plans cannot split the layer; '' if they can.
+    """Return the reason why plans cannot split the layer of a group of nodes; '' if they can.
 
-    `outgoing` are the tensors that leave the layer.
+    `outgoing` are the tensors of the layer that other layers or the caller read.
     """
     anchor = group.nodes[group.anchor]
     if not graph.rule_of(anchor).can_cut:

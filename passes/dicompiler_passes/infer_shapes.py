@@ -189,7 +189,7 @@ def _shape_example(tensor: Variable, named: Mapping[Any, int] | None = None) -> 
 
 
 def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
-    """Return the model without weights, with the value_info that ONNX infers from its inputs.
+    """Return a copy of the model without weights, with the value_info that ONNX infers from its inputs.
 
     A tensor for which ONNX finds no static shape, such as the output of an unknown operator, gets its shape from
     `hints` (the value_info of the file), and otherwise from onnxruntime. ONNX's inference comes before the hints,
@@ -227,7 +227,7 @@ def _has_static_shape(value: onnx.ValueInfoProto) -> bool:
 
 
 def _without_shapes(model: Model) -> onnx.ModelProto:
-    """Return the model without weights, in which only inputs and initializers have shapes."""
+    """Return a copy of the model without weights, in which only inputs and initializers have shapes."""
     bare = model.without_weights()
     del bare.graph.value_info[:]
     for value in bare.graph.output:
@@ -265,7 +265,7 @@ def _same_shape(shape: Shape, attributes: _Attributes) -> Shape:  # noqa: ARG001
 def _row_per_input_row(columns: Callable[[_Attributes], int]) -> Callable[[Shape, _Attributes], Shape]:
     """Return a function that computes the output shape of an operator with one output row per input row.
 
-    The number of output columns is `columns(attributes)`. An input vector counts as one row.
+    The number of output columns is `columns(attributes)`. An input that is a vector is one row.
     """
     return lambda shape, attributes: (shape[0] if len(shape) > 1 else 1, columns(attributes))
 
@@ -334,7 +334,10 @@ def _infer_ml_node(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> d
 
 
 def _ask_onnxruntime(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
-    """Return the shapes that onnxruntime infers; an empty result if it cannot load the model without weights."""
+    """Return the shapes that onnxruntime infers for tensors without a shape, by tensor name.
+
+    The result is empty if onnxruntime cannot load the model without weights.
+    """
     import onnxruntime
 
     names = [

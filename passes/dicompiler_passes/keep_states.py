@@ -102,7 +102,7 @@ def keep_states(model: Model, texts: Sequence[str]) -> Model:
 
 
 def _match_pattern(pattern: str, inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Return the pairs of input and output name that a pattern `past*=present*` selects.
+    """Yield the pairs of input and output name that a pattern `past*=present*` selects.
 
     Raises UsageError if the pattern matches no input, or if the model has no output for a matching input.
     """
@@ -124,7 +124,8 @@ def _match_pattern(pattern: str, inputs: Sequence[str], outputs: Sequence[str]) 
 def _candidate_pairs(pattern: str, inputs: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield pairs (input, output name) for a pattern `past*=present*`.
 
-    The inputs are those that match the left side. The output name is the right side with the same text for `*`.
+    The inputs are those that match the left side. The output name is the right side with the same text for `*`; the
+    model need not have such an output.
     """
     past, _, present = pattern.partition("=")
     regex = re.escape(past).replace(r"\*", "(.*)")
@@ -177,7 +178,7 @@ def _find_usual_pairs(
 def _extra_rows_or_reason(model: Model, tensors: Mapping[str, TensorInfo], past: str, present: str) -> int | str:
     """Return the number of rows that the output `present` has in addition to those of the input `past`.
 
-    If the two cannot be a state, return the reason as a text instead.
+    If the two cannot be a state (kept by a device from frame to frame), return the reason as a text instead.
     """
     old, new = tensors[past], tensors[present]
     pair = f"input {past!r} {_describe_tensor(old)} and output {present!r} {_describe_tensor(new)}"

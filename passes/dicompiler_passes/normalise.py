@@ -1,8 +1,8 @@
 """The pass `normalise`: bring any valid model into the form that all later passes rely on.
 
-In this form, weights are initializers, every graph output is computed by a node, and every node is read.
-Graph outputs that devices cannot send (sequences of maps or tensors, and strings) are replaced, with a warning that
-names the new output.
+In this form, weights are initializers, every graph output is computed by a node, and every node is read. Graph outputs
+that devices cannot send (sequences of maps or tensors, and strings) are replaced, with a warning that names the new
+output.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def labels_to_indices(graph: ModelGraph) -> None:
 
 
 def has_sequence_outputs(graph: ModelGraph) -> bool:
-    """Return True if a graph output is a sequence, and its length follows from the node that makes it."""
+    """Return True if a graph output is a sequence that a SequenceConstruct or SplitToSequence computes."""
     output_names = {tensor.name for tensor in graph.outputs}
     return any(node.op in _SEQUENCE_OPS and node.outputs[0].name in output_names for node in graph.nodes)
 
@@ -198,8 +198,8 @@ def _identities(graph: ModelGraph, node: gs.Node, name: str) -> list[gs.Node]:
 def _split_pieces(graph: ModelGraph, node: gs.Node, name: str, tensors: Mapping[str, TensorInfo]) -> list[gs.Node]:
     """Return nodes that split a tensor into the pieces of the sequence `name`.
 
-    They are a Split, and Squeezes if the sequence's pieces lack the axis. The result is [] if the sizes of the pieces
-    are unknown.
+    They are a Split, and Squeezes if the elements of the sequence do not have the split axis. The result is [] if the
+    sizes of the pieces are unknown.
     """
     sizes, axis = _piece_sizes(node, tensors), int(node.attrs.get("axis", 0))
     if not sizes:

@@ -1,4 +1,4 @@
-"""The rewrites of the pass `normalise`. Each function changes a graph in place."""
+"""Rewrites of the passes `normalise` and `infer-shapes`. The functions change a graph in place."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def raise_opset(graph: ModelGraph) -> None:
 
 
 def _is_same_operator(node: gs.Node, old_opset: int, new_opset: int) -> bool:
-    """Return True if two opsets have the same version of a node's operator, or both lack it."""
+    """Return True if two opsets have the same version of a node's operator, or if neither has the operator."""
     versions = [
         onnx.defs.get_schema(node.op, opset).since_version if onnx.defs.has(node.op, opset) else 0
         for opset in (old_opset, new_opset)
@@ -65,7 +65,7 @@ def fix_initializers(graph: ModelGraph) -> None:
 
 
 def outputs_from_nodes(graph: ModelGraph) -> dict[str, str]:
-    """Let a node compute every graph output, and insert an Identity if needed; return the names of renamed outputs.
+    """Insert Identity nodes so that a node computes every graph output; return the old names of renamed outputs.
 
     (w, an initializer) → output w         ⇒  (w_value) → Identity → w
     a → output a and again output a        ⇒  a → output a
@@ -311,7 +311,7 @@ def _copy_chain(
 
 
 def _cut_constant(graph: ModelGraph, node: gs.Node, value: Any, interval: Interval) -> Any:
-    """Return the part of a node's constant that belongs to the columns in `interval`.
+    """Return the constant input of a node for the columns in `interval`: a part of the weight or bias `value`.
 
     For a Reshape, it is the target shape for these columns.
     """

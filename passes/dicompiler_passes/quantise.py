@@ -205,7 +205,10 @@ def _write_folded(proto: onnx.ModelProto, path: Path) -> None:
 
 @contextmanager
 def _warnings_disabled() -> Iterator[None]:
-    """Suppress the quantizer's advice to preprocess the model, which `_write_folded` has already done."""
+    """Suppress warnings in the `with` block.
+
+    onnxruntime's quantizer advises to preprocess the model, which `_write_folded` has already done.
+    """
     previous = logging.root.manager.disable
     logging.disable(max(previous, logging.WARNING))
     try:

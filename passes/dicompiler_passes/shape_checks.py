@@ -40,7 +40,7 @@ _DISPUTED_ATTRIBUTES: Mapping[str, frozenset[str]] = {
     "ConvTranspose": frozenset({"auto_pad", "output_shape"}),
     "Resize": frozenset({"keep_aspect_ratio_policy"}),
 }
-"""Operator → attributes for which ONNX and onnxruntime may compute different shapes."""
+"""Attributes with which ONNX and onnxruntime may compute different output shapes, by operator."""
 
 _STANDARD_DOMAIN = re.compile(rf"(ai\.onnx|{re.escape(STAND_IN_DOMAIN)}(#\d+)?)?")
 """Domains of the standard operators, and of their stand-ins (integer functions with the same attributes and shapes)."""
@@ -104,7 +104,7 @@ def state_window_pads(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> b
 def _drop_negative_axes(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
     """Drop the negative axes of a Resize that keeps the aspect ratio; return True if there were any.
 
-    onnxruntime ignores these axes and their sizes.
+    onnxruntime ignores these axes and their sizes, so ONNX must not read them either.
     """
     axes, policy = node.attrs.get("axes", ()), node.attrs.get("keep_aspect_ratio_policy", "stretch")
     sizes = tensors[node.inputs[3].name].value if len(node.inputs) > 3 else None
@@ -373,7 +373,10 @@ def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
 
 
 def _check_pads(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: ARG001
-    """Return a description of the mistake if a window of a pool lies entirely in the padding, else ''."""
+    """Return a description of the mistake if a pool's padding is as large as its kernel, else ''.
+
+    A window could then lie entirely in the padding.
+    """
     kernel, pads = attributes.get("kernel_shape", ()), attributes.get("pads", ())
     spans = [
         (size - 1) * dilation + 1

@@ -17,7 +17,7 @@ from dicompiler_passes.annotation_base import AnnotationPass, LayerAnnotationPas
 
 @dataclass(frozen=True)
 class PlacePass(LayerAnnotationPass):
-    """Assign whole layers to devices.
+    """Assign whole layers to a device.
 
     conv1 ⇒ conv1@d1
     """
@@ -45,7 +45,7 @@ class PlacePass(LayerAnnotationPass):
 
 @dataclass(frozen=True)
 class TileHeight(LayerAnnotationPass):
-    """Cut each layer's output into height tiles. Each tile needs a halo of the layer's input.
+    """Cut each layer's output into height tiles (ranges of rows). Each device reads its input rows with a halo.
 
     conv1 (rows 0:8) ⇒ conv1@d0 (rows 0:4), conv1@d1 (rows 4:8)
     """
@@ -90,7 +90,7 @@ class TileGrid(LayerAnnotationPass):
 def even_grid(
     graph: LayerGraph, layer: Layer, rows: int, columns: int, annotation: AnnotationPass
 ) -> tuple[Region, ...]:
-    """Return the regions of a layer's output if height and width are split into a grid of rows × columns tiles.
+    """Return the regions into which a grid of rows × columns tiles divides the height and width of a layer's output.
 
     Raises DicompilerError if the output has fewer rows or columns than the grid.
     """

@@ -1,4 +1,4 @@
-"""The pass `trim`: remove the computation of elements that nothing reads.
+"""The pass `trim`: remove the computation of tensor elements that nothing reads.
 
 Model + LayerGraph ──bounds inference from the outputs──► read regions ──partition on one device──► Model + LayerGraph
 
@@ -51,7 +51,7 @@ class Trim(Pass):
     requires: ClassVar[tuple[str, ...]] = ("layers",)
 
     def run(self, state: PipelineState) -> PipelineState:
-        """Replace the model and its layers by trimmed ones, and keep the former model as `reference`.
+        """Replace the model and its layers by trimmed ones, and keep the untrimmed model as `reference`.
 
         Nodes keep their names. Raises DicompilerError if the state has a plan, because the plan's regions are those of
         the untrimmed layers.
@@ -72,13 +72,13 @@ class Trim(Pass):
 def _make_trimmed_model(state: PipelineState, layers: LayerGraph, read_regions: Mapping[str, Region | None]) -> Model:
     """Return the model without the computation of elements that nothing reads.
 
-    The code that cuts a network for several devices does this too. It is called with a plan for one device, which
-    computes only the read region of each layer.
+    `partition`, which cuts a network for several devices, is called with a plan in which one device computes only the
+    read region of each layer.
     """
     cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
     # Trimmed tensors lack the elements that nothing needs. A node that depends on such a tensor must therefore read
-    # only the regions that its operator rule returns, even if it computes its full output. All other nodes are not
-    # bound to their rules, because they would get useless Slices of complete tensors.
+    # only the regions that its operator rule returns, even if it computes its full output. All other nodes read whole
+    # inputs. If their rules applied to them, they would get useless Slices of complete tensors.
     rule_bound = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
     parts = {name: (Part(SINGLE_DEVICE, region),) for name, region in read_regions.items()}
     trimmed_state = replace(
@@ -93,18 +93,18 @@ def _make_trimmed_model(state: PipelineState, layers: LayerGraph, read_regions: 
 def _form_trimmed_layers(model: Model, old_nodes: Collection[str]) -> LayerGraph:
     """Return the layers of a model from which trimming has removed the elements that nothing reads.
 
-    `old_nodes` are the names of the nodes before trimming. All other Slices were added by trimming.
+    `old_nodes` are the names of the nodes before trimming. Slices with other names were added by trimming.
     """
     # By default, a node that computes its full output is assumed to read its whole inputs. A device with a Slice that
-    # trimming has added would then be sent the whole tensor. `rule_bound_nodes` says that these Slices read only the
-    # regions that they select.
+    # trimming has added would then be sent the whole tensor. Slices in `rule_bound_nodes` read only the regions that
+    # they select.
     formed = form_layers(model, registry().operator_rules)
     slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")
     return replace(formed, rule_bound_nodes=frozenset(slices).difference(old_nodes))
 
 
 def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
-    """Yield the names of the nodes of a layer that depend on one of the tensors `cut`."""
+    """Yield the names of the nodes of a layer that depend, directly or through other nodes, on a tensor in `cut`."""
     names = set(cut)
     for node in layer.nodes:
         if not names.isdisjoint(node.inputs):

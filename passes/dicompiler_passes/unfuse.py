@@ -2,9 +2,8 @@
 
 Graph with known shapes ⇒ equivalent graph of operators that plans can split
 
-Rewrites of products and convolutions that onnxruntime fused with activations or transposed operands.
-
-A fused node ⇒ the standard nodes that it combines. onnxruntime fuses them again if they are on one device.
+Fused attentions and normalizations become simpler ones. Products and convolutions are separated from the activations
+and transpositions that were fused with them. onnxruntime fuses the nodes of one device again.
 """
 
 from __future__ import annotations
@@ -59,19 +58,16 @@ def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
 
 
 def _is_sum_read(graph: ModelGraph, node: gs.Node) -> bool:
-    """Return True if the sum of a skip normalization is read, and its mean and deviation are not.
-
-    The sum is output number 3.
-    """
+    """Return True if the sum of a skip normalization (output 3) is read, and its mean and deviation are not."""
     names = graph.names_read()
     return [i for i, output in enumerate(node.outputs) if output.name in names] in ([0, 3], [3])
 
 
 def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
-    """Reshape the scales and zero points of a MatMulNBits from vectors to matrices.
+    """Reshape the scales and zero points of a MatMulNBits from vectors to matrices; return True if there were any.
 
-    Plans can split only matrices, with one row per column of the product and the blocks along the second axis. Only
-    constants are reshaped. Returns True if a constant was reshaped.
+    Plans can split only matrices of scales, with one row per column of the product and one column per quantization
+    block. Only constants are reshaped.
     """
     if node.op != "MatMulNBits":
         return False
@@ -166,7 +162,7 @@ ACTIVATION_PARAMETERS = {
     "Selu": ("alpha", "gamma"), "ThresholdedRelu": ("alpha",),
     **dict.fromkeys(("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
 }  # fmt: skip
-"""Fused activations, and the names of their parameters in the order of the fused node's list."""
+"""Names of the parameters of each fused activation, in the order in which the fused node lists their values."""
 
 
 def unfuse_product(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:

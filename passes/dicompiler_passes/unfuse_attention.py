@@ -116,7 +116,7 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
             ]
             _replace_inputs(node, {**dict(enumerate(sums)), 3: gs.Variable.empty()})
             is_changed = True
-    # A node with a bias keeps its cache: after a Concat with the past keys, the bias would be added to these too.
+    # The cache of a node with a bias is not rewritten: the bias would also be added to the past keys in the Concat.
     has_bias = _has_input(node, 3)
     appended = (
         None if is_changed or has_bias or node.attrs.get("unidirectional", 0) else _append_to_past(preceding, shapes, 6)
@@ -158,11 +158,11 @@ def _open_standard(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[
 
 
 def _append_to_past(preceding: PrecedingNodes, shapes: _Shapes, first: int) -> list[Any] | None:
-    """Append the new keys and values of an attention node to its caches; return the extended caches.
+    """Append the new keys and values of an attention node to its caches by Concats; return the extended caches.
 
-    Two Concats are added, which compute outputs 1 and 2 of the node. The input with index `first` has the past keys,
-    and the input after it the past values. The function returns None if the node has no past, if a shape is unknown, if
-    the node has inputs after the past values, or if outputs after output 2 are read.
+    The two Concats compute outputs 1 and 2 of the node. The input with index `first` has the past keys, and the input
+    after it the past values. The result is None if the node has no past keys, if a shape is unknown, if the node has
+    inputs after the past values, or if outputs after output 2 are read.
     """
     node, read = preceding.node, preceding.graph.names_read()
     if any(output.name in read for output in node.outputs[3:]):
@@ -180,7 +180,7 @@ def _append_to_past(preceding: PrecedingNodes, shapes: _Shapes, first: int) -> l
 
 
 def _split_heads(preceding: PrecedingNodes, tensor: Any, shape: tuple[int, ...], heads: int) -> Any:
-    """Reshape a tensor (batch, rows, heads · size) to (batch, heads, rows, size).
+    """Add nodes that reshape a tensor (batch, rows, heads · size) to (batch, heads, rows, size); return the result.
 
     A tensor that already has four axes is returned unchanged.
     """
