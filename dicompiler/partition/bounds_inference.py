@@ -65,7 +65,7 @@ def align_region(layers: LayerGraph, layer: Layer, region: Region) -> Region:
 
 @memoized
 def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
-    """Return the length of a layer's reduction axis, which partial sums can divide.
+    """Return the length of the axis over which a layer sums, such as input channels, and which partial sums can divide.
 
     Quantized layers have no such axis, because partial sums of rounded numbers would give other results.
 
@@ -162,7 +162,7 @@ def _infer_bounds(
     task_nodes: list[TaskNode] = []
     for node in reversed(nodes):
         demand = demands.pop(layers.cut_output(node), None)
-        if demand is None:  # No node of the task reads the output of `node`, so it is not computed.
+        if demand is None:  # No node of the task reads the output of `node`, so `node` is omitted.
             continue
         piece = layers.make_piece(node, demand, reduce)
         task_nodes.append(TaskNode(node, piece))

@@ -41,16 +41,17 @@ log = logging.getLogger("dicompiler")
 def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool = True) -> PipelineState:
     """Rewrite the model by its plan: nodes for all parts, and slices and concatenations between devices.
 
-    The new state has this placed model, in which each node has a device, and its routing.
+    The new pipeline state has this placed model, in which each node has a device, and its routing (which regions of
+    tensors the devices exchange).
 
     Args:
-        state: State with layers. Without a plan, all layers are placed on the device d0.
+        state: Pipeline state with layers. Without a plan, all layers are placed on the device d0.
         quiet: True to omit the warnings about parts with results that nothing reads.
         check_narrowing: True to check that sent tensors can be converted to the plan's wire types (the element types in
             which tensors are sent). Simulation does not need this check.
 
     Returns:
-        The new state.
+        The new pipeline state.
     """
     layers, platform = state.layers, state.platform
     assert layers is not None
@@ -77,18 +78,18 @@ Rewrite = Callable[[PipelineState], PipelineState]
 
 
 def lower(state: PipelineState, rewrite: Rewrite = partition_checked) -> PipelineState:
-    """Add routing, placed model and program to a state with a plan.
+    """Add routing, placed model and program to a pipeline state with a plan.
 
     A placed model is the partitioned model, in which each node has a device. If the state has no `reference` yet (the
     model with which outputs are compared), its model becomes the reference.
 
     Args:
-        state: State with layers, platform and plan.
+        state: Pipeline state with layers, platform and plan.
         rewrite: Function that partitions the model: `partition_checked`, or the pass `partition`, run by a pass manager
             with its instruments.
 
     Returns:
-        The new state.
+        The new pipeline state.
     """
     plan, platform = state.plan, state.platform
     assert plan is not None and platform is not None

@@ -69,7 +69,10 @@ def write_annotation(node: onnx.NodeProto, annotation: NodeAnnotation) -> None:
 
 
 def read_annotation(node: onnx.NodeProto) -> NodeAnnotation:
-    """Return the annotation of a node of a placed (partitioned) model; KeyError if the node has no device."""
+    """Return the metadata (device, part, region, …) of a node of a placed (partitioned) model.
+
+    Raises KeyError if the node has no device.
+    """
     texts = {entry.key: entry.value for entry in node.metadata_props}
     lane = int(texts.get(LANE_KEY, "0"))
     origin, region = texts.get(ORIGIN_KEY, ""), texts.get(REGION_KEY, "")
@@ -128,9 +131,9 @@ def read_source_and_copies(model: onnx.ModelProto) -> tuple[tuple[str, ...], dic
 
 
 def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
-    """Return a placed graph (nodes with devices) as a model.
+    """Return a placed graph (nodes with devices) as an ONNX model, with devices and regions in the metadata of nodes.
 
-    The model has the header and inputs of `model`, and the initializers that are read.
+    The new model has the header and inputs of `model`, and those of its initializers that are read.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)

@@ -644,7 +644,8 @@ class _Placer:
     def _tensor_name(self, key: TensorKey, task: Task) -> str:
         """Return the name of a tensor that a task (the computation of one part of a layer) computes.
 
-        If only one task computes the layer, and the tensor is not a model output, it keeps its name of the model.
+        If only one task computes the layer, and the tensor is not a model output, it keeps the name that it has in the
+        model.
         """
         if (key, task_id(task)) in self.output_name_of_task:
             return self.output_name_of_task[key, task_id(task)]
@@ -989,9 +990,9 @@ def is_part_of(output: str, sent: str) -> bool:
 
 
 LAST_POSITION = 1 << 31
-"""Position after all layers. Casts of sent slices have it, so that they run after all slices."""
+"""Position in the order of execution after all layers. Casts of sent slices have it, so that they follow all slices."""
 MIN_OPSET_BY_DTYPE = {"float16": 6, "bfloat16": 13, "int8": 10, INT8_BLOCK: MIN_OPSET}
-"""First opset with the operators that convert to each wire type."""
+"""First opset with the operators that convert a tensor to the type in which it is sent (wire type), by wire type."""
 PLACEHOLDER_RANGE = (-1.0, 1.0)
 """Value range of tensors sent as int8 in programs that are only simulated, for which no samples have been run."""
 

@@ -170,7 +170,7 @@ def _check_part(layers: LayerGraph, layer: Layer, part: Part, place: str) -> Non
 
 
 def _check_merge(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> None:
-    """Raise DicompilerError unless the ranges of the partial sums cover the reduction axis exactly once."""
+    """Raise DicompilerError unless the ranges of a layer's partial sums cover its reduction axis exactly once."""
     partials = [part for part in parts if part.reduce is not None]
     if not partials:
         return
@@ -263,14 +263,14 @@ def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Rou
 
 
 class _Router:
-    """Walk through the layers from the outputs to the inputs, which finds the tasks with results that are read.
+    """Search for the tasks of a plan with results that are read, from the model's outputs back to its inputs.
 
     A task computes one part of a layer. A box is a region of a tensor on a device.
 
     Attributes:
         wanted_state_regions: Regions of states (outputs that are inputs of the next frame) that devices keep, by state
-            and device, as the previous walk found them.
-        state_regions: Regions of states that devices keep, by state and device, as this walk finds them.
+            and device, as the previous search found them.
+        state_regions: Regions of states that devices keep, by state and device, as this search finds them.
         live_tasks: Tasks with results that are read; also None if model inputs are read, which no task computes.
         readers: Tasks that read a tensor, with the region that each needs, by tensor.
         reads: By task and tensor, the tree that builds the needed region by concatenation of stored boxes.
@@ -443,7 +443,7 @@ class _Router:
         return distance, -volume(overlap), self.device_rank[box.device], index
 
     def _task_order(self, task: Task) -> TaskOrder:
-        """Return the sort key of a task (one part of a layer): in layer order, and partial sums first in a layer."""
+        """Return the key that sorts tasks (parts of layers) in layer order, with the partial sums of a layer first."""
         return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
 
     def _build_routing(self, tasks: Sequence[Task], deliveries: Sequence[OutputDelivery]) -> Routing:
@@ -487,10 +487,10 @@ def _cover_along_axis(
 def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list[tuple[Interval, int | None]]:
     """Cover the interval `need` by pieces (interval, distance, order), the best piece first.
 
-    A gap is an interval that is not covered yet. The best piece has the smallest distance. Among pieces with the same
-    distance, it is the one with the largest overlap with a gap, and then the one with the smallest order. The best
-    piece covers its overlap, and the next best pieces cover the rest of the gap. The function is not recursive, because
-    there can be thousands of pieces.
+    A gap is an interval that is not covered yet. The best piece has the smallest distance from the device that reads
+    `need`. Among pieces with the same distance, it is the one with the largest overlap with a gap, and then the one
+    with the smallest order. The best piece covers its overlap, and the next best pieces cover the rest of the gap. The
+    function is not recursive, because there can be thousands of pieces.
 
     Returns intervals that together are `need`, from left to right. Each has the index of the piece that covers it, or
     None if no piece does.

@@ -22,9 +22,9 @@ from dicompiler.partition.placement import FROM_INPUT, PlacedGraph, is_part_of
 def build_program(
     placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str] | None = None
 ) -> Program:
-    """Return the program of a placed (partitioned) model, or of a placed graph: this model before it is written.
+    """Return the program of a placed (partitioned) model, or of its PlacedGraph if no ONNX model is written.
 
-    The program of a graph is only simulated, so its segments have no model and no weights.
+    The program of a PlacedGraph is only simulated, so its segments have no model and no weights.
 
     `devices` are all devices in order, including those without work. `hosts` gives the host of each device; without it,
     each device has its own host.
@@ -254,7 +254,8 @@ def _segment_model(
     proto.graph.output.extend(graph.infos.get(n) or onnx.ValueInfoProto(name=n) for n in segment.outputs)
     proto.graph.initializer.extend(constants[n] for n in read if n in constants)
     proto.graph.sparse_initializer.extend(t for t in source.proto.graph.sparse_initializer if t.values.name in read)
-    # Boards may have an older onnxruntime than this host, which refuses newer IR versions.
+    # Boards may have an older onnxruntime than this host. It refuses newer IR versions, so the segment states the
+    # lowest possible version.
     proto.ir_version = lowest_ir_version(proto)
     return proto
 

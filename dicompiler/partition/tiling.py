@@ -237,7 +237,7 @@ def grid_tiles(layers: LayerGraph, layer: Layer, rows: int, columns: int) -> tup
 
 
 def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]) -> bool:
-    """Return True if a layer's output is read, and if all layers that read it have names in `names`.
+    """Return True if a layer's output is read, and only by layers with names in `names`.
 
     Args:
         layers: The model's layers.
@@ -245,7 +245,8 @@ def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]
         names: Names of layers.
 
     Returns:
-        True if all readers have such names. False if the output is also a model output, or if no layer reads it.
+        True if all readers have such names. False if the output is also a model output, or if no layer reads the
+        output.
     """
     readers = layers.consumers.get(layer.output, ())
     return bool(readers) and layer.output not in layers.outputs and all(reader.name in names for reader in readers)
@@ -284,7 +285,7 @@ def fused_regions(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[R
 
     Args:
         layers: The model's layers.
-        chosen: Layers of which only the last one is read outside of the set.
+        chosen: The fused layers, of which only the last one has an output that other layers read.
         tiles: Regions of the last layer's output.
 
     Returns:

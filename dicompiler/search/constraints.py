@@ -211,7 +211,8 @@ def used_memory(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
 def free_memory(problem: Problem) -> dict[str, int]:
     """Return the bytes that each host has for weights and activations.
 
-    The bytes that the target adds are subtracted for every device, because a plan may use all devices.
+    The bytes that the target's runtime needs are subtracted for each device of a host, because a plan may use all
+    devices.
 
     Args:
         problem: The problem with its platform and target.
@@ -239,7 +240,7 @@ def needed_memory(problem: Problem, plan: Plan) -> Mapping[str, int]:
         Needed bytes by host name.
 
     Raises:
-        DicompilerError: The plan does not fit the layers.
+        DicompilerError: The plan does not match the problem's layers.
     """
     exact = problem.target is not None and problem.model is not None
     return used_memory(problem.platform, problem.evaluate(plan) if exact else problem.estimate(plan))

@@ -75,7 +75,10 @@ def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survi
 
 
 class _BalancedReassignment:
-    """Function that moves each part whole to the remaining device that has got the fewest bytes of weights so far."""
+    """Function that gives each part of a failed device to the survivor with the fewest bytes of weights so far.
+
+    Survivors are the remaining devices. Only the weights of the parts that they take over are counted.
+    """
 
     def __init__(self, layers: LayerGraph, survivors: Sequence[str]) -> None:
         self.layers, self.assigned_bytes = layers, dict.fromkeys(survivors, 0)

@@ -43,8 +43,8 @@ class FailureSelection:
     def parse(cls, value: int | str | FailureSelection | None) -> FailureSelection:
         """Return the selection that a user's value describes.
 
-        The value is a number (2 or "2"), "hosts", a comma-separated list of device names, a selection, or None for an
-        empty selection.
+        The value is a number of devices (2 or "2"), "hosts", a comma-separated list of device names, a FailureSelection
+        (which is returned), or None for an empty selection.
 
         Raises:
             UsageError: The number is negative.

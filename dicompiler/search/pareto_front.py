@@ -24,7 +24,7 @@ FRONT_OBJECTIVES: Mapping[str, tuple[str, str]] = {
     "device-memory": ("bytes", "memory use of the fullest device"),
     "device-energy": ("J", "energy of the device that uses the most energy, per frame of a stream"),
 }
-"""(unit, meaning) by objective name. All objectives are minimised; throughput is the time between frames."""
+"""Pairs (unit, meaning), by name of the objective. All objectives are minimised."""
 
 AUTODICE_OBJECTIVES = ("throughput", "device-memory", "device-energy")
 """The three objectives of AutoDiCE (Guo et al., 2022), section IV-A."""

@@ -119,7 +119,7 @@ class Problem:
             The plan, with the layers in graph order.
 
         Raises:
-            ValueError: A layer has no entry, or the network has no layer of a name.
+            ValueError: A layer has no parts in `parts`, or a name in `parts` is not that of a layer.
         """
         known = self.layers.layer_by_name
         if missing := [name for name in known if name not in parts]:
@@ -460,7 +460,7 @@ def _describe_unpicklable(problem: Problem) -> str:
 # caches. A search uses only a few problems.
 @lru_cache(maxsize=4)
 def _restore_evaluator(pickled: bytes) -> RemoteEvaluator:
-    """Return the evaluator from its pickled form.
+    """Return the RemoteEvaluator of a problem that `RemoteEvaluator._pickled` has pickled.
 
     Weights are not pickled, because an evaluation needs only their shapes. They are replaced by zeros, which occupy no
     memory until they are read.

@@ -73,7 +73,7 @@ class WorkBudget:
         self.spent_s += seconds
 
     def try_spend(self, seconds: float) -> bool:
-        """Count work if it fits into the budget and return True; otherwise mark the budget as exceeded.
+        """Count work if it fits into the budget, and return True; otherwise mark the budget as exceeded, return False.
 
         Args:
             seconds: Work in seconds of the reference computer.
@@ -112,7 +112,7 @@ class WorkBudget:
 
     @property
     def was_exceeded(self) -> bool:
-        """True if an earlier check found the budget exceeded."""
+        """True if an earlier call of `is_exceeded` or a `try_…` method found the budget exceeded."""
         return self._exceeded
 
     def seconds_to_deadline(self) -> float:

@@ -18,7 +18,7 @@ _END_OF_STREAM: Any = object()
 async def stream_async(
     start_stream: Callable[[Iterable[Any]], Iterator[dict[str, Any]]], frames: Iterable[Any] | AsyncIterable[Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the outputs of each frame. `start_stream` is the method `stream` of a session."""
+    """Yield the outputs of each frame that a session computes. `start_stream` is the method `stream` of the session."""
     loop = asyncio.get_running_loop()
     source = _BlockingIterator(frames, loop) if isinstance(frames, AsyncIterable) else frames
     outputs, pending = start_stream(source), None
@@ -36,7 +36,7 @@ async def stream_async(
             # The caller has left its loop over the outputs, but the thread still waits for outputs. The caller may use
             # the session again, so wait until the thread no longer uses it.
             await asyncio.wait([pending])
-            pending.exception()  # Without this call, asyncio would log that the exception was never retrieved.
+            pending.exception()  # Without this call, asyncio would log that the thread's exception was never retrieved.
         if (close := getattr(outputs, "close", None)) is not None:
             close()
 

@@ -218,7 +218,7 @@ def _find_client(path: Path) -> Callable[[Path, RunOptions], Session]:
         raise DicompilerError(
             f"{path}: target {name!r} does not support sessions{did_you_mean(name, clients)}: use dicompiler.run"
         )
-    if name not in BUILTIN_CLIENTS:  # Built-in targets check the files when they load them.
+    if name not in BUILTIN_CLIENTS:  # Built-in targets check the artifact's files themselves, when they load them.
         check_files(path, document["files"], document["files"])
     module, _, function = clients[name].partition(":")
     open_session: Callable[[Path, RunOptions], Session] = getattr(importlib.import_module(module), function)

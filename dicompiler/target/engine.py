@@ -40,7 +40,7 @@ FULL_PRECISION: Precision = "fp32"
 
 
 class UnsupportedByEngine(DicompilerError):
-    """The sub-model has an operator, a type or a shape that the engine cannot compute as onnxruntime does."""
+    """Error if a sub-model has an operator, a type or a shape that the engine cannot compute as onnxruntime does."""
 
 
 @dataclass(frozen=True)

@@ -263,7 +263,7 @@ def load_artifact(directory: Path) -> Json:
             require_regular_file(directory, name)
         for device in document["devices"]:
             check_file_name(device, path)
-    except (KeyError, TypeError, AttributeError) as error:  # Nothing checks the content if jsonschema is missing.
+    except (KeyError, TypeError, AttributeError) as error:  # Without jsonschema, keys and types were not checked.
         raise DicompilerError(f"{path}: not an artifact of this version ({error}): compile the model again") from None
     return document
 

@@ -86,7 +86,7 @@ class OrtSession:
             self._session = run_interruptibly(place, lambda _: create_session(proto.SerializeToString(), options))
         except DicompilerError:
             raise
-        except Exception as error:  # onnxruntime's errors have no other common base class.
+        except Exception as error:  # onnxruntime's errors have no common base class except Exception.
             raise DicompilerError(f"{place}: onnxruntime cannot load it: {one_line(str(error))}") from error
         self.outputs = tuple(value.name for value in self._session.get_outputs())
         types = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
@@ -163,7 +163,7 @@ def to_ort(array: NDArray[Any]) -> ort.OrtValue:
 
     If the array's type has elements smaller than a byte (such as int4), the value is a packed copy instead.
     """
-    if array.dtype.isbuiltin != 2:  # 2 marks a type that another package has added to NumPy.
+    if array.dtype.isbuiltin != 2:  # The value is 2 for types that another package has added to NumPy (bfloat16, …).
         return ort.OrtValue.ortvalue_from_numpy(array)
     storage = array.view(f"u{array.dtype.itemsize}")
     packed = Weight.from_array(array)
@@ -216,7 +216,7 @@ def check_inputs(values: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dic
 def _check_input(value: TensorSpec, inputs: Mapping[str, Any]) -> Any:
     if value.name not in inputs:
         raise DicompilerError(f"input {value.name!r} is missing: give all of the network's inputs")
-    if value.dtype == onnx.TensorProto.UNDEFINED:  # The input is a sequence or an optional value.
+    if value.dtype == onnx.TensorProto.UNDEFINED:  # A sequence or an optional value has no type and shape to check.
         return inputs[value.name]
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
     return coerce_input(inputs[value.name], dtype, value.shape, f"input {value.name!r}")

@@ -30,7 +30,7 @@ INDEXING_OPS = frozenset({"Gather", "GatherElements", "ScatterElements", "Scatte
 """Operators that read indices of rows of the first input from the second one. Negative indices count from the end."""
 
 ValueLimit = int | tuple[int, ...]
-"""An integer n if the valid values are 0 … n-1; a tuple if the value must be exactly this list of integers."""
+"""Valid values of an integer input: n if they are 0 … n-1, or a tuple if the input must have exactly these values."""
 
 
 def find_value_limits(model: Model, names: Iterable[str] | None = None) -> dict[str, ValueLimit]:
@@ -208,7 +208,7 @@ _VALUE_COUNTS: Mapping[tuple[str, int], Callable[[onnx.NodeProto, InputTensors],
     ("RotaryEmbedding", 3): _rotary_positions,
     ("Sub", 1): _inverted_mask_values,
 }
-"""(operator, input index) → function that returns the number of valid values."""
+"""Function that returns the number of valid values of a node's input, by (operator, index of the input)."""
 
 
 def limit_values(

@@ -159,7 +159,7 @@ def _is_tensor(tensor: Variable) -> bool:
 
 
 def _is_static(size: int | str | None) -> bool:
-    """Return True if the dimension is a size. Some exporters write -1 for an open dimension."""
+    """Return True if a dimension is a size. Open dimensions are None, a name, or -1 (by some exporters)."""
     return isinstance(size, int) and size >= 0
 
 
@@ -277,7 +277,7 @@ def _target_count(attributes: _Attributes) -> int:
 OUTPUT_SHAPES: Mapping[str, Callable[[Shape, _Attributes], Shape]] = {
     **dict.fromkeys(("Binarizer", "Imputer", "Normalizer", "Scaler"), _same_shape),
     **dict.fromkeys(("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"), _row_per_input_row(_target_count)),
-    "ArrayFeatureExtractor": lambda shape, attributes: (*(shape[:-1] or (1,)), attributes[""]),  # A vector has one row.
+    "ArrayFeatureExtractor": lambda shape, attributes: (*(shape[:-1] or (1,)), attributes[""]),  # A vector is one row.
     "FeatureVectorizer": _row_per_input_row(lambda attributes: sum(attributes["inputdimensions"])),
 }
 """Function that computes the output shape from the input shape and the attributes, by operator of ai.onnx.ml."""
@@ -351,7 +351,7 @@ def _ask_onnxruntime(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) 
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = onnxruntime.InferenceSession(extended.SerializeToString(), options, ["CPUExecutionProvider"])
-    except Exception:  # onnxruntime's exceptions have no other common base class.
+    except Exception:  # onnxruntime's errors have no common base class except Exception.
         return {}
     inferred = {}
     for value in session.get_outputs():

@@ -56,7 +56,7 @@ class KeepStates(Pass):
     """
 
     name: ClassVar[str] = "keep-states"
-    preserves_outputs: ClassVar[bool] = False  # Outputs with additional rows are replaced by shorter ones.
+    preserves_outputs: ClassVar[bool] = False  # Outputs that have more rows than their inputs lose the first rows.
 
     state: tuple[str, ...] = field(
         default=(AUTO,),

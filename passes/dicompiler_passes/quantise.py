@@ -133,7 +133,7 @@ def quantise(model: Model, samples: Samples) -> Model:
             return normalise(_quantize_static(proto, samples, Path(temporary)))
         except DicompilerError:
             raise
-        except Exception as error:  # Errors of onnxruntime and onnx have no other common base class.
+        except Exception as error:  # Errors of onnxruntime and onnx have no common base class except Exception.
             raise DicompilerError(
                 f"quantise: onnxruntime cannot quantize the network: {one_line(str(error))}"
             ) from error

@@ -245,7 +245,7 @@ def _ort_accepts(model: onnx.ModelProto) -> bool:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # onnxruntime's exceptions have no other common base class.
+    except Exception:  # onnxruntime's errors have no common base class except Exception.
         return False
     return True
 

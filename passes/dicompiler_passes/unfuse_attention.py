@@ -121,7 +121,8 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
     appended = (
         None if is_changed or has_bias or node.attrs.get("unidirectional", 0) else _append_to_past(preceding, shapes, 6)
     )
-    # The operator accepts keys and values with an axis of heads, even if the queries have none.
+    # The extended caches have an axis of heads. The node accepts them as keys and values even if its queries have no
+    # such axis.
     if appended is not None:
         node.inputs = [node.inputs[0], *appended, *node.inputs[3:6]]
         node.outputs = node.outputs[:1]

@@ -49,7 +49,7 @@ class Equation:
         return "".join(dict.fromkeys(letter for term in self.inputs for letter in term if letter not in self.output))
 
     def extent(self, letter: str, shapes: Sequence[Shape]) -> int:
-        """Return the extent of the axis that a letter of the equation names, for operands with these shapes."""
+        """Return the extent of the axis that `letter` of the equation names, for operands of the shapes `shapes`."""
         terms = zip(self.inputs, shapes, strict=False)
         return max(shape[term.index(letter)] for term, shape in terms if letter in term)
 

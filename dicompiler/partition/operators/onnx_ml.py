@@ -36,7 +36,8 @@ def _sample_count(needs: Sequence[Shape]) -> int:
 def total_tree_depth(operation: Operation) -> float:
     """Return the number of nodes that one sample visits in all trees together, if the trees are balanced."""
     trees = Counter(operation.attribute("nodes_treeids") or ())
-    # Since version 5 of ai.onnx.ml, roots are an attribute, and inner nodes and leaves are separate.
+    # Since version 5 of ai.onnx.ml, the roots of trees are an attribute, and other attributes describe inner nodes and
+    # leaves separately.
     roots = operation.attribute("tree_roots") or ()
     if roots:
         inner = len(operation.attribute("nodes_featureids") or ()) / len(roots)
@@ -55,10 +56,7 @@ def tree_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCos
 
 
 def weighted_cost(operation: Operation, out: Shape, needs: Sequence[Shape], name: str) -> OpCost:  # noqa: ARG001
-    """Return the cost of one multiply-add per sample and weight.
-
-    The weights are the operator's attribute `name`.
-    """
+    """Return the cost of an operator with one multiply-add per sample and weight; attribute `name` has the weights."""
     return OpCost(_sample_count(needs) * len(operation.attribute(name) or ()))
 
 

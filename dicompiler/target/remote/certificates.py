@@ -119,7 +119,7 @@ def describe_expiring_certificates(directory: Path) -> str | None:
         try:
             ends[path.parent.name] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
         except (OSError, ValueError):
-            continue  # An unusable certificate causes an error when a connection uses it.
+            continue  # An unusable certificate is skipped here. It causes an error when a connection uses it.
     now = datetime.datetime.now(datetime.UTC)
     expiring = sorted(name for name, end in ends.items() if end < now + EXPIRY_NOTICE_PERIOD)
     if not expiring:

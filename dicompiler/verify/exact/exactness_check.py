@@ -91,7 +91,8 @@ def largest_peak(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
 def first_inexact_peaks(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
     """Return the Peaks (upper bounds of the numbers) of the first tensors that may contain rounded numbers.
 
-    "First" are the inexact tensors that are computed from exact tensors only. Tensors that nothing reads are omitted.
+    The first ones are the inexact tensors that are computed from exact tensors only. Tensors that nothing reads are
+    omitted.
     """
     peaks = [(index, peak) for index, peak in _iterate_peaks(facts, inputs) if peak.share >= 1]
     inexact = {peak.tensor for _, peak in peaks}

@@ -45,7 +45,7 @@ class StandInCall:
         nonzero_attributes: Attributes that are not 0 in at least one calling node.
         domain: Domain of the original operator.
         example: One of the calling nodes.
-        outputs: (ONNX type, shape or None) of each output.
+        outputs: (ONNX type, shape) of each output; the shape is None if it is unknown.
         input_types: ONNX types of the inputs, 0 if omitted or unknown.
         input_ranks: Ranks of the inputs, 0 if omitted or unknown.
         weight_input: Index of the input that is a filter of ±1 in all calls; None if there is none.

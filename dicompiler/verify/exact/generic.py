@@ -63,12 +63,15 @@ def same_operator_body(call: StandInCall) -> list[NodeProto]:
 
 
 def bounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply the operator to its first input modulo an odd number, so that the outputs stay small."""
+    """Return nodes that apply the original operator to its first input modulo an odd number.
+
+    The modulus keeps the outputs small.
+    """
     return [*centred_mod(call, "X0", "B0"), call.node(call.op, ["B0", *call.input_names[1:]], ["Y"])]
 
 
 def indexed_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply the operator to indices modulo the axis length.
+    """Return nodes that apply an indexing operator, such as Gather, to its indices modulo the length of the axis.
 
     The exact check runs the network on random integers, so an index may exceed this length.
     """
@@ -174,7 +177,7 @@ def _channel_shape() -> list[NodeProto]:
 
 
 def resample_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply the operator to inputs modulo an odd number, and compute round(64 · result).
+    """Return nodes that apply a Resize or GridSample to inputs modulo an odd number, and compute round(64 · result).
 
     The modulus keeps the outputs small. Interpolation gives fractions, which are scaled by 64 and rounded, because
     the exact check compares integers. A piece of the output is interpolated with the same weights as the whole output,

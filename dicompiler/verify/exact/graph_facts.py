@@ -15,7 +15,7 @@ from dicompiler.ir.regions import Shape
 from dicompiler.partition.operators import builtin_rules
 
 InputPlace = tuple[int, int]
-"""(node index, input index) of a node that reads a tensor."""
+"""Place at which a tensor is read: (index of the node that reads it, index of the node's input)."""
 SIGNIFICAND_BITS: Mapping[int, int] = {
     onnx.TensorProto.FLOAT: 24,
     onnx.TensorProto.DOUBLE: 53,
@@ -28,9 +28,10 @@ FLOAT8_TYPES = frozenset(
 )
 """8-bit floating-point types of stored weights. Integers up to 8 are exact in each of them."""
 Rules = Mapping[tuple[str, str], OperatorRule]
-"""Operator rule by (domain, operator type).
+"""Operator rules by (domain, operator type).
 
-For the exact check, the rule names an integer function that replaces the operator, and kinds of integer constants.
+For the exact check, a rule names the integer function (stand-in) that replaces the operator, and kinds of integers that
+replace its constant inputs.
 """
 
 

@@ -15,7 +15,7 @@ from dicompiler.ir.regions import Shape
 from dicompiler.verify.exact.graph_facts import GraphFacts, get_attribute, original_domain
 
 MAX_SEEDS = 4
-"""Number of consecutive seeds that read every kernel position and every input channel of every layer."""
+"""Number of consecutive seeds with which sparse filters read every kernel position and input channel of all layers."""
 
 WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 
@@ -70,10 +70,10 @@ class FilterExtent:
 
 
 def unified_view(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArray[Any]:
-    """Return the weight at input `index` as a view of shape (groups, filters, channels, kernel positions).
+    """Return a node's weight `array` as a view of shape (groups, filters, channels, kernel positions).
 
-    Each matrix of a MatMul's stack is a group. `array` must be contiguous, because the caller writes to it through the
-    view.
+    `index` is the input index of the weight. Each matrix of a MatMul's stack is a group. `array` must be contiguous,
+    because the caller writes to it through the view.
     """
     shape = array.shape
     if node.op_type in ("Conv", "ConvInteger", "QLinearConv"):

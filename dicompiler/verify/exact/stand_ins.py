@@ -51,7 +51,7 @@ class StandIn:
 
     Attributes:
         body: How the function is built: a key of BODIES, or the operator type of its only node.
-        domain: Domain of the function.
+        domain: Operator domain of the function, which becomes the domain of the node.
         weight_input: Index of the input that is a filter of ±1; None if there is none.
     """
 
