@@ -73,7 +73,7 @@ class WorkBudget:
         self.spent_s += seconds
 
     def try_spend(self, seconds: float) -> bool:
-        """Count work if it fits into the budget, and return True; otherwise mark the budget as exceeded, return False.
+        """Count work if it fits into the budget, and return True; otherwise, mark the budget as exceeded.
 
         Args:
             seconds: Work in seconds of the reference computer.

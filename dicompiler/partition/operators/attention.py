@@ -75,7 +75,7 @@ def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts
 
 
 def multi_head(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a MultiHeadAttention by batch, heads and rows of the query: each part reads all keys of its heads.
+    """Split a MultiHeadAttention: by batch, heads and rows of the query; each part reads all keys of its heads.
 
     The node stays whole if its inputs are packed (several of query, key and value in one tensor), or if it has a bias
     or past keys.
@@ -99,7 +99,7 @@ def multi_head(operation: Operation, region: Region, reduce: Interval | None) ->
 
 
 def grouped_query(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a GroupQueryAttention by batch, and by groups of query heads that share a key head.
+    """Split a GroupQueryAttention: by batch, and by groups of query heads that share a key head.
 
     The node stays whole if its inputs are packed (query, key and value in one tensor). It also stays whole if it has
     inputs with an index above 10, because the rule does not describe which region of them a part reads.
@@ -122,7 +122,7 @@ def grouped_query(operation: Operation, region: Region, reduce: Interval | None)
 
 
 def rotary_embedding(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a RotaryEmbedding by batch and heads, and by rows unless only the position of the first row is given."""
+    """Split a RotaryEmbedding: by batch and heads, and by rows unless only the position of the first row is given."""
     positions_index = 1 if operation.node.domain else 3
     caches = [index for index in (1, 2, 3) if index != positions_index]
     shape, count = operation.out_shape, operation.attribute("num_heads", 0)

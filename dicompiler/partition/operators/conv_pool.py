@@ -219,9 +219,9 @@ def conv_transpose_cost(operation: Operation, out: Shape, needs: Sequence[Shape]
 
 
 def fused_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a FusedConv: a convolution, with an optional addition and an optional activation.
+    """Return the cost of a convolution with fused operators: one more FLOP per output element for each of them.
 
-    The addition and the activation cost one FLOP per output element each.
+    The fused operators are an optional addition and an optional activation.
     """
     extra = bool(operation.attribute("activation")) + operation.has_input(3)
     return conv_cost(operation, out, needs)._replace(other_flops=extra * math.prod(out))

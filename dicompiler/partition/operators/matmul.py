@@ -204,7 +204,7 @@ def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> 
 
 
 def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split an RNN, GRU or LSTM by batch and directions: each part reads its own sequences, and its own weights.
+    """Split an RNN, GRU or LSTM: by batch and directions; each part reads its own sequences, and its own weights.
 
     All hidden units stay together, because each step needs all units of the previous step.
     """

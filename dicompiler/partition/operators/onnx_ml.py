@@ -56,12 +56,15 @@ def tree_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCos
 
 
 def weighted_cost(operation: Operation, out: Shape, needs: Sequence[Shape], name: str) -> OpCost:  # noqa: ARG001
-    """Return the cost of an operator with one multiply-add per sample and weight; attribute `name` has the weights."""
+    """Return the cost of an operator with one multiply-add per sample and weight.
+
+    The weights are the operator's attribute `name`.
+    """
     return OpCost(_sample_count(needs) * len(operation.attribute(name) or ()))
 
 
 def scaled_cost(operation: Operation, out: Shape, needs: Sequence[Shape], flops: int = 2) -> OpCost:  # noqa: ARG001
-    """Return the cost of an operator with `flops` FLOP for each element of the output region."""
+    """Return the cost of an operator with two or three FLOP (`flops`) for each element of the output region."""
     return OpCost(other_flops=flops * math.prod(out))
 
 

@@ -60,7 +60,7 @@ def piece_of_float_operator(
     region: Region,
     reduce: Interval | None,
 ) -> Piece:
-    """Split a quantized operator like its float operator: each part also reads the scales and zero points it needs.
+    """Split a quantized operator: like its float operator; each part also reads its scales and zero points.
 
     All inputs that are in neither `operands` nor `parameters` are read completely.
 

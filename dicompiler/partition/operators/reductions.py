@@ -51,10 +51,7 @@ def _with_full_axes(operation: Operation, region: Region, axes: Collection[int])
 
 
 def softmax(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Softmax, LogSoftmax or Hardmax: the axis in the attribute `axis` stays whole.
-
-    Before opset 13, all axes after it stay whole too.
-    """
+    """Split a Softmax, LogSoftmax or Hardmax: the axis `axis` stays whole; before opset 13, also all axes after it."""
     count, default = (1, -1) if operation.node.opset >= 13 else (None, 1)
     return normalization_from_axis(operation, region, reduce, count, default)
 
