@@ -697,7 +697,7 @@ class _Placer:
         cache_key = (box.origin, box.region)
         if cache_key not in self.shared_tensors:
             # The Slice on the sender has the position of the layer that reads the box. The lane -1 puts it before all
-            # lanes (groups of parts) of the sender, so that the box is sent before the sender computes on.
+            # lanes (groups of parts) of the sender, so that the receiver does not wait for these lanes.
             period, _, position, _ = place.step_key
             slice_placement = NodePlacement(box.origin.device, box.origin.lane, (period, -1, position, 0))
             producer_placement = self.placement_of_task.get(box.origin.task, slice_placement)

@@ -116,7 +116,7 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
             ]
             _replace_inputs(node, {**dict(enumerate(sums)), 3: gs.Variable.empty()})
             is_changed = True
-    # The cache of a node with a bias is not rewritten: the bias would also be added to the past keys in the Concat.
+    # The cache of a node with a bias is not rewritten: after a Concat, the node would add the bias to past keys too.
     has_bias = _has_input(node, 3)
     appended = (
         None if is_changed or has_bias or node.attrs.get("unidirectional", 0) else _append_to_past(preceding, shapes, 6)
