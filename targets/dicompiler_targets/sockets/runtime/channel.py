@@ -1,9 +1,9 @@
 """Message channels: connections with a send queue, a limit of unacknowledged bytes, and heartbeats.
 
-Channels work in an event loop, which polls them. The main thread runs the loop while it waits, so that messages need
-not be passed between threads. While the main thread computes for long, a helper thread runs the loop. Otherwise the
-helper thread wakes only four times per heartbeat interval, to send heartbeats and to check that those of the other
-devices arrive.
+An event loop polls all channels of a process. The main thread runs the loop while it waits, so that messages need not
+be passed between threads. While the main thread computes for long, a helper thread runs the loop. Otherwise the helper
+thread wakes only four times per heartbeat interval, to send heartbeats and to check that those of the other devices
+arrive.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from .protocol import (
 from .transport import Connection, limit_buffers
 
 HELPER_MIN_BUSY_S = 0.002
-"""The helper thread runs the loop only if the main thread is busy for longer than this.
+"""The helper thread runs the event loop only while the main thread computes for more than these seconds.
 
-While the main thread is busy for a shorter time, received data waits in the kernel's buffers. Waking the helper thread
-would take some hundredths of this time.
+During shorter computations, received data waits in the kernel's buffers, because waking the helper thread takes time
+too: some hundredths of this limit.
 """
 MAX_SPIN_S = 0.0005
 """Seconds for which a waiting thread polls without blocking before it blocks.
@@ -51,22 +51,28 @@ READ, WRITE = select.POLLIN, select.POLLOUT
 
 
 class EventSource(Protocol):
-    """The methods of a channel that the event loop calls, with `EventLoop.lock` held except for `fileno`."""
+    """The methods of a channel that the event loop calls.
+
+    The loop calls `receive`, `push` and `tick` while it holds `EventLoop.lock`.
+    """
 
     def fileno(self) -> int:
         """Return the file descriptor to watch."""
 
     def receive(self) -> None:
-        """Process the available data."""
+        """Read the data that has arrived, and deliver complete messages."""
 
     def push(self) -> None:
         """Send as much queued data as the kernel accepts."""
 
     def pause_s(self) -> float:
-        """Return the seconds until `push` should be called again, if sending is paused."""
+        """Return the seconds until `push` should be called again, while the channel has paused sending."""
 
     def tick(self, tick_s: float, interval_s: float) -> None:
-        """Send and expect one heartbeat in every interval; the loop calls this every `tick_s` seconds."""
+        """Send a heartbeat every `interval_s` seconds, and end the connection if the other end is silent for long.
+
+        The loop calls this method every `tick_s` seconds.
+        """
 
 
 class EventLoop:
@@ -78,10 +84,10 @@ class EventLoop:
 
     Attributes:
         lock: A thread holds this lock while it changes a channel.
-        can_spin: True if a waiting thread may poll without blocking, because there are more cores than processes (this
-            one and `local_processes` others).
-        running_since: Time (time.perf_counter) at which a thread began to run the loop. Data that arrived later was
-            read at once.
+        can_spin: True if a waiting thread may poll without blocking, because this host has more processor cores than
+            device processes.
+        running_since: Time (time.perf_counter) at which a thread began to run the loop. Data that arrives later is read
+            at once.
     """
 
     def __init__(self, interval_s: float, local_processes: int = 0) -> None:
@@ -98,7 +104,7 @@ class EventLoop:
         self._blocked: set[EventSource] = set()
         self._posted: dict[EventSource, None] = {}
         self._paused: set[EventSource] = set()
-        self._driver_lock = threading.Lock()  # The thread that runs the loop holds it.
+        self._driver_lock = threading.Lock()  # Held by the thread that runs the loop.
         self._helper_drives, self._is_closed = True, False
         self._is_polling = False
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -131,7 +137,7 @@ class EventLoop:
         self.wake()
 
     def post(self, channel: EventSource) -> None:
-        """Note that the channel has queued messages, which the next `push` of the loop sends."""
+        """Record that a channel has queued messages, so that the next `push` of the loop sends them."""
         self._posted[channel] = None
 
     # -- for the main thread
@@ -183,7 +189,7 @@ class EventLoop:
         self._last_wait_s = 0.0
 
     def has_backlog(self) -> bool:
-        """Return True if a channel could not send all of its queue."""
+        """Return True if a channel could not send all of its queued messages."""
         return bool(self._blocked or self._paused)
 
     def wake(self) -> None:
@@ -211,12 +217,12 @@ class EventLoop:
         if self._paused:
             pause_s = min(channel.pause_s() for channel in tuple(self._paused))
             seconds = pause_s if seconds is None else min(seconds, pause_s)
-        self._is_polling = True  # Other threads now wake this thread when they change a channel or the condition.
+        self._is_polling = True  # From now on, `wake` in another thread ends poll() in this thread.
         try:
             if should_stop():
                 return
             if self._paused and seconds is not None and seconds < 0.001:
-                time.sleep(seconds)  # poll() rounds times to milliseconds.
+                time.sleep(seconds)  # poll() counts in milliseconds, so it would wait too long.
                 seconds = 0.0
             events = self._wait(seconds)
         finally:
@@ -237,7 +243,10 @@ class EventLoop:
                     channel.push()
 
     def _wait(self, seconds: float | None) -> list[tuple[int, int]]:
-        """Return the events of the connections, after at most `seconds`; poll without blocking first."""
+        """Wait for events of the connections for at most `seconds`, first by polling without blocking.
+
+        Return pairs of a file descriptor and its event mask, as select.poll does.
+        """
         events: list[tuple[int, int]] = []
         start = time.perf_counter()
         if self.can_spin and self._last_wait_s < MAX_SPIN_S:
@@ -260,7 +269,8 @@ class EventLoop:
                     while self._helper_drives and (left_s := due - time.monotonic()) > 0:
                         self._run_once(lambda: not self._helper_drives, left_s)
                     if time.monotonic() >= due:
-                        self._run_once(lambda: False, 0.0)  # Arrived data must count before `tick` checks for silence.
+                        # Data that has arrived is read first: otherwise `tick` would find the other end silent.
+                        self._run_once(lambda: False, 0.0)
                 finally:
                     self._driver_lock.release()
             if time.monotonic() >= due and not self._is_closed:
@@ -274,12 +284,12 @@ class EventLoop:
 
 MAX_MESSAGES_PER_SEND = 32
 MAX_MISSED_HEARTBEATS = 3
-"""The other end counts as failed after this many heartbeat intervals without any data."""
+"""Number of heartbeat intervals without any data, after which the other end is considered failed."""
 MAX_UNACKED_S = 0.5
-"""The unacknowledged data of a connection is limited to what the link can carry in this number of seconds.
+"""Limit of a connection's unacknowledged data, in seconds that the network link needs to carry the data.
 
 Data of other connections waits behind this data on the same link. With more unacknowledged data, heartbeats would
-arrive late on a slow link, and a healthy device would count as failed.
+arrive late on a slow link, and a healthy device would be considered failed.
 """
 MIN_UNACKED_BYTES = 2048
 """Number of bytes that may always be unacknowledged: one or two packets."""
@@ -291,24 +301,27 @@ MIN_PAUSE_S, MAX_PAUSE_S = 5e-5, 0.02
 
 CheckHeader = Callable[[MessageHeader], None]
 DeliverMessage = Callable[[MessageHeader, Any], object]
-"""Receives header and payload of a message. A true result stops reading until `MessageChannel.release` is called."""
+"""Callback that receives header and payload of a message.
+
+If it returns a true value, the channel stops reading until `MessageChannel.release` is called.
+"""
 HandleEnd = Callable[[Exception], None]
 Buffer = bytes | memoryview
 
 
 class HeartbeatTimeout(Exception):
-    """No data arrived for so long that the other end must have stopped, or the network is down."""
+    """Error for a connection on which not even heartbeats arrive: the other end has stopped, or the network is down."""
 
 
 class SendPacing:
     """Limits the unacknowledged bytes of a connection, so that urgent messages need not wait in the kernel.
 
-    The limit follows the speed of the link. The speed is measured by calling `unacknowledged_bytes`, which returns the
-    number of bytes that were sent and not yet acknowledged.
+    The limit follows the speed of the network link. The speed is measured by calling `unacknowledged_bytes`, which
+    returns the number of bytes that were sent and not yet acknowledged.
 
     Attributes:
         allowed: Current limit of unacknowledged bytes.
-        pause_s: Seconds after which to ask again when the limit is reached.
+        pause_s: Seconds after which to call `sendable_bytes` again, when the limit is reached.
     """
 
     def __init__(self, unacknowledged_bytes: Callable[[], int]) -> None:
@@ -318,7 +331,7 @@ class SendPacing:
         self._unacked_before_send, self._unacked_after_send, self._sent_at = 0, 0, time.monotonic()
 
     def sendable_bytes(self, size: int) -> int:
-        """Return how many of `size` bytes may be sent now; if 0, ask again after `pause_s` seconds."""
+        """Return how many of `size` bytes may be sent now; if none, call again after `pause_s` seconds."""
         if self._unacked_after_send + size <= MIN_UNACKED_BYTES:
             # The limit is never below MIN_UNACKED_BYTES, so no measurement is necessary.
             self._unacked_before_send = self._unacked_after_send
@@ -332,7 +345,7 @@ class SendPacing:
         return min(size, free)
 
     def record_sent(self, count: int) -> None:
-        """Record that `count` of the allowed bytes were sent."""
+        """Record that `count` bytes were sent, at most the result of the last `sendable_bytes`."""
         self._unacked_after_send, self._sent_at = self._unacked_before_send + count, time.monotonic()
 
     def _update_rate(self) -> int:
@@ -349,12 +362,12 @@ class SendPacing:
 
 
 class ReceivedTensors(NamedTuple):
-    """Tensors that arrived on a channel during some time.
+    """Number of tensor bytes that arrived on a channel, and the time in which they arrived.
 
     Attributes:
         nbytes: Payload bytes of the tensors.
-        timed_bytes: Number of the bytes that were timed. The first bytes of a tensor are not, because their time would
-            include waiting for the sender.
+        timed_bytes: Number of bytes whose arrival was timed. The first bytes of a tensor are not timed, because their
+            time would include waiting for the sender.
         timed_s: Seconds in which the timed bytes arrived.
     """
 
@@ -375,10 +388,10 @@ class _QueuedMessage(NamedTuple):
 class MessageChannel:
     """A connection that sends and receives messages.
 
-    The ends of a connection create a channel each and exchange greetings (messages that prove their identities).
-    `start` then lets the event loop call `receive` and `push`. Received messages go to DeviceRun or the coordinator
-    through the callbacks of `start`. Sent messages wait in a queue for the next push. Calls block before `start`.
-    Afterwards no call blocks, and any thread may call.
+    Each end of a connection creates a channel. The ends exchange greetings, messages that prove their identities; until
+    then, calls block. After `start`, the event loop calls `receive` and `push`, no call blocks, and any thread may
+    call. Received messages are passed to DeviceRun or the coordinator through the callbacks of `start`. Messages to be
+    sent wait in a queue for the next push.
 
     Attributes:
         identity: The identity in the other end's certificate; None without TLS.
@@ -402,7 +415,7 @@ class MessageChannel:
         self._send_started_at = 0.0  # Time when sending of the first queued message began; 0 if the queue is empty.
         self._is_reading = self._is_writing = True
         self._is_held = False
-        self._watched_for = (False, False, False)  # The last arguments of EventLoop.watch.
+        self._watched_for = (False, False, False)  # Arguments of the last EventLoop.watch, to skip equal calls.
         self._silence_s = self._since_heartbeat_s = 0.0
         self._incomplete_since = 0.0  # Time when the last reading ended within a tensor.
         self._tensor_bytes, self._timed_bytes, self._timed_s = 0, 0, 0.0
@@ -458,14 +471,15 @@ class MessageChannel:
             self._silence_s = 0.0 if at_once else -math.inf
             self._connection.start()
             self._update_watch()
-            self.receive()  # The reader may have read messages together with the greeting.
+            # The reader may have read messages together with the greeting. No event announces them any more.
+            self.receive()
 
     # -- sending
 
     def post(
         self, message_type: MessageType, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None
     ) -> None:
-        """Queue a message for the loop's next push.
+        """Queue a message, which the event loop's next `push` sends.
 
         `keep` owns the payload's memory and stays alive until the message is sent.
         """
@@ -523,7 +537,7 @@ class MessageChannel:
         return self._connection.fileno()
 
     def pause_s(self) -> float:
-        """Return the seconds after which to call `push` again, when the limit of unacknowledged bytes is reached."""
+        """Return the seconds after which to call `push` again, if too many bytes are unacknowledged to send more."""
         return self._pacing.pause_s
 
     def receive(self) -> None:
@@ -540,7 +554,7 @@ class MessageChannel:
                 self._incomplete_since = time.perf_counter()
 
     def take_received(self) -> ReceivedTensors | None:
-        """Return the tensors that have arrived since the last call; None if there are none."""
+        """Return number and times of the tensor bytes that arrived since the last call; None if none arrived."""
         received = ReceivedTensors(self._tensor_bytes, self._timed_bytes, self._timed_s)
         self._tensor_bytes, self._timed_bytes, self._timed_s = 0, 0, 0.0
         return received if received.nbytes else None
@@ -566,8 +580,8 @@ class MessageChannel:
     def tick(self, tick_s: float, interval_s: float) -> None:
         """Send a heartbeat in each interval, and end the connection if the other end is silent for too long.
 
-        The event loop calls `tick` every `tick_s` seconds. Silence is measured by the number of calls, and not by the
-        clock. A process that was stopped for a while must not count this time as silence of the other end.
+        The event loop calls `tick` every `tick_s` seconds. Silence is measured by the number of calls, not by the
+        clock: the time in which this process itself was stopped is not silence of the other end.
         """
         self._since_heartbeat_s += tick_s
         # No heartbeat is needed if data is queued, because that data will show the other end that this end is alive.
@@ -585,9 +599,9 @@ class MessageChannel:
     # -- internal
 
     def _enqueue(self, queued: _QueuedMessage) -> None:
-        """Append a message to the queue, but put a tensor before the unsent tensors of later frames.
+        """Append a message to the send queue, but put a tensor before the unsent tensors of later frames.
 
-        Devices compute the oldest frame first, so its tensors are needed first.
+        Devices compute the oldest frame first, so they need the tensors of the oldest frame first.
         """
         queue, place = self._queue, len(self._queue)
         if queued.header.type is MessageType.TENSOR:
@@ -602,7 +616,7 @@ class MessageChannel:
             self._get_loop().watch(self, *watch_for)
 
     def _time_arrival(self, count: int) -> None:
-        """Time the arrival of the `count` bytes that were read after the first bytes of a tensor.
+        """Add to the measured arrival times: `count` bytes were read after the first bytes of a tensor.
 
         The first bytes of a tensor are not timed, because their time would include waiting for the sender. Bytes that
         may have arrived while no thread ran the event loop are not timed either, because they were not read at once.
@@ -631,7 +645,7 @@ class MessageChannel:
             self._handle_end(error)
 
     def _send_queued(self) -> tuple[bool, bool]:
-        """Send queued messages, as many as the kernel and the pacing accept.
+        """Send queued messages, as many as the kernel and `SendPacing` accept.
 
         Return two booleans: whether the kernel's buffer is full, and whether the limit of unacknowledged bytes
         (`SendPacing`) has stopped sending.

@@ -1,7 +1,7 @@
-"""One device in one run: joins the coordinator and its peers, then runs its steps for each announced frame.
+"""One device in one run: joins the coordinator and its peers, then computes its share of each frame.
 
-The coordinator is the process that supplies the frames; peers are the other devices. `PeerConnections` connects to
-peers, accepts their connections, and checks their identities.
+A frame is one inference request. The coordinator is the process that supplies the frames; peers are the other devices.
+`PeerConnections` connects to peers, accepts their connections, and checks their identities. `DeviceRun` does the rest.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ POLL_INTERVAL_S = 0.05
 MAX_HANDSHAKE_S = 15.0
 """Seconds in which a peer must accept a connection and answer the greeting.
 
-The peer answers in a thread for handshakes, so that computing does not delay the answer.
+The peer answers in a thread that does nothing else, so that its computations do not delay the answer.
 """
 
 RETRY_S = 0.1
-"""Seconds until a device tries again to connect to a peer."""
+"""Seconds between two attempts of a device to connect to the same peer (another device)."""
 
 ChannelCallbacks = tuple[CheckHeader, DeliverMessage, HandleEnd]
 """Three callbacks for `MessageChannel.start`: check a header, deliver a message, handle the connection's end."""
@@ -107,7 +107,8 @@ class PeerConnections:
         all_channels: All channels of the run so far, including those to peers that failed later.
         down: Names of failed devices, as the coordinator reports them.
         disconnected: Names of disconnected peers, even if the coordinator does not know of the failure yet.
-        is_complete: True once all peers were connected and frames are executed. Then, only failed peers may connect.
+        is_complete: True once all peers are connected and frames are executed. From then on, only peers that failed
+            may connect, to rejoin the run.
     """
 
     def __init__(
@@ -150,7 +151,10 @@ class PeerConnections:
         return {"device": self._name, "digest": self._manifest["digest"], **proof}
 
     def adopt_run(self, message: Mapping[str, Any]) -> None:
-        """Adopt the run ID of a PEERS message; raise DeviceError if the sender is not the coordinator."""
+        """Store the run ID and the devices' hosts from `message`, the PEERS message that the coordinator sends.
+
+        Raise DeviceError if the message does not prove that the coordinator has sent it.
+        """
         try:
             self.credentials.check(message, COORDINATOR_NAME, self._name)
         except ProtocolError as error:
@@ -168,9 +172,9 @@ class PeerConnections:
         """Connect to peers, and wait for the peers that connect to this device.
 
         This device connects to the peers that follow it in the manifest's order. The preceding peers connect to it, and
-        `arriving` has their connections. A device that rejoins after a failure connects to all peers. Peers that have
-        failed, or fail during this call, are left out. `message` is the coordinator's PEERS message. Raise DeviceError
-        if a peer cannot be reached or does not connect in time.
+        `arriving` is the queue of their connections. A device that rejoins after a failure connects to all peers. Peers
+        that have failed, or fail during this call, are left out. `message` is the coordinator's PEERS message, which
+        has the peers' addresses. Raise DeviceError if a peer cannot be reached or does not connect in time.
         """
         expected = set() if message.get("rejoins") else self._preceding - self.down
         for peer in self._manifest["peers"]:
@@ -193,7 +197,7 @@ class PeerConnections:
                 self._start_channel(peer, channel)
 
     def _connect_if_up(self, peer: str, address: Any) -> None:
-        """Connect to a peer; if that fails and there are failure plans, report the peer as failed."""
+        """Connect to a peer; if that fails, report the peer as failed, or raise without failure plans."""
         try:
             self._connect(peer, address)
         except DeviceError as error:
@@ -204,7 +208,7 @@ class PeerConnections:
                 self.report_failure(peer, str(error))
 
     def _connect(self, peer: str, address: Any) -> None:
-        """Connect to a peer. Try again if the peer closes the connection, as it may while many clients connect."""
+        """Connect to a peer; try again if the peer closes the connection, as it may while many clients connect."""
         timeout_s = seconds_left(min(self._settings.deadline, time.monotonic() + MAX_HANDSHAKE_S))
         if self._schedule.tolerates_failures:
             timeout_s = min(timeout_s, MAX_MISSED_HEARTBEATS * self._settings.heartbeat_s)
@@ -246,8 +250,9 @@ class PeerConnections:
     ) -> tuple[str, MessageChannel] | None:
         """Accept a peer that has connected and sent the HELLO message `hello`.
 
-        Return name and channel of the peer for connect_all. If frames are executed already, start the channel and
-        return None. Raise ProtocolError for a peer that is not expected, and DeviceError for one with another artifact.
+        Return name and channel of the peer, for which `connect_all` waits. If frames are executed already, start the
+        channel and return None. Raise ProtocolError for a peer that is not expected, and DeviceError for a peer that
+        runs another artifact (compiled program).
         """
         peer = self._check_peer(hello, channel, set(self.down) if self.is_complete else self._preceding, deadline)
         if not self.is_complete:
@@ -288,9 +293,9 @@ class PeerConnections:
         channel.start(self._loop, *self._make_callbacks(peer), at_once=False)
 
     def take_received(self) -> bytes:
-        """Return the part of a DONE message that says how many bytes of tensors each peer has sent.
+        """Return the bytes of tensors that each peer has sent since the last call, encoded for a DONE message.
 
-        It has a RECEIVED_TENSORS struct for each peer that has sent tensors since the last call.
+        The result is a sequence of RECEIVED_TENSORS structs, one for each peer that has sent tensors.
         """
         entries = []
         for peer in self._manifest["peers"]:
@@ -302,7 +307,7 @@ class PeerConnections:
     # -- failures
 
     def set_down(self, down: set[str]) -> int:
-        """Disconnect the failed devices that the coordinator reports; return how many of them are new."""
+        """Disconnect the failed devices that the coordinator reports; return how many were not reported before."""
         count = len(down - self.down)
         self.down = down
         for peer in sorted(down - self.disconnected):
@@ -310,7 +315,7 @@ class PeerConnections:
         return count
 
     def set_initially_down(self, down: set[str]) -> None:
-        """Set the failed devices before any peer is connected."""
+        """Set the names of failed devices; only before this device connects to its peers."""
         self.down, self.disconnected = down, set(down)
 
     def report_failure(self, peer: str, message: str) -> None:
@@ -341,7 +346,7 @@ class DeviceRun:
     """One device during one run: connects it, receives its messages, and sends its results.
 
     `__main__` creates the object for a device process, and `daemon.DeviceDaemon` for a resident device (a daemon). A
-    frame passes it in three steps:
+    frame (one inference request) is computed in three steps:
 
     1. The event loop calls `_deliver_control` with the coordinator's BEGIN_FRAME and INPUT messages, and a callback of
        `_make_peer_callbacks` with the peers' TENSOR messages. Both put the content into the mailbox.
@@ -372,10 +377,10 @@ class DeviceRun:
     ) -> None:
         """Prepare a run of the device in `directory` without connecting.
 
-        Peers connect at the address `listen` (port 0: any port), by default at the address that reaches the
-        coordinator. `min_segment_s` has the minimum seconds of each segment's call, to emulate a slower board, and
-        `emulated_speed` changes of that board's speed. If `is_resident`, this process continues after the coordinator
-        has disconnected; otherwise it ends.
+        Peers connect at the address `listen` (port 0: any free port). By default, this is the local address of the
+        connection to the coordinator, with any free port. `min_segment_s` has the minimum seconds of each segment's
+        call, to emulate a slower board, and `emulated_speed` has the changes of that board's speed. If `is_resident`,
+        this process continues after the coordinator has disconnected; otherwise it ends.
         """
         self.name: str = manifest["device"]
         self._directory, self._manifest, self._settings = directory, manifest, settings
@@ -400,7 +405,7 @@ class DeviceRun:
         )
         self.finished_frames = self.replayed_frames = self.failed_peers = 0
         self._end_reason = ""
-        self._window = FrameWindow(1)  # Replaced when `PEERS` tells how many frames may be in flight.
+        self._window = FrameWindow(1)  # Replaced when the PEERS message says how many frames may be in flight.
         self._next_announced = 0
         self._last_change = 0  # Number of the first frame that uses the present roles (plans).
         self._peers_done: set[str] = set()
@@ -429,8 +434,8 @@ class DeviceRun:
         with contextlib.ExitStack() as stack:
             listener = stack.enter_context(bind_socket(host, port))
             check_encryption(listener.getsockname()[0], self._settings.keys, self._settings.is_insecure)
-            # Making the sessions takes long. If connections were accepted only afterwards, unknown clients could fill
-            # the listener's queue meanwhile.
+            # Creating the onnxruntime sessions takes long. Unknown clients could fill the listener's queue meanwhile,
+            # and peers could not connect. Therefore connections are accepted before.
             acceptor = stack.enter_context(
                 contextlib.closing(
                     ConnectionAcceptor(listener, self._settings.keys, self._greet_peer, self.peers.is_member_host)
@@ -492,8 +497,8 @@ class DeviceRun:
     ) -> StepExecutor:
         """Connect to the peers, execute all frames, and return the executor.
 
-        `arriving` has the connections of peers that were accepted. `stop_accepting` is called when no more peers can
-        connect.
+        `arriving` is the queue of accepted connections of peers, and `sessions` are those of the segments.
+        `stop_accepting` is called when no more peers can connect.
         """
         rejoins = self._connect_peers(arriving)
         self.executor = executor = StepExecutor(
@@ -512,17 +517,18 @@ class DeviceRun:
         if not self._schedule.tolerates_failures:
             stop_accepting()  # Without failure plans, a failed peer ends the run and cannot rejoin.
         if rejoins:
-            # The run continues while this device rejoins. The files are checked before READY, because a damaged file
-            # that is found after READY would end the run.
+            # The other devices continue the run while this device rejoins it. The files are checked before READY is
+            # sent, because a damaged file that is found later would end the run of all devices.
             self._files.check()
         self._get_control().send(MessageType.READY)
-        # The other devices need not wait for this check, but this device must not compute with damaged files.
+        # The files are checked after READY is sent, so that the other devices need not wait for the check. This device
+        # must not compute with damaged files.
         self._files.check()
         self._execute_frames(executor)
         return executor
 
     def _connect_peers(self, arriving: ConnectionQueue) -> bool:
-        """Wait for the coordinator's list of devices, and connect to them.
+        """Wait for the list of devices from the coordinator, and connect to these devices.
 
         Return True if this device had failed and rejoins a run that has continued without it.
         """
@@ -530,7 +536,7 @@ class DeviceRun:
         message = self._mailbox.take(self._loop, "peers", deadline, "the list of devices")
         self._loop.let_helper_run(math.inf)
         self.peers.adopt_run(message)
-        with self._loop.lock:  # The helper thread may handle CHANGE_ROLES at the same time.
+        with self._loop.lock:  # Without the lock, the helper thread could apply a CHANGE_ROLES message meanwhile.
             self._window = FrameWindow(max(1, min(MAX_FRAMES_IN_FLIGHT, int(message["in_flight"]))))
             self._window.drop(self._last_change)
             self._input_filter = self._make_input_filter()
@@ -593,7 +599,7 @@ class DeviceRun:
             self._announce_frame(header.frame, header.index / 1000)
 
     def _announce_frame(self, frame: int, timeout_s: float) -> None:
-        """Order the main thread to begin a frame, which must be finished within `timeout_s`."""
+        """Order the main thread to begin a frame, which must be finished within `timeout_s` seconds."""
         if self._peers_done:
             peer = min(self._peers_done)
             self._fail_early(DeviceError(f"{peer!r} sent BYE before the end of the run", peer))
@@ -611,7 +617,8 @@ class DeviceRun:
         self.failed_peers += self.peers.set_down(set(message["down"]))
         self._schedule.change(message["failed"], first_frame=first, oldest_frame=self._window.oldest)
         if not message["drop"]:
-            if self._next_announced < first:  # This device has no work in the frames that were not announced to it.
+            # The coordinator does not announce frames in which this device has no work. Such frames are skipped.
+            if self._next_announced < first:
                 self._window.skip(self._next_announced, first)
                 self._mailbox.put_order(("skip", self._next_announced), first)
                 self._next_announced = first
@@ -631,14 +638,18 @@ class DeviceRun:
         self._resume_peers()
 
     def _resume_peers(self) -> None:
-        """Resume reading from peers that changed their roles (plans) first, if this device has changed its own now."""
+        """Resume reading from peers that changed to a new plan (role) before this device did.
+
+        A peer is skipped if its latest change is still ahead of this device's.
+        """
         for peer, channel in self.peers.channels.items():
             if self._early_changes.get(peer, 0) <= self._last_change:
                 channel.release()
 
     def _handle_control_end(self, error: Exception) -> None:
         if isinstance(error, ProtocolError):
-            # If sending the reason fails, `_handle_control_end` is called again and then uses the stored reason.
+            # If sending this reason fails, `_handle_control_end` is called again with the error of sending. It then
+            # reports the stored reason instead.
             self._end_reason = f"from the coordinator: {error}: copy this device's directory again"
             self._fail_early(DeviceError(self._end_reason))
             return
@@ -650,12 +661,12 @@ class DeviceRun:
                 self.executor.stop_before(sys.maxsize)
             return
         print(f"{self.name}: {reason}", file=sys.stderr, flush=True)
-        os._exit(1)  # The main thread may be in a long segment, and there is no coordinator to report to.
+        os._exit(1)  # An exception would not interrupt the main thread, which may be computing a long segment.
 
     # -- messages of peers
 
     def _make_peer_callbacks(self, peer: str) -> ChannelCallbacks:
-        """Return the callbacks of the channel to a peer: check a header, deliver a message, handle its end."""
+        """Return three callbacks for the channel to a peer: check a header, deliver a message, react to the end."""
         ends = (peer, self.name)
         transfers_by_role = [
             {t["index"]: t for t in role["transfers"] if (t["sender"], t["receiver"]) == ends}
@@ -700,10 +711,14 @@ class DeviceRun:
 
     def _report_failed_peer(self, peer: str, message: str) -> None:
         self._get_control().send_json(MessageType.PEER_FAILED, {"message": message, "peer": peer})
-        self._loop.spin_next()  # Polling pays, because the coordinator usually sends CHANGE_ROLES soon.
+        # The coordinator usually answers soon with CHANGE_ROLES. Polling without blocking receives it earlier.
+        self._loop.spin_next()
 
     def _fail_early(self, error: DeviceError) -> None:
-        """Send an error to the coordinator at once, because the main thread may be in a long segment."""
+        """Send an error to the coordinator and let the main thread raise it.
+
+        The main thread may be computing a long segment, so it would report the error later.
+        """
         content = {"message": one_line(error), "peer": error.peer}
         self._get_control().send_json(MessageType.ERROR, content)
         self._mailbox.fail(error)
@@ -711,7 +726,7 @@ class DeviceRun:
     # -- frames
 
     def _post_value(self, value: Mapping[str, Any], frame: int, payload: Any, keep: Any) -> None:
-        """Post a transfer to its receiver, or an output to the coordinator.
+        """Queue a tensor for sending: a transfer to another device, or an output to the coordinator.
 
         `value` is the manifest's entry of the transfer or output. `keep` owns the payload's memory and is kept alive
         until the payload is sent.
@@ -723,7 +738,7 @@ class DeviceRun:
             self._get_control().post(MessageType.OUTPUT, payload, value["index"], frame, keep)
 
     def _report_overdue(self, frame: int, error: DeviceError) -> None:
-        """Report an overdue tensor to the coordinator.
+        """Report to the coordinator that a tensor of a frame has not arrived in time.
 
         Raise `error` instead if the coordinator should have sent the tensor, or if there are no failure plans.
         """
@@ -733,10 +748,9 @@ class DeviceRun:
         self._get_control().send(MessageType.TENSOR_OVERDUE, content.encode(), frame=frame)
 
     def _notified_channel(self, peer: str) -> MessageChannel:
-        """Return the channel to a peer.
+        """Return the channel to a peer, after telling the peer that this device uses other plans now.
 
-        If the peer does not know yet that this device has applied the last change of roles (plans), post ROLES_CHANGED
-        first.
+        A ROLES_CHANGED message is posted only if the peer has not received it since the last change of plans (roles).
         """
         channel = self.peers.channels[peer]
         if peer in self._peers_to_notify:
@@ -756,13 +770,14 @@ class DeviceRun:
             self._mailbox.check()
             if not executor.advance(self._finish_frame) and (executor.frames or not has_ended):
                 if self._unacknowledged_change is not None and not executor.frames:
-                    # No frame has begun since the last change of roles, so no DONE message has acknowledged the change.
+                    # A DONE message would acknowledge the change of roles (plans) to the coordinator, but no frame has
+                    # begun since the change. Therefore ROLES_CHANGED acknowledges it.
                     self._get_control().send(MessageType.ROLES_CHANGED, frame=self._unacknowledged_change)
                     self._unacknowledged_change = None
                 executor.wait(seen)
 
     def _handle_orders(self, executor: StepExecutor, next_frame: int) -> int:
-        """Drop and begin frames as the orders in the mailbox say; return the next frame to begin."""
+        """Drop, skip and begin frames as the coordinator has ordered; return the number of the next frame to begin."""
         if (first := self._mailbox.pop("drop")) is not None:
             executor.drop_stopped()
             next_frame = self._unacknowledged_change = first
@@ -773,9 +788,9 @@ class DeviceRun:
         return next_frame
 
     def _finish_frame(self, frame: FrameExecution) -> None:
-        with self._loop.lock:  # The helper thread may drop frames at the same time.
-            # This must precede DONE: after DONE, the coordinator announces another frame, and `_window` must already
-            # admit its tensors.
+        with self._loop.lock:  # Without the lock, the helper thread could drop frames meanwhile.
+            # `_window` is updated before DONE is sent. After DONE, the coordinator announces another frame, and
+            # `_window` must already admit the tensors of that frame.
             self._window.finish(frame.number)
             received = self.peers.take_received()
         self.finished_frames += 1
@@ -785,7 +800,7 @@ class DeviceRun:
         self._get_control().post(MessageType.DONE, payload, min(duration_us, 2**32 - 1), frame.number)
 
     def _finish_run(self, executor: StepExecutor) -> None:
-        """Exchange BYE messages with all peers, then send the report to the coordinator."""
+        """Exchange BYE messages with all peers, then send the measurements of the run to the coordinator."""
         deadline, disconnected = time.monotonic() + DEADLINE_GRACE_S, self.peers.disconnected
         peers = tuple(self.peers.channels)
         for channel in map(self._notified_channel, peers):
@@ -804,7 +819,7 @@ class DeviceRun:
 def make_checked_sessions(
     files: FileIntegrity, directory: Path, manifest: Mapping[str, Any], threads: int
 ) -> list[Any]:
-    """Make the sessions of all segments while the digests of the device's files are computed.
+    """Create the sessions of all segments (ONNX sub-models), while the digests of the device's files are computed.
 
     `threads` is the number of threads that compute a segment. Raise ValueError for a missing or damaged file, or a
     segment that onnxruntime cannot load.
@@ -818,7 +833,7 @@ def make_checked_sessions(
 
 
 def make_report(executor: StepExecutor, channels: Iterable[MessageChannel] = ()) -> dict[str, Any]:
-    """Return the device's report at the end of a run: sums over all frames and a timeline of the last one.
+    """Return a device's measurements at the end of a run: sums over all frames, and a timeline of the last frame.
 
     The timeline lists segments, waits and sends that ended after the announcement of the last frame, sorted by their
     start. Its times are in seconds since this announcement.

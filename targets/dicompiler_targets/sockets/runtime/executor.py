@@ -1,10 +1,11 @@
 """The step executor: runs a device's steps for all frames in flight, the oldest frame first.
 
-A step runs a segment (an ONNX sub-model) or posts its result to another device or the coordinator. A posted result is
-sent before the next segment starts, before the device waits, or when `advance` returns.
+A frame is one inference request. A step runs a segment (an ONNX sub-model), or posts its result to another device or
+the coordinator. A posted result is sent before the next segment starts, before the device waits, or when `advance`
+returns.
 
-Received tensors and orders wait in the mailbox: the thread that runs the event loop puts items in, and the main thread
-removes each item by its key.
+Received tensors and orders of the coordinator wait in the mailbox. The thread that runs the event loop puts items in,
+and the main thread removes each item by its key.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class DeviceError(Exception):
     """An error after which this device cannot continue.
 
     Attributes:
-        peer: Name of the device that seems to have caused the error, if any.
+        peer: Name of the other device that seems to have caused the error; None if there is none.
     """
 
     def __init__(self, message: str, peer: str | None = None) -> None:
@@ -55,8 +56,8 @@ class Mailbox:
     a string, for example ("frame", 3) for the announcement of frame 3.
 
     Attributes:
-        changes: Number of changes so far, by which a waiting thread notices that something arrived.
-        order_changes: Number of orders so far, from `put_order` and `drop`.
+        changes: Number of changes so far. A waiting thread compares it to notice that something arrived.
+        order_changes: Number of calls of `put_order` and `drop` so far.
     """
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ class Mailbox:
         self.changes = self.order_changes = 0
 
     def put(self, key: Any, item: Any) -> None:
-        """Store an item; raise ProtocolError if an item with this key is stored."""
+        """Store an item; raise ProtocolError if an item with this key is stored already."""
         if key in self._items:
             raise ProtocolError(f"received the same item twice: {key}")
         self._items[key] = item
@@ -76,7 +77,7 @@ class Mailbox:
         self.order_changes += 1
 
     def drop(self, first: int) -> None:
-        """Discard all items of frames before `first`, and order the main thread to drop these frames."""
+        """Discard all items of frames before number `first`, and order the main thread to drop these frames."""
         for key in list(self._items):
             number = key[1] if key[0] in ("frame", "skip") else key[0]
             if isinstance(number, int) and number < first:
@@ -104,7 +105,7 @@ class Mailbox:
             raise self._failure
 
     def pop(self, key: Any) -> Any:
-        """Remove and return an item, None if it is missing; raise the error that was passed to `fail`."""
+        """Remove and return the item with this key, None if it is missing; raise the error passed to `fail`, if any."""
         self.check()
         return self._items.pop(key, None)
 
@@ -118,7 +119,7 @@ class Mailbox:
         return frame
 
     def take(self, loop: EventLoop, key: Any, deadline: float, description: str, peer: str | None = None) -> Any:
-        """Run the event loop until the item arrives, then remove and return it.
+        """Run the event loop until the item with this key arrives, then remove and return it.
 
         At the deadline (time.monotonic), raise a DeviceError that names the item by its `description` and the peer that
         should have sent it.
@@ -130,23 +131,23 @@ class Mailbox:
 
 
 DEADLINE_GRACE_S = 10.0
-"""Seconds after a frame's deadline for which a device waits for an input.
+"""Seconds by which a device waits longer for the coordinator than a frame's deadline says.
 
-Within this time, the coordinator finds the device at fault and ends the run.
+Within this time, the coordinator finds out which device is at fault and ends the run.
 """
 SLEEP_OVERRUN_S = 100e-6
 """Seconds by which a sleep ends late, even if the kernel's timer slack is minimal."""
 PR_SET_TIMERSLACK = 29
 MAX_TIMELINE_ENTRIES = 10_000
-"""Maximum number of timeline entries in a report, because a message has limited length."""
+"""Maximum number of timeline entries in a device's report, because messages have limited length."""
 
 
 @dataclass(eq=False)
 class ExecutorStep:
-    """A step that runs a segment, or posts a transfer or an output.
+    """A step of a device: it runs a segment (an ONNX sub-model), or posts a transfer or an output.
 
-    `entry` is the manifest's entry of the segment, transfer or output. The step reads the tensors named `needed`;
-    afterwards the tensors named `released` are not needed any more.
+    `entry` is the manifest's entry of the segment, transfer or output, and `index` is its index there. The step reads
+    the tensors named `needed`. After the step, no other step needs the tensors named `released`.
     """
 
     is_segment: bool
@@ -178,14 +179,14 @@ class RoleSteps:
         self.buffers = BufferPool(manifest, sessions, self.segment_ios)
         used_as_values = {name for io in self.segment_ios for name in io.inner["inputs"]}
         used_as_values |= {value["tensor"] for value in (*manifest["outputs"], *self.states.values())}
-        # These received tensors stay bytes, because only copies read them. All others become values of onnxruntime.
+        # Names of received tensors that only copies read. They stay bytes; all others become onnxruntime values.
         self.raw_inputs = {name for io in self.segment_ios for name in io.copy_sources} - used_as_values
         self.steps = self._make_steps()
 
     def _make_steps(self) -> list[ExecutorStep]:
-        """Return the steps in the manifest's order, and then a step for each output.
+        """Return the run and send steps in the manifest's order, and then a step for each output.
 
-        Receive steps are left out: the mailbox stores tensors when they arrive, and a step waits for those it needs.
+        Receive steps are omitted: the mailbox stores tensors when they arrive, and each step waits for its tensors.
         """
         steps, last_steps, outputs = list[ExecutorStep](), dict[str, ExecutorStep](), self.manifest["outputs"]
         for kind, index in self.manifest["steps"]:
@@ -204,19 +205,19 @@ class RoleSteps:
 
 @dataclass(eq=False)
 class FrameExecution:
-    """A frame in flight on this device.
+    """The state of one frame (inference request) that this device is computing.
 
-    `StepExecutor.begin_frame` creates the object, and `StepExecutor.advance` runs its steps.
+    `StepExecutor.begin_frame` creates the object, and `StepExecutor.advance` runs the frame's steps.
 
     Attributes:
         number: The frame's number.
         deadline: Time (time.monotonic) by which the frame must be finished.
         role: The steps of the role (the normal plan, a replica or a failure plan) that the frame uses.
-        position: Index of the next step.
+        position: Index of the next step in `role.steps`.
         values: The tensors that a later step needs, by name.
         buffer_set: Memory of the frame's small tensors; None until it is needed.
-        started_at: Time (time.perf_counter) when the frame's first segment started; 0 before.
-        compute_s: Seconds of the frame's segments so far.
+        started_at: Time (time.perf_counter) when the frame's first segment started; 0 before that.
+        compute_s: Seconds that the frame's segments have taken so far.
         resets_states: True if the states (inputs that are outputs of the previous frame) start with values from the
             coordinator, False if they start as zeros, None if they continue from the previous frame.
     """
@@ -263,7 +264,7 @@ class EmulatedSpeed:
         return EmulatedSpeed([(float(at), float(speed)) for at, speed in pairs])
 
     def at(self, time_s: float) -> float:
-        """Return the board's speed at `time_s` (time.perf_counter) as a multiple of its own speed."""
+        """Return the board's speed at `time_s` (time.perf_counter) as a multiple of its normal speed."""
         return next((speed for at, speed in reversed(self.changes) if at <= time_s), 1.0)
 
 
@@ -271,7 +272,7 @@ FULL_SPEED = EmulatedSpeed()
 
 
 class StepExecutor:
-    """Runs the steps of all frames in flight.
+    """Runs the steps (segments and sends) of all frames in flight on one device.
 
     DeviceRun, or a session within the user's process, creates the executor. The executor takes a frame's tensors from
     the mailbox, runs the segments in onnxruntime, and passes results to `post`, which sends them.
@@ -279,7 +280,7 @@ class StepExecutor:
     Attributes:
         frames: The frames in flight, oldest first.
         wait_s: Seconds in which no frame could continue.
-        segments_s: Seconds of each segment in all frames, in the order of the sessions.
+        segments_s: Seconds that each segment took in all frames together, in the order of the sessions.
         announced_at: Time (time.perf_counter) when the last frame was announced.
         timeline: What the device did since `announced_at`, as tuples: "run" or "wait", index of the segment or of the
             awaited transfer (-1 for an input), frame, start, end (time.perf_counter).
@@ -302,18 +303,20 @@ class StepExecutor:
 
         A role is the normal plan, a replica or a failure plan. `sessions` are those of the segments of all roles.
         `mailbox` has the received tensors. `post` is called with each result that must be sent, and `report_overdue` if
-        a received tensor is late. `min_segment_s` has the minimum seconds of each segment's call, to emulate slower
-        boards, and `emulated_speed` changes of their speed. `schedule` maps frames to roles; by default, the manifest's
-        schedule is used. `can_stop` allows calls of `stop_before` also if the schedule tolerates no failures.
+        a tensor does not arrive in time. `min_segment_s` has the minimum seconds of each segment's call, to emulate
+        slower boards, and `emulated_speed` has the changes of their speed. `schedule` maps frames to roles; by default,
+        the manifest's schedule is used. `can_stop` lets `stop_before` interrupt segments even if there are no failure
+        plans.
         """
         self._schedule = schedule or RoleSchedule.from_manifest(manifest)
         self._run_options = _make_run_options() if can_stop or self._schedule.tolerates_failures else None
-        self._first_valid = 0  # Frames before this number were stopped.
+        self._first_valid = 0  # Frames with smaller numbers were stopped.
         self._sessions, self._mailbox, self._loop = sessions, mailbox, loop
         self._post, self._report_overdue = post, report_overdue
         self._min_segment_s, self._emulated_speed = min_segment_s, emulated_speed
         if min_segment_s:
-            # By default, the kernel ends sleeps up to 50 µs late. A timer slack of 1 ns makes them more precise.
+            # By default, the kernel ends sleeps up to 50 µs late. A timer slack of 1 ns makes the emulated durations
+            # more precise.
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         self._roles: list[RoleSteps] = []
         first = 0
@@ -331,7 +334,7 @@ class StepExecutor:
         self.timeline: list[tuple[str, int, int, float, float]] = []
 
     def begin_frame(self, number: int, announced_at: float, deadline: float) -> None:
-        """Add a frame, announced at `announced_at` (time.perf_counter), with a deadline (time.monotonic)."""
+        """Add a frame that was announced at `announced_at` (time.perf_counter); `deadline` is a time.monotonic."""
         self.announced_at = announced_at
         self.timeline = [entry for entry in self.timeline if entry[4] > announced_at]
         resets_states: bool | None = self._mailbox.pop(("reset states", number))
@@ -342,16 +345,16 @@ class StepExecutor:
         self.frames.append(FrameExecution(number, deadline, role, resets_states=resets_states))
 
     def stop_before(self, first: int) -> None:
-        """Stop computing frames before number `first`; the main thread then calls `drop_stopped`.
+        """Stop computing frames before number `first`, and interrupt a segment that runs at present.
 
-        Any thread may call this method.
+        Any thread may call this method. The main thread must then call `drop_stopped`.
         """
         self._first_valid = first
         if self._run_options is not None:
             self._run_options.terminate = True
 
     def drop_stopped(self) -> None:
-        """Remove the frames that `stop_before` stopped."""
+        """Remove the frames that `stop_before` has stopped, and reuse their buffers."""
         if self._run_options is not None:
             self._run_options = _make_run_options()
         for frame in self.frames:
@@ -388,7 +391,8 @@ class StepExecutor:
             if frame.position == len(steps):
                 self._finish(frame, on_finished)
                 return True
-            # A tensor of an older frame may have arrived, and the oldest frame that can continue goes first.
+            # A tensor of an older frame may have arrived during the step. The search restarts at the oldest frame,
+            # because the oldest frame that can continue goes first.
             if position and self._mailbox.changes != seen:
                 position, seen = 0, self._mailbox.changes
         self._loop.push()
@@ -426,7 +430,7 @@ class StepExecutor:
             self._report_overdue(frame.number, DeviceError(f"tensor {name!r} did not arrive in time", peer))
 
     def _record_span(self, kind: str, index: int, frame: int, start: float) -> float:
-        """Add a timeline entry from `start` (time.perf_counter) to now; return its duration in seconds."""
+        """Add a timeline entry from `start` (time.perf_counter) until now; return its duration in seconds."""
         end = time.perf_counter()
         if len(self.timeline) < MAX_TIMELINE_ENTRIES:
             self.timeline.append((kind, index, frame, start, end))
@@ -481,7 +485,10 @@ class StepExecutor:
                 self._states[frame.number + 1, name] = state
 
     def _discard_unread_states(self) -> None:
-        """Discard the states for finished frames, which did not read these states because they reset them."""
+        """Discard stored states (outputs kept as inputs of the next frame) that no frame will read.
+
+        A frame that resets its states does not read the stored states of the previous frame.
+        """
         oldest = min((frame.number for frame in self.frames), default=self._next_number)
         self._states = {key: state for key, state in self._states.items() if key[0] >= oldest}
 
@@ -491,7 +498,8 @@ class StepExecutor:
 
     def _run_segment(self, step: ExecutorStep, frame: FrameExecution) -> None:
         buffer_set, number = frame.buffer_set or self._take_buffers(frame), frame.role.first_segment + step.index
-        # A segment that has not run yet is assumed to take as long as the slowest segment that has.
+        # The loop must know how long this thread will be busy. A segment that has not run yet is assumed to take as
+        # long as the slowest of the other segments.
         if (expected_s := self._last_run_s.get(number)) is None:
             expected_s = max(self._last_run_s.values(), default=math.inf)
         self._loop.let_helper_run(expected_s)
@@ -512,7 +520,10 @@ class StepExecutor:
     def _compute_outputs(
         self, step: ExecutorStep, number: int, frame: FrameExecution, buffer_set: BufferSet
     ) -> Mapping[str, Any]:
-        """Run a segment and return its outputs by name; `number` is its index among the segments of all plans."""
+        """Run a step's segment and return its outputs by name.
+
+        `number` is the segment's index among the segments of all plans.
+        """
         if (bound := buffer_set.bindings.get(step.index)) is None:
             segment_io = frame.role.segment_ios[step.index]
             values, computed = segment_io.join_inputs(frame.values), dict[str, Any]()
@@ -536,7 +547,7 @@ class StepExecutor:
 
 
 def _add_senders(error: ValueError, role: RoleSteps) -> ValueError:
-    """Return the error of a step, extended by the names of all devices that send tensors to this one.
+    """Return the error of a step, with the names of all devices that send tensors to this device.
 
     A wrong tensor from one of these devices may have caused the error.
     """
@@ -546,13 +557,13 @@ def _add_senders(error: ValueError, role: RoleSteps) -> ValueError:
 
 
 def _make_run_options() -> Any:
-    """Return run options with which a call of onnxruntime can be ended.
+    """Return onnxruntime run options, with which another thread can end a call early.
 
     Before each call, onnxruntime's Python package looks for a CUDA graph ID in the options. If there is none, the
     package raises an exception internally, which takes ten times as long as the call. Therefore the options have an ID.
     """
     options = ort.RunOptions()
-    options.log_severity_level = 4  # Errors are raised as exceptions and need not be logged too.
+    options.log_severity_level = 4  # Errors are raised as exceptions, so logging them would repeat them.
     options.add_run_config_entry("gpu_graph_id", "-1")
     return options
 

@@ -1,12 +1,12 @@
 """The wire protocol: message headers and types, reading messages, and checks of the tensors that arrive.
 
 A message is a header of fixed length and a payload. The payload of a tensor is its raw little-endian bytes, and the
-plan determines their number. The payload of a value of unknown size begins with its shape or is encoded
-(`value_codec`). All other payloads are JSON objects of limited length.
+plan determines their number. A value of unknown size begins with its shape, or is encoded by `value_codec`. The
+payload of DONE is a sequence of structs. All other payloads are empty, or JSON objects of limited length.
 
 A role is one way in which the devices can compute a frame: the normal plan, a replica of it, or a failure plan. With
 replicas, frames use several roles in turn. With failure plans, some roles are only used while certain devices are down.
-`RoleSchedule` has the role of each frame, and so the tensors that may arrive for it.
+`RoleSchedule` returns the role of each frame, and the role determines which tensors may arrive for the frame.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def role_manifests(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]
 
 
 def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Return, for each role, True if the coordinator announces frames of the role to the device.
+    """Return, for each role (plan) in a device's manifest, True if the coordinator announces its frames to the device.
 
-    The coordinator does so if the device has work in this role, or in another role for the same failed devices. A role
-    is the normal plan, a replica of it, or a failure plan.
+    A role is the normal plan, a replica of it, or a failure plan. Frames are announced to a device that has work in
+    this role, or in another role for the same failed devices.
     """
     work = [
         (role.get("failed", ()), role["inputs"] or role["steps"] or role["outputs"])
@@ -45,7 +45,7 @@ def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
 class RoleSchedule:
     """Maps frames to roles (the normal plan, its replicas, and failure plans).
 
-    If n roles are made for the devices that are down, frame i uses number i mod n of these roles.
+    If the artifact has n roles for the set of devices that are down, frame i uses number i mod n of these roles.
 
     Attributes:
         tolerates_failures: True if there are roles for frames after a failure.
@@ -92,8 +92,8 @@ class RoleSchedule:
     def change(self, failed: Collection[str], first_frame: int, oldest_frame: int) -> None:
         """From frame `first_frame` on, use the roles (plans) that are made for the failure of the devices `failed`.
 
-        `failed`, a result of `find_failed_set`, may include devices that have not failed. The roles of frames before
-        `oldest_frame` are forgotten. Raise ValueError if no role is made for exactly these failed devices.
+        `failed`, a result of `find_failed_set`, may include devices that have not failed. `role_index` is not called
+        for frames before `oldest_frame` any more. Raise ValueError if no role is made for exactly the devices `failed`.
         """
         chosen = self._roles_for(frozenset(failed))
         if not chosen:
@@ -102,7 +102,7 @@ class RoleSchedule:
             )
         ends = [*(start for start, _ in self._changes[1:]), first_frame]
         needed = [change for change, end in zip(self._changes, ends, strict=True) if end > oldest_frame]
-        self._changes = [*needed, (first_frame, chosen)]  # Other threads read the list, so one assignment replaces it.
+        self._changes = [*needed, (first_frame, chosen)]  # One assignment, because other threads read the list.
 
     def role_index(self, frame: int) -> int:
         first, chosen = self._changes[-1]
@@ -116,7 +116,7 @@ class RoleSchedule:
 
 MAGIC, PROTOCOL_VERSION = b"DICO", 7
 HEADER_STRUCT = struct.Struct("<4sBBHIQQ")
-"""Fields: magic, protocol version, message type, flags (0), index, frame number, length of the payload."""
+"""Layout of a message header: magic, protocol version, message type, flags (0), index, frame number, payload length."""
 DONE_FIELDS = struct.Struct("<dfI")
 """The start of the payload of DONE.
 
@@ -126,13 +126,14 @@ flags of the board, as `board_sensors` reads them.
 RECEIVED_TENSORS = struct.Struct("<HQQd")
 """An entry in the payload of DONE, for a peer that has sent tensors since the previous DONE message.
 
-Fields: index of the peer, payload bytes of the tensors, timed bytes among them, seconds in which these arrived.
+Fields: index of the peer, payload bytes of its tensors, number of these bytes whose arrival was timed, and the seconds
+in which the timed bytes arrived.
 """
 MAX_JSON_BYTES = 1 << 20
 MAX_GREETING_BYTES = 1 << 14
-"""Length limit for JSON messages, as long as the other end has not proved its identity."""
+"""Maximum bytes of a JSON message, as long as the other end has not proved its identity."""
 MAX_UNPLANNED_BYTES = 1 << 31
-"""Length limit for tensors of unknown shape. The plan says the lengths of all other tensors."""
+"""Maximum bytes of a tensor of unknown shape. The plan determines the length of each other tensor."""
 MAX_FRAMES_IN_FLIGHT = 1024
 READ_BUFFER_BYTES = 1 << 14
 """Size of a reader's buffer, into which headers and short messages are read."""
@@ -186,19 +187,19 @@ class MessageHeader(NamedTuple):
 
 
 class ProtocolError(Exception):
-    """The other end violated the protocol or could not prove its identity; its message was not stored."""
+    """Error: the other end of a connection violated the protocol or could not prove its identity."""
 
 
 class PeerRefused(Exception):
-    """The other end refused the connection; the text of this exception is the reason that it sent."""
+    """Error: the other end refused the connection; the exception's text is the reason that the other end sent."""
 
 
 class ConnectionClosed(ConnectionError):
-    """The other end closed the connection between two messages."""
+    """Error: the other end closed the connection between two messages, so that no message is incomplete."""
 
 
 class ByteSource(Protocol):
-    """The methods of a connection that a reader calls.
+    """The methods of a connection that MessageReader calls.
 
     Attributes:
         is_drained: True if the last `receive_into` returned all available bytes. The next call would only return None
@@ -211,7 +212,7 @@ class ByteSource(Protocol):
         """Store received bytes in `view`; return their number, 0 at the end, None if none are available."""
 
     def expect_bytes(self, count: int) -> None:
-        """Announce that at least `count` more bytes will arrive, so that fewer bytes need not wake the reader."""
+        """Announce that `count` more bytes will arrive, so that the reader need not be woken for fewer bytes."""
 
 
 def pack_header(header: MessageHeader) -> bytes:
@@ -312,7 +313,7 @@ class MessageReader:
         self.has_received = True
         self.received_bytes += count
         self._end += count
-        # A TLS record starts with its type (20 to 22) and the major version 3.
+        # A TLS record starts with its type (20 to 22) and the major version 3; a message starts with other bytes.
         if 20 <= self._buffer[self._start] <= 22 and self._end - self._start > 1 and self._buffer[self._start + 1] == 3:
             raise ProtocolError("the other end uses TLS but this end does not: give keys to both (--keys)")
         return True
@@ -356,9 +357,9 @@ class MessageReader:
 def read_messages(
     reader: MessageReader, check: Callable[[MessageHeader], None], deliver: Callable[[MessageHeader, Any], object]
 ) -> None:
-    """Call `deliver` with each available message, until it returns a true value.
+    """Call `deliver` with header and payload of each available message, until `deliver` returns a true value.
 
-    Heartbeats are not delivered. `check` and the errors are those of MessageReader.read_message.
+    Heartbeats are not delivered. `check` is called, and errors are raised, as in MessageReader.read_message.
     """
     while (message := reader.read_message(check)) is not None:
         if message[0].type is not MessageType.HEARTBEAT and deliver(*message):
@@ -374,7 +375,7 @@ class FrameWindow:
     Attributes:
         oldest: Number of the oldest unfinished frame.
         end: The number of the last frame that may be in flight, plus 1.
-        first: Frames before this number were dropped. Messages for them may still arrive.
+        first: Frames with smaller numbers were dropped. Messages for them may still arrive.
     """
 
     def __init__(self, size: int | None) -> None:
@@ -409,9 +410,9 @@ class FrameWindow:
         self.end = first + (self._size or 0)
 
     def skip(self, first: int, end: int) -> None:
-        """Leave out the frames from `first` to before `end`, in which this device has no work.
+        """Mark the frames from `first` to before `end` as finished, because this device has no work in them.
 
-        `first` is the number after that of the last frame that was announced to this device.
+        `first` is the number of the last frame that was announced to this device, plus 1.
         """
         if self.oldest < first:
             self._finished.update(range(first, end))
@@ -422,7 +423,7 @@ class FrameWindow:
         return self.oldest <= frame < self.end and frame not in self._finished
 
     def check(self, frame: int, message: str) -> None:
-        """Raise ProtocolError if the frame is not in flight; `message` names the received message."""
+        """Raise ProtocolError if the frame is not in flight; `message` names the received message in the error."""
         if not self.is_in_flight(frame):
             raise ProtocolError(
                 f"{message} is for frame {frame}, but frames {self.oldest} to {self.end - 1} are in flight"
@@ -432,8 +433,8 @@ class FrameWindow:
 class ReceiveFilter:
     """Decides which tensors may arrive on a connection: each expected tensor once in each frame in flight.
 
-    DeviceRun and the coordinator create a filter for each connection. A channel checks the header of a tensor, and then
-    reads its payload. So the stored bytes never exceed those that the plan expects for the frames in flight.
+    DeviceRun and the coordinator create a filter for each connection. A channel checks the header of a tensor before it
+    reads the payload. So the stored bytes never exceed those that the plan expects for the frames in flight.
     """
 
     def __init__(
@@ -468,10 +469,10 @@ class ReceiveFilter:
         seen.add(key)
 
     def _check_late(self, header: MessageHeader) -> None:
-        """Check a tensor that arrives late: after its frame was dropped.
+        """Check a tensor that arrives after its frame was dropped; the receiver will read and discard the tensor.
 
         Raise ProtocolError if no role (the normal plan, a replica or a failure plan) has a tensor of this index and
-        length. Otherwise the tensor is read, and then discarded by the receiver.
+        length.
         """
         lengths = [role[header.index]["bytes"] for role in self._roles if header.index in role]
         if header.length not in lengths and not (None in lengths and header.length <= MAX_UNPLANNED_BYTES):

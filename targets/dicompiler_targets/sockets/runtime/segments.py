@@ -3,9 +3,9 @@
 A segment is an ONNX sub-model that the device runs as soon as its inputs have arrived. Tensors are kept as
 onnxruntime's own values: numpy lacks some types (bfloat16, float8), so arrays would require copies of such tensors.
 
-A segment of another engine was converted at compile time and has two files. The class `EngineNetwork` of its engine
-loads and runs them. The class is in the module `engine_NAME` of this package, or in the installed module
-`dicompiler_engine_NAME`. `NetworkSession` has those methods of an onnxruntime session that the runtime calls.
+A segment for another engine than onnxruntime was converted at compile time and has two files. The engine's class
+`EngineNetwork` loads and runs them. It is in the module `engine_NAME` of this package, or in the installed module
+`dicompiler_engine_NAME`. `NetworkSession` wraps it with those methods of an onnxruntime session that the runtime calls.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class TensorDescription:
-    """An input or output of a session, with the attributes of onnxruntime's NodeArg."""
+    """Name, shape and type of a session's input or output, like onnxruntime's NodeArg."""
 
     name: str
     shape: Sequence[int]
@@ -43,12 +43,12 @@ class TensorDescription:
 
 
 class NetworkBinding:
-    """The inputs and outputs of a call, with the methods of onnxruntime's IOBinding that the runtime calls.
+    """The inputs and outputs of one call of an engine, with those methods of onnxruntime's IOBinding that are used.
 
     Attributes:
-        inputs: Bound values by name.
-        outputs: For each output by name, the existing value into which the call writes, or None for a new value. After
-            the call: the computed values.
+        inputs: The onnxruntime value of each input, by name.
+        outputs: By name of the output: the existing onnxruntime value into which the call writes, or None if the call
+            creates a value. After the call: the computed values.
     """
 
     def __init__(self) -> None:
@@ -69,13 +69,16 @@ class NetworkBinding:
 
 
 class NetworkSession:
-    """A session that computes a segment with another engine than onnxruntime. Its tensors have type float."""
+    """A session that computes a segment (an ONNX sub-model) with another engine than onnxruntime.
+
+    It has the methods of an onnxruntime session that the runtime calls. All its inputs and outputs have type float.
+    """
 
     def __init__(self, directory: Path, segment: Mapping[str, Any], threads: int, is_spinning: bool) -> None:
         """Load the files of a segment.
 
-        `segment` is its entry in the manifest. If `is_spinning`, the threads wait actively between two calls. Raise
-        ValueError if the engine is missing or cannot load the files.
+        `segment` is the segment's entry in the manifest. The engine computes with `threads` threads. If `is_spinning`,
+        they wait actively between two calls. Raise ValueError if the engine is missing or cannot load the files.
         """
         engine = segment["engine"]
         paths = directory / segment["file"], directory / engine["weights"]
@@ -93,7 +96,7 @@ class NetworkSession:
         return NetworkBinding()
 
     def run_with_iobinding(self, binding: NetworkBinding, _run_options: Any = None) -> None:
-        """Compute the outputs of a binding. A call cannot be stopped, so the options of the run are ignored."""
+        """Compute the outputs of a binding; ignore the run options, because the engine's call cannot be stopped."""
         inputs = [_float_view(binding.inputs[value.name]) for value in self._inputs]
         arrays = self._network.run(inputs, [value.shape for value in self._outputs])
         for value, array in zip(self._outputs, arrays, strict=True):
@@ -149,16 +152,16 @@ TENSOR_TYPES = {
     "BFLOAT16": (16, 2), "FLOAT8E4M3FN": (17, 1), "FLOAT8E4M3FNUZ": (18, 1), "FLOAT8E5M2": (19, 1),
     "FLOAT8E5M2FNUZ": (20, 1),
 }  # fmt: skip
-"""Element types that can be sent: ONNX's number of the type, and the bytes per element."""
+"""Element types that can be sent, by name. Each has ONNX's number of the type and the bytes per element."""
 OPTIMIZATION_LEVELS = {
     "none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL",
 }  # fmt: skip
 MAX_BUFFERED_BYTES = 1 << 14
 """Size of the largest tensor that is stored in a buffer set (memory that is reused for later frames)."""
 MAX_BUFFER_SETS = 8
-"""Maximum number of buffer sets (reused memory) of a role: the normal plan, a replica or a failure plan.
+"""Maximum number of buffer sets (reused memory) per role: the normal plan, a replica or a failure plan.
 
-Further frames in flight allocate memory for each tensor.
+A frame in flight for which no set is left allocates memory for each tensor.
 """
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Parameters of glibc's mallopt.
 _INITIAL_THRESHOLD_BYTES, _LARGE_THRESHOLD_BYTES = 128 << 10, 32 << 20
@@ -189,16 +192,17 @@ def value_from_bytes(payload: Any, entry: Mapping[str, Any]) -> Any:
 
 
 def make_value(raw: Any, dtype: str, shape: Sequence[int]) -> Any:
-    """Return an onnxruntime value that uses the memory of an array of bytes, `raw`."""
+    """Return an onnxruntime value of this type and shape that uses the memory of `raw`, an array of bytes."""
     number, size = TENSOR_TYPES[dtype]
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(raw.view(f"u{size}").reshape(shape), number)
 
 
 def value_to_bytes(tensor: Any, entry: Mapping[str, Any]) -> Any:
-    """Return the bytes of an onnxruntime value as a view of its memory; keep the value while you use them.
+    """Return the bytes of an onnxruntime value as a view of its memory; keep the value while you use the view.
 
-    `entry` is the tensor's entry in the manifest. An array of bytes is returned as it is. Raise ValueError if the
-    tensor does not have the type and shape of the entry.
+    `entry` is the tensor's entry in the manifest. An array of bytes is returned as it is. If the entry has no shape,
+    the result is a copy that begins with rank and dimensions. Raise ValueError if the tensor does not have the type and
+    shape of the entry.
     """
     if entry["dtype"] in UNSIZED_TYPES:
         return encode_value(tensor)
@@ -222,9 +226,9 @@ def value_to_bytes(tensor: Any, entry: Mapping[str, Any]) -> Any:
 def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) -> list[Any]:
     """Return the session of each segment of all roles (the normal plan, its replicas and failure plans).
 
-    The result has None for a segment without a file, which only copies. Segments with the same file share a session;
-    `threads` threads compute it. Raise ValueError if a package of an engine is missing or too old, or if a segment
-    cannot be loaded; the error then names the segment.
+    The result has None for a segment without a file, which only copies. Segments with the same file share a session,
+    which computes with `threads` threads. Raise ValueError if a package of an engine is missing or too old, or if a
+    segment cannot be loaded; the error then names the segment.
     """
     check_packages(manifest.get("packages", ()))
     # All sessions share one arena. Separate arenas would each keep the most memory that their session ever needed.
@@ -248,7 +252,7 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
 
 
 def _make_session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
-    """Return the session of a file. If onnxruntime refuses a QuantizeLinear, try again without the cause.
+    """Return an onnxruntime session for a file; if it refuses a QuantizeLinear, try again with int8 allowed.
 
     On some processors, onnxruntime converts int8 to uint8 at optimization levels from "extended" on. It then refuses
     its own result: a QuantizeLinear of opset 21, which states its output type as an attribute (onnxruntime issue
@@ -292,7 +296,7 @@ def run_segment(
     try:
         if segment.get("unsized"):
             return _run_non_tensor(session, segment, values, places or {}, run_options)
-        # A binding takes a fifth of the time of run_with_ort_values, which checks and copies more.
+        # A binding is used, because run_with_ort_values checks and copies more and takes five times as long.
         binding = session.io_binding()
         for name in segment["inputs"]:
             binding.bind_ortvalue_input(name, values[name])
@@ -310,7 +314,7 @@ def run_segment(
 def _run_non_tensor(
     session: Any, segment: Mapping[str, Any], values: Mapping[str, Any], places: Mapping[str, Any], run_options: Any
 ) -> dict[str, Any]:
-    """Run a segment with inputs or outputs that are strings or not tensors, which onnxruntime cannot bind."""
+    """Run a segment with strings or values that are not tensors, which onnxruntime's IOBinding does not support."""
     outputs = session.run(segment["outputs"], {name: values[name] for name in segment["inputs"]}, run_options)
     found = dict(zip(segment["outputs"], outputs, strict=True))
     for name in found.keys() - set(segment["unsized"]):
@@ -342,15 +346,15 @@ def one_line(error: Exception) -> str:
 # -- copies at segment boundaries
 
 RegionOfShape = tuple[Sequence[int], Sequence[Sequence[int]]]
-"""The shape of a tensor, and a region of the tensor: start and end per axis."""
+"""The shape of a tensor, and a region of the tensor: a pair (start, end) per axis."""
 MemoryCopy = tuple[Any, Any]
-"""Target and source of a copy, as two arrays that are views of tensors."""
+"""Target and source of a copy: two arrays that are views of the tensors' memory."""
 
 
 class RegionCopy:
-    """Copies a region of one tensor to a region of another, in blocks that are contiguous in both tensors.
+    """A copy from a region of one tensor to a region of another, in blocks that are contiguous in both tensors.
 
-    The object knows shapes and regions, but no memory. `views` returns the two arrays to copy for given memory.
+    The object has shapes and regions, but no memory. `views` returns the arrays to copy for given tensors in memory.
     """
 
     def __init__(self, source: RegionOfShape, target: RegionOfShape, element_bytes: int) -> None:
@@ -363,15 +367,15 @@ class RegionCopy:
         self._target_offset, self._target_strides = _offset_and_strides(*target, axis, element_bytes)
 
     def views(self, source: Any, target: Any) -> MemoryCopy:
-        """Return target and source of the copy as views of the memory of the tensors `target` and `source`."""
+        """Return two arrays, views of the copied region in `target` and in `source`, the memory of the two tensors."""
         target_view = np.ndarray(self._counts, self._type, target, self._target_offset, self._target_strides)
         return target_view, np.ndarray(self._counts, self._type, source, self._source_offset, self._source_strides)
 
 
 def _first_contiguous_axis(shape: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the axis from which on a region consists of contiguous blocks in the memory of a tensor.
+    """Return the first axis such that a region's elements along this and all later axes are contiguous in memory.
 
-    `shape` is the shape of the tensor, and `counts` that of the region.
+    `shape` is the shape of the tensor, and `counts` is the shape of the region.
     """
     axis = len(shape) - 1
     while axis > 0 and counts[axis] == shape[axis]:
@@ -382,29 +386,29 @@ def _first_contiguous_axis(shape: Sequence[int], counts: Sequence[int]) -> int:
 def _offset_and_strides(
     shape: Sequence[int], region: Sequence[Sequence[int]], axis: int, element_bytes: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the offset of a region and its strides along the axes before `axis`, in bytes."""
+    """Return the offset of a region in a tensor's memory, and its strides along the axes before `axis`, in bytes."""
     strides = tuple(element_bytes * math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return sum(begin * stride for (begin, _), stride in zip(region, strides, strict=True)), strides[:axis]
 
 
 CopiedPiece = tuple[str, Mapping[str, Any], RegionCopy]
-"""Name of the tensor with the piece, its manifest entry, and the copy of the piece."""
+"""Name of the tensor that contains the piece, the manifest's entry of this tensor, and the copy of the piece."""
 AssembledTensor = tuple[Mapping[str, Any], Sequence[CopiedPiece]]
 """The manifest's entry of a tensor that is assembled from pieces, and these pieces."""
 
 
 class SegmentIO:
-    """The copies before and after a segment, which the runtime makes instead of onnxruntime.
+    """The copies before and after a segment (an ONNX sub-model), which are made by the runtime and not by onnxruntime.
 
-    Received pieces are copied directly to their place in the tensor that the segment reads. Pieces for other devices
-    are copied directly from the tensor that the segment computes. RoleSteps creates the object; the executor copies the
-    inputs, runs the segment, copies the outputs, and then posts them.
+    Received pieces of tensors are copied to their place in the tensor that the segment reads. Pieces for other devices
+    are copied from the tensor that the segment computes. RoleSteps creates the object; the executor copies the inputs,
+    runs the segment, copies the outputs, and then posts them.
 
     Attributes:
-        inner: The manifest's entry of the segment, with the inputs and outputs of its session.
-        copy_sources: Names of inputs that the session does not read, because they are only copied.
-        outputs: Names of all outputs of the segment.
-        names: Names of all tensors that the segment reads or computes.
+        inner: The manifest's entry of the segment, but with the inputs and outputs of its session (without the copies).
+        copy_sources: Names of the segment's inputs that only the copies read, and not the session.
+        outputs: Names of the segment's outputs, after the copies.
+        names: Names of all tensors that the session or the copies read or write.
     """
 
     def __init__(self, segment: Mapping[str, Any], session: Any) -> None:
@@ -422,7 +426,7 @@ class SegmentIO:
         self.names = {*segment["inputs"], *segment["outputs"], *self.inner["inputs"], *self.inner["outputs"]}
 
     def join_inputs(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` together with those inputs of the segment that are assembled from them.
+        """Return `values` (tensors by name) together with the session's inputs that are assembled from them.
 
         Raise ValueError if a value does not have the planned type or shape.
         """
@@ -448,7 +452,7 @@ class SegmentIO:
     def bind_copies(self, view: Callable[[str], Any]) -> tuple[list[MemoryCopy], list[MemoryCopy]]:
         """Return the copies before and after the segment as pairs of views (target, source).
 
-        `view` returns the memory of a tensor by name. The tensors must not move while the copies are in use.
+        `view` returns the memory of a tensor by name. This memory must exist as long as the copies are in use.
         """
         before, after = (
             [copy.views(view(name), view(tensor["name"])) for tensor, pieces in tensors for name, _, copy in pieces]
@@ -499,8 +503,8 @@ class BufferSet:
     Attributes:
         values: The onnxruntime value of each small tensor, by name.
         views: The bytes of each small tensor, by name.
-        bindings: By index of the segment: its binding (None if it only copies), its outputs by name, and the copies
-            before and after it.
+        bindings: By index of the segment, four elements: its onnxruntime binding (None if it only copies), its outputs
+            by name, the copies before it, and the copies after it.
     """
 
     def __init__(
@@ -557,9 +561,9 @@ class BufferPool:
         return BufferSet(self._small_tensors, self._segment_ios, self._sessions)
 
     def give_back(self, buffer_set: BufferSet, is_sent: bool) -> None:
-        """Take back the buffer set of a finished frame.
+        """Make the buffer set of a finished frame available again.
 
-        If `is_sent` is false, some data in the set still waits to be sent. The set is then not used again.
+        If `is_sent` is false, some data in the set still waits to be sent. The set is then not used for other frames.
         """
         if buffer_set is not self._empty_set:
             self._free += [buffer_set] * is_sent
@@ -567,7 +571,7 @@ class BufferPool:
 
 
 def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) -> dict[str, tuple[str, Sequence[int]]]:
-    """Return type and shape of the tensors of known shape with at most MAX_BUFFERED_BYTES, by name."""
+    """Return type and shape of each tensor with at most MAX_BUFFERED_BYTES, by name; its shape must be known."""
     found: dict[str, tuple[str, Sequence[int]]] = {}
     candidates = [(v["name"], v["dtype"], v["shape"]) for v in (*manifest["inputs"], *manifest["transfers"])]
     candidates += [(value["tensor"], value["dtype"], value["shape"]) for value in manifest["outputs"]]
@@ -596,9 +600,9 @@ def _is_small(dtype: str, shape: Sequence[Any] | None) -> bool:
 def freed_to_system() -> Iterator[None]:
     """Let glibc return each freed block of 128 KiB or more to the system within the context.
 
-    By default, glibc does so only for the first such block. From then on, it keeps freed blocks up to the size of that
-    block for later use. While onnxruntime makes a session, it creates and frees copies of many weights. These blocks
-    would stay in the process's memory and be up to a quarter of it. Other C libraries are not affected.
+    By default, glibc returns only the first such block. From then on, it keeps freed blocks up to the size of that
+    block for later use. While onnxruntime creates a session, it allocates and frees copies of many weights. Up to a
+    quarter of the process's memory would be such freed blocks. Other C libraries are not affected.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
