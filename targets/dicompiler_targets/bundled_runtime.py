@@ -17,13 +17,13 @@ from dicompiler.plugin_api import DicompilerError
 from dicompiler.plugin_api.utilities import package_version
 
 WEIGHTS_FILE = "weights.bin"
-"""The file of a device's weights, next to its segments."""
+"""Name of the file with a device's weights, in the same directory as the device's segments."""
 
 
 def read_runtime_sources(target: str, suffixes: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the content, by name, of the runtime's source files, which are copied into every artifact.
+    """Return the content, by name, of the source files of a target's runtime, which are copied into every artifact.
 
-    Only the files with one of the `suffixes` are returned.
+    Only the files whose names end with one of the `suffixes` are returned.
     """
     folder = resources.files(f"dicompiler_targets.{target}").joinpath("runtime")
     files = sorted(folder.iterdir(), key=lambda file: file.name)
@@ -45,9 +45,9 @@ def read_benchmark_player(target: str, suffixes: tuple[str, ...] = ()) -> dict[s
 def check_bundled_sources(
     directory: Path, document: Mapping[str, Any], found: Mapping[str, str], expected: Mapping[str, str]
 ) -> None:
-    """Raise DicompilerError unless an artifact's source files are identical to the installed ones.
+    """Raise DicompilerError if an artifact's copy of the runtime differs from the installed source files.
 
-    `found` and `expected` have the digest of each file in the artifact and in the installed package. `directory` and
+    `found` has the digest of each source file in the artifact, and `expected` in the installed package. `directory` and
     `document`, the content of artifact.json, are used in the error message.
     """
     wrong = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
@@ -58,5 +58,5 @@ def check_bundled_sources(
 
 
 def hash_sources(sources: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the digest of each file in the notation of manifests, sha256:HEX."""
+    """Return the SHA-256 of each file's content, written as in manifests: sha256:HEX."""
     return {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in sources.items()}

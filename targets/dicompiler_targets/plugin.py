@@ -15,7 +15,7 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_targets() -> Iterable[type[Target]]:
-    """Return the targets for this host, for clusters of boards, and for microcontrollers."""
+    """Return the built-in targets: `sockets`, `mpi` and `tflm`."""
     from dicompiler_targets.mpi import MpiTarget
     from dicompiler_targets.sockets import SocketsTarget
     from dicompiler_targets.tflm import TflmTarget
@@ -25,7 +25,7 @@ def dicompiler_targets() -> Iterable[type[Target]]:
 
 @hookimpl
 def dicompiler_engines() -> Iterable[type[Engine]]:
-    """Return the default engine, and the engines that devices can use instead."""
+    """Return the built-in engines: onnxruntime, which is the default, and ncnn."""
     from dicompiler_targets.engines.ncnn import NcnnEngine
     from dicompiler_targets.engines.onnxruntime import OnnxruntimeEngine
 

@@ -1,6 +1,6 @@
 """The target `sockets`, which writes a directory for each device. The devices are processes that communicate over TCP.
 
-The modules in the order in which a compiled network and then a frame pass through them:
+The modules, in the order in which they are used for a compiled network and then for a frame (inference request):
 
 1. `target` defines the options. `emit` writes an artifact, and `artifact` loads it.
    `dicompiler_targets.engine_segments` converts segments for engines other than onnxruntime.

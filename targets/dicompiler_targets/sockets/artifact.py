@@ -1,6 +1,7 @@
 """An artifact of the target `sockets` in memory, and the conversion between arrays and the payloads of messages.
 
-Directory of an artifact, written by `emit` ⇒ the manifests, and the descriptions of the network's inputs and outputs.
+    directory of an artifact, written by `emit` ⇒ `SocketsArtifact`: manifests, and descriptions of inputs and outputs
+
 A session begins by loading the artifact. The module imports numpy, but neither onnx nor onnxruntime.
 """
 
@@ -43,18 +44,18 @@ from dicompiler_targets.sockets.runtime.value_codec import (
 Manifest = Mapping[str, Any]
 MANIFEST = "manifest.json"
 RUNTIME_PACKAGES = {"numpy": (1, 26), "onnxruntime": (1, 21)}
-"""The oldest versions of the packages that the runtime works with. dicompiler itself needs the same versions."""
+"""The oldest versions of the packages with which the runtime on a device works, by name."""
 
 _NUMPY_TYPE_NAMES = {
     "FLOAT": "float32", "DOUBLE": "float64", "BFLOAT16": "bfloat16", "FLOAT8E4M3FN": "float8_e4m3fn",
     "FLOAT8E4M3FNUZ": "float8_e4m3fnuz", "FLOAT8E5M2": "float8_e5m2", "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-"""numpy's names of the ONNX types for which numpy's name is not ONNX's name in lower case."""
+"""numpy's type names by ONNX type name, for types whose names differ by more than lower case."""
 
 
 @dataclass(frozen=True)
 class RoleIO:
-    """The inputs, outputs and states of each device in the frames of one role.
+    """The inputs, outputs and states of each device in the frames of one role (plan).
 
     A role is the normal plan, a replica of it, or a failure plan. The descriptions are entries of the manifests.
 
@@ -77,8 +78,8 @@ class SocketsArtifact:
 
     Attributes:
         directory: The artifact's directory.
-        digest: The artifact's digest.
-        manifests: The manifests, in device order.
+        digest: The artifact's digest, which identifies its whole content.
+        manifests: The manifest of each device, in device order.
         inputs: Descriptions of the network's inputs, as in artifact.json.
         outputs: Descriptions of the network's outputs, as in artifact.json.
         files: Size and digest of each file, as in artifact.json.
@@ -97,10 +98,10 @@ class SocketsArtifact:
 
     @classmethod
     def load(cls, directory: Path) -> SocketsArtifact:
-        """Load an artifact and check its documents; raise DicompilerError if they are damaged or inconsistent.
+        """Load an artifact and check its JSON files; raise DicompilerError if they are damaged or inconsistent.
 
-        The copies of the runtime must be identical to the installed runtime, because devices on this host run the
-        installed one. The devices themselves check their other files.
+        The copies of the runtime in the artifact must be identical to the installed runtime, because devices on this
+        host run the installed one. The devices themselves check their other files.
         """
         document = load_artifact(directory)
         try:
@@ -168,9 +169,9 @@ class SocketsArtifact:
         )
 
     def check_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the user's inputs: tensors as contiguous arrays, and other values unchanged.
+        """Check the user's inputs; return tensors as contiguous arrays, and other values unchanged.
 
-        If the user sets at least one state (a tensor that is kept for the next frame), all others are set to zeros.
+        If the user sets at least one state (a tensor that is kept for the next frame), all other states become zeros.
         Raise DicompilerError if an input is missing, unknown, or of another type or shape, or if a row index exceeds
         the rows of its lookup table.
         """
@@ -188,11 +189,11 @@ class SocketsArtifact:
         return checked
 
     def copy_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return copies of the user's inputs. Raise DicompilerError for the same inputs as `check_inputs`."""
+        """Return copies of the user's inputs, after checking them as `check_inputs` does."""
         return {name: deepcopy(array) for name, array in self.check_inputs(inputs).items()}
 
     def first_outputs(self, outputs_by_device: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return each output by name; if several devices deliver it, that of the first of these devices."""
+        """Return each output by name; if several devices have sent it, the one of the first device."""
         names = [value["name"] for value in self.outputs]
         devices = outputs_by_device.values()
         return {name: next(outputs[name] for outputs in devices if name in outputs) for name in names}
@@ -201,9 +202,8 @@ class SocketsArtifact:
 def _check_manifest(directory: Path, document: Manifest, device: str, manifest: Manifest) -> None:
     """Check that the manifest of `device` belongs to the artifact and lists exactly the files that the device needs.
 
-    `document` is the content of artifact.json.
-
-    Raise KeyError if the manifest is inconsistent, and DicompilerError if the copied runtime is not the installed one.
+    `document` is the content of artifact.json. Raise KeyError if the manifest is inconsistent, and DicompilerError if
+    the copied runtime is not the installed one.
     """
     if (manifest["device"], manifest["digest"]) != (device, document["digest"]):
         raise KeyError(f"the manifest of device {device} belongs to another artifact")
@@ -257,9 +257,9 @@ def numpy_type(name: str) -> np.dtype[Any]:
 
 
 def state_piece(array: NDArray[Any], state: Mapping[str, Any]) -> NDArray[Any]:
-    """Return the piece of a state (a tensor that is kept for the next frame) that a device keeps.
+    """Return a device's piece of a state (a tensor that is kept for the next frame).
 
-    `state` is the description of the piece in the manifest.
+    `array` is the whole state, and `state` is the description of the piece in the device's manifest.
     """
     return np.asarray(array[tuple(slice(start, stop) for start, stop in state["region"])], order="C")
 

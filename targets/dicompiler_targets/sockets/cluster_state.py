@@ -1,7 +1,8 @@
-"""The devices of a run: which of them are up, which role the next frames use, and how failed devices return.
+"""The devices of a run: which of them are up, which plan the next frames use, and how failed devices return.
 
 `ClusterState` starts the devices and passes their messages to the session as events. It raises a RunError if a device
-fails and no failure plan covers the failure. A role is the normal plan, a replica of it, or a failure plan.
+fails and no failure plan covers the failure. In this module, a role is the normal plan, a replica of it, or a failure
+plan.
 """
 
 from __future__ import annotations
@@ -47,18 +48,18 @@ from dicompiler_targets.sockets.runtime.protocol import FrameWindow, MessageType
 log = logging.getLogger("dicompiler")
 
 POLL_INTERVAL_S, FAILURE_POLL_INTERVAL_S = 0.05, 0.002
-"""Seconds between two checks of the processes; the second value applies while processes of failed devices end."""
+"""Seconds between two checks of the device processes: normally, and while processes of failed devices end."""
 MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.2, 30.0
-"""Seconds until a failed device is restarted: at first, and at most. Each failed attempt doubles the delay."""
+"""Smallest and largest delay until a failed device is restarted, in seconds. Each failed restart doubles the delay."""
 
 Acceptor = RunAcceptor | DaemonConnector
-"""Accepts the connections of started devices, or makes connections to resident devices."""
+"""An object that accepts the connections of started devices, or connects to resident devices (daemons)."""
 
 
 class ReconnectQueue:
     """The failed devices of a run. They are restarted after a delay, and connect to their peers one after another.
 
-    The devices in `started_by_others` are not restarted, because somebody else starts them.
+    The devices in `started_by_others` are not restarted, because users start them manually.
 
     Attributes:
         connecting: The device that connects to its peers now; '' if there is none. Devices connect one at a time, so
@@ -100,7 +101,10 @@ class ReconnectQueue:
         self._greeted.append(name)
 
     def pop_next(self) -> str:
-        """Return the device that may connect to its peers next, and set `connecting` to it; '' if there is none."""
+        """Return the device that may connect to its peers now, and set `connecting`; '' if no device may.
+
+        At most one device connects at a time.
+        """
         if self.connecting or not self._greeted:
             return ""
         self.connecting = self._greeted.popleft()
@@ -124,19 +128,20 @@ class ClusterState:
 
     A `ClusterSession` creates this object, calls `join` once, and then calls `events`, `handle` and `poll` in turn. The
     object owns a `DeviceProcess` for each device, a `DeviceMessages`, which receives and checks the devices' messages,
-    and the collections of failed devices. If a device fails and a failure plan (a plan for the remaining devices)
-    covers the failure, the run continues. If the device took part in a frame in flight, all frames in flight become
-    invalid, and `needs_replay` is True until the session sends these frames again. The session may send further frames
-    when `awaiting_ack` is empty.
+    and the collections of failed devices.
+
+    If a device fails and a failure plan (a plan for the remaining devices) covers the failure, the run continues. If
+    the device took part in a frame in flight, all frames in flight become invalid, and `needs_replay` is True until the
+    session sends these frames again. The session may send further frames when `awaiting_ack` is empty.
 
     Attributes:
-        processes: The processes of all devices.
-        down: The devices that are down.
+        processes: The process of each device, by name.
+        down: Names of the devices that have failed and not returned.
         window: The numbers of the frames in flight.
         schedule: Maps each frame to its role (the normal plan, a replica of it, or a failure plan).
         awaiting_ack: Devices that have not acknowledged the last change of roles, after a failure or a return.
-        needs_replay: Whether the session must send the frames in flight again.
-        loop: The event loop.
+        needs_replay: True while the session must send the frames in flight again.
+        loop: The event loop that sends and receives on all connections.
     """
 
     def __init__(
@@ -208,7 +213,7 @@ class ClusterState:
         self._has_joined = True
 
     def _runtime_arguments(self) -> list[str]:
-        """Return the command-line arguments of the runtime that are equal for all devices."""
+        """Return those command-line arguments of the runtime that are equal for all devices."""
         options, acceptor = self._options, self._acceptor
         arguments = ["--coordinator", acceptor.address, "--run", acceptor.credentials.run]
         arguments += ["--timeout", f"{options.timeout_s:g}", "--heartbeat", f"{options.heartbeat_s:g}"]
@@ -226,8 +231,8 @@ class ClusterState:
         while waiting := [name for name in self.up if self.processes[name].channel is None]:
             process = self._acceptor.next_process(POLL_INTERVAL_S)
             if process is not None and process.device in self.down:
-                # The run starts without this device, which may join only after all others. Until then, its connections
-                # are closed.
+                # The run starts without this device. It may join only after all others, so its connection is closed and
+                # it must try again.
                 end_process(process)
                 self.processes[process.device] = DeviceProcess(process.manifest)
                 self._acceptor.allow_again(process.device)
@@ -249,19 +254,19 @@ class ClusterState:
             check_time(deadline, waiting or self.up)
 
     def _handle_joining(self, is_ready: Callable[[], object]) -> None:
-        """React to the events that arrive while the devices join.
+        """React to the messages and failures of devices while the devices join the run.
 
-        Do not wait for events if `is_ready` returns a true value.
+        Do not wait for messages if `is_ready` returns a true value.
         """
         for event in self.events(is_ready):
             self.handle(event)
         self.poll()
 
     def _fail_missing(self, waiting: Collection[str], late_at: float) -> None:
-        """After `late_at`, treat missing devices as failed, if a failure plan covers their failure.
+        """If the time `late_at` has passed, treat the devices that have not joined as failed.
 
-        `waiting` has the names of the devices that have not joined. `late_at` is well before the deadline of the run,
-        so that the other devices have time to compute the frames.
+        Do so only if a failure plan covers the failure of these devices, `waiting`. `late_at` (time.monotonic) is well
+        before the deadline, so that the other devices have time to compute the frames.
         """
         can_continue = self.schedule.tolerates_failures and self.schedule.find_failed_set({*self.down, *waiting})
         if time.monotonic() > late_at and can_continue:
@@ -275,14 +280,14 @@ class ClusterState:
         return process
 
     def _send_peers(self, name: str, extra: dict[str, Any]) -> None:
-        """Send a device the message PEERS: the addresses of its peers, and the additional entries `extra`."""
+        """Send a device the PEERS message, with the addresses of all devices that are up and the entries `extra`."""
         addresses = {other: self.processes[other].address for other in self.up}
         proof = self._acceptor.credentials.make_proof(COORDINATOR_NAME, name)
         content = {"addresses": addresses, "in_flight": self._in_flight, **proof, **extra}
         self.processes[name].get_channel().send_json(MessageType.PEERS, content)
 
     def finish(self) -> None:
-        """Tell the devices that no further frames follow."""
+        """Tell all devices that are up that no further frames follow."""
         self._is_finishing = True
         for name in self.up:
             self.processes[name].get_channel().send(MessageType.FINISH, frame=self.window.end)
@@ -295,7 +300,7 @@ class ClusterState:
     # -- events
 
     def events(self, is_ready: Callable[[], object]) -> Iterator[DeviceEvent]:
-        """Yield the events that have arrived or arrive within POLL_INTERVAL_S.
+        """Yield the messages and failures of devices that have arrived or arrive within POLL_INTERVAL_S.
 
         Do not wait if `is_ready` returns a true value.
         """
@@ -306,10 +311,10 @@ class ClusterState:
             yield events.popleft()
 
     def handle(self, event: DeviceEvent) -> bool:
-        """Update the state of the devices according to an event.
+        """Update the state of the devices after a message or the end of a connection.
 
-        Return True if the session must update its own state of a frame, because the event is an `OUTPUT` or `DONE` of
-        this frame. Raise RunError if a device has failed and no failure plan covers the failure.
+        Return True if the session must update its own state of a frame, because the event is an OUTPUT or DONE message
+        of this frame. Raise RunError if a device has failed and no failure plan covers the failure.
         """
         process, header = self.processes[event.device], event.header
         if header is not None and header.type in JSON_MESSAGE_TYPES:
@@ -318,7 +323,7 @@ class ClusterState:
             return False  # The report is about a frame that was sent again meanwhile.
         failure = find_failure(event, self.processes)
         if failure is not None:
-            if process.report is None:  # After its report, a device closes its connection, which is not a failure.
+            if process.report is None:  # A device that has sent its report closes its connection without a failure.
                 self._handle_failure(failure)
         elif header is None:
             return False
@@ -329,7 +334,8 @@ class ClusterState:
         elif header.type is MessageType.REPORT:
             process.report = event.payload
         else:
-            if header.frame >= self._last_change:  # The device already uses the current roles (plans).
+            # A message about a frame after the last change shows that the device uses the current roles (plans).
+            if header.frame >= self._last_change:
                 self.awaiting_ack.discard(event.device)
             return header.type is not MessageType.ROLES_CHANGED and header.frame >= self.window.first
         return False
@@ -359,10 +365,10 @@ class ClusterState:
             self._poll_reconnects()
 
     def pop_takeover(self) -> tuple[str, float] | None:
-        """Return the device that failed last, and the seconds since the first failure was noticed.
+        """Return the device that failed last, and the seconds since the first failure after the previous call.
 
-        Only failures since the previous call count; the result is None if there were none. The session calls this
-        method when the remaining devices have taken over: when a frame is finished, or when no frame is in flight.
+        The result is None if no device has failed since the previous call. The session calls this method when the
+        remaining devices have taken over: when a frame is finished, or when no frame is in flight.
         """
         if not self._failed_at:
             return None
@@ -378,7 +384,8 @@ class ClusterState:
         if not self.schedule.tolerates_failures:
             self._raise_root_cause([failure])
         for name in (failure.reporter, failure.device):
-            if name in self.down:  # Either the failure is known, or the device has failed again while it returned.
+            # If the device is down, either its failure is known, or it has failed again while it was returning.
+            if name in self.down:
                 if self._reconnects.is_returning(name):
                     self._give_up_reconnect(name, failure.message)
                 return
@@ -392,7 +399,7 @@ class ClusterState:
             self._mark_failed(failure)
 
     def _resolve_suspicions(self, suspicions: list[DeviceFailure]) -> None:
-        """Treat some of the suspected devices as failed, so that all other devices reach each other.
+        """Treat some of the suspected devices as failed, so that all other devices can reach each other.
 
         Raise RunError if no failure plan covers the failure of these devices.
         """
@@ -406,20 +413,22 @@ class ClusterState:
             cause = min(suspicions, key=lambda suspicion: suspects.index(suspicion.device))
             raise self._make_error(cause)
         for name in chosen:
-            # The message of the failure is taken from one of the reports, in this order of preference: the device's
-            # process has ended (a report about itself), another device reports it, or it reports another device.
+            # The message of the failure is taken from one of the reports. The order of preference is: a report that
+            # the device's own process has ended, another device's report about it, its report about another device.
             reports = sorted(suspicions, key=lambda suspicion: (suspicion.device != name, suspicion.reporter != name))
             self._mark_failed(replace(reports[0], device=name))
 
     def _mark_failed(self, failure: DeviceFailure) -> None:
-        """Continue without the failed device: all other devices change to other roles (plans).
+        """Continue without the failed device: all other devices change to a failure plan.
 
         If the failed device takes part in a frame in flight, the other devices drop all frames in flight.
         """
         self._last_failed = name = failure.device
         self._failed_at = self._failed_at or time.perf_counter()
-        self._polled_at = time.monotonic()  # This delays the next poll, because the frames are more urgent now.
-        if self._reconnects.connecting:  # A returning device may be connecting to the failed device.
+        # Setting this time delays the next `poll`, because sending the frames again is more urgent.
+        self._polled_at = time.monotonic()
+        # A returning device may be connecting to the failed device, so it must start again.
+        if self._reconnects.connecting:
             self._give_up_reconnect(self._reconnects.connecting, f"device {name!r} failed in the meantime")
         self.down.add(name)
         self._suspicions.forget(name)
@@ -430,9 +439,9 @@ class ClusterState:
         self._on_change("failure", name, failure.message)
 
     def _disconnect(self, name: str) -> DeviceProcess:
-        """Close a device's connection and discard its messages.
+        """Close a device's connection, discard its messages, and return its DeviceProcess.
 
-        Return the device's process. In `processes`, a new DeviceProcess that is not started replaces it.
+        In `processes`, a new DeviceProcess without a process replaces it, until the device is restarted.
         """
         process = self.processes[name]
         with self.loop.lock:
@@ -445,7 +454,7 @@ class ClusterState:
         return process
 
     def _is_needed_in_flight(self, name: str) -> bool:
-        """Return True if the device takes part in a frame in flight.
+        """Return True if the device takes part in a frame in flight, so that these frames must be dropped.
 
         Return True as well if no frame is in flight, because an order to drop frames then loses no work.
         """
@@ -455,18 +464,18 @@ class ClusterState:
         )
 
     def _change_roles(self, drop: bool, returned: str = "") -> None:
-        """Post the message CHANGE_ROLES to all devices that are up: use other plans from the next frame on.
+        """Queue the message CHANGE_ROLES for all devices that are up: use other plans from the next frame on.
 
-        Devices with inputs get the message first, because they can start at once. The event loop sends the message when
-        it pushes the posted messages next. Before PEERS is sent, no message is posted, because PEERS itself says which
-        devices are down. If `drop`, the devices drop the frames in flight, and the session sends these frames again.
-        `returned` is the device whose return causes the change.
+        If `drop`, the devices drop the frames in flight, and the session sends these frames again. `returned` is the
+        device whose return causes the change; '' after a failure. Devices with inputs get the message first, because
+        they can start at once. Before PEERS is sent, no message is queued, because PEERS itself names the failed
+        devices.
         """
         if not self._peers_sent:
             return
         if self.window.end <= self._last_change:
             # Devices acknowledge a change by the number of the first frame after it. No frame was sent since the last
-            # change, so both changes would have the same number. Therefore one frame number is skipped.
+            # change, so both changes would have the same number. One frame number is skipped to distinguish them.
             self.window.finish(self.window.admit_frame())
         first = self._last_change = self.window.end
         failed = self.schedule.find_failed_set(self.down)
@@ -504,7 +513,7 @@ class ClusterState:
         if not cause.is_gone:
             suffix = "; failure plans are only for unreachable devices" if self.schedule.tolerates_failures else ""
         elif cause.rank == RANK_EXIT and not self._has_joined:
-            suffix = ""  # The runtime cannot start on this device, which a failure plan does not mend.
+            suffix = ""  # The runtime cannot start on this device. A failure plan would not help the user.
         else:
             down = {*self.down, cause.device}
             suffix = f"; {describe_missing_plan(down, self.schedule.covered_failures)}"
@@ -545,7 +554,7 @@ class ClusterState:
         self._warned.add(message)
 
     def _mark_returned(self, name: str) -> None:
-        """Let a device that has returned take part again from the next frame on."""
+        """Give a device that has returned its part of the work again, from the next frame on."""
         self._reconnects.remove(name)
         self._warned.clear()
         self.down.discard(name)

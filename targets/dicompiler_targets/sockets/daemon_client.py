@@ -1,7 +1,7 @@
-"""The client of resident devices: reads the file that lists them, connects runs to them, and asks for their status.
+"""The client of resident devices (running daemons): connects runs to them, and asks for their status.
 
-The file is next to the artifact. `daemon_control` starts the resident devices and writes it, and `open_session`
-connects to the listed devices.
+A file next to the artifact lists the resident devices. `daemon_control` starts them and writes the file, and
+`open_session` connects to the listed devices.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class ResidentCluster:
         directory: The artifact's directory.
         digest: Digest of the artifact that the devices run.
         addresses: Host and port of each device.
-        token: Secret that clients and devices prove to know; '' if they use keys.
-        keys: The directory that 'dicompiler keys' created; None without keys.
-        insecure: Whether connections to other hosts are allowed without keys.
+        token: Secret with which clients and devices prove their identities; '' if they use TLS keys.
+        keys: The directory that 'dicompiler keys' created; None if TLS is not used.
+        insecure: True if connections to other hosts are allowed without TLS.
     """
 
     directory: Path
@@ -109,7 +109,7 @@ class ResidentCluster:
         return cluster
 
     def save(self) -> None:
-        """Write the file. Only its owner can read it, because it contains the token."""
+        """Write the file that lists the resident devices. Only its owner can read it, because it contains the token."""
         document = {"format": RESIDENT_FORMAT, **asdict(self)}
         del document["directory"]
         path = self.state_file(self.directory)
@@ -124,7 +124,7 @@ class ResidentCluster:
             temporary.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the file."""
+        """Remove the file that lists the resident devices."""
         self.state_file(self.directory).unlink(missing_ok=True)
 
     @property
@@ -133,7 +133,7 @@ class ResidentCluster:
         return not all(is_loopback(host) for host, _ in self.addresses.values())
 
     def run_options(self, options: RunOptions) -> RunOptions:
-        """Return the options of a run, with the keys of the resident devices.
+        """Return `options` for a run on the resident devices, with the TLS keys and `insecure` of these devices.
 
         Raise UsageError if an option needs new processes.
         """
@@ -147,14 +147,14 @@ class ResidentCluster:
         return replace(options, keys=keys, insecure=options.insecure or self.insecure)
 
     def load_keys(self, options: RunOptions) -> TlsKeys | None:
-        """Return the coordinator's keys; None without keys. Raise UsageError if the keys cannot be used."""
+        """Return the coordinator's TLS keys; None if TLS is not used. Raise UsageError if they cannot be loaded."""
         try:
             return None if options.keys is None else TlsKeys(options.keys / "coordinator")
         except ValueError as error:
             raise UsageError(f"run: {error}") from None
 
     def status(self, options: RunOptions) -> tuple[DeviceStatus, ...]:
-        """Ask all devices for their status. Devices that do not answer have a status with an `error`."""
+        """Ask all devices for their status. A device that does not answer gets a status with an `error`."""
         options = self.run_options(options)
         keys = self.load_keys(options)
 
@@ -184,10 +184,10 @@ def call_daemon(
     request: Mapping[str, Any],
     deadline: float,
 ) -> tuple[MessageChannel, dict[str, Any]]:
-    """Connect to the daemon of a resident device and send a request. Return the connection and the answer.
+    """Connect to the daemon of a resident device and send a request; return the connection and the answer.
 
-    Raise OSError if the device cannot be reached, ProtocolError if another program answers, and PeerRefused if the
-    device refuses the request.
+    Raise OSError if the device cannot be reached, ProtocolError if the answer is invalid or does not prove the device's
+    identity, and PeerRefused if the device refuses the request. Raise ValueError if TLS keys are missing.
     """
     connection = connect(*address, min(GREETING_TIMEOUT_S, seconds_left(deadline)), PORT_HINT)
     try:
@@ -219,7 +219,10 @@ def _error_text(error: Exception) -> str:
 
 @dataclass
 class DaemonProcess(DeviceProcess):
-    """A resident device (a running daemon) in a run. `failure` is the reason why it cannot be reached, or ''."""
+    """A resident device (a running daemon) in a run.
+
+    `failure` is the reason why the device cannot be reached; '' as long as it can be reached.
+    """
 
     failure: str = field(default="", kw_only=True)
 
@@ -233,14 +236,14 @@ class DaemonProcess(DeviceProcess):
 class DaemonConnector:
     """Connects a run to resident devices (running daemons). `daemon_control.make_connector` creates it.
 
-    `ClusterState` uses this object as the function that starts devices and as the acceptor of their connections.
-    The optional function `restart` starts a device that does not answer, and returns its address. Without this
-    function, such a device counts as failed.
+    `ClusterState` uses this object as the function that starts devices and as the acceptor of their connections. The
+    optional function `restart` starts the daemon of a device that does not answer, and returns its address. Without
+    this function, such a device is treated as failed.
 
     Attributes:
-        cluster: The resident devices.
+        cluster: The resident devices and their addresses.
         options: The options of the run.
-        credentials: Credentials of the run.
+        credentials: ID and token of the run, with which its members prove their identities.
     """
 
     address = ""
@@ -260,7 +263,7 @@ class DaemonConnector:
 
     @property
     def refusal_text(self) -> str:
-        """Why connections were refused: always '', because this process connects to resident devices."""
+        """The reason why a connection was refused: always '', because no device connects to this process."""
         return ""
 
     def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
@@ -286,7 +289,7 @@ class DaemonConnector:
         return process
 
     def next_process(self, seconds: float) -> DeviceProcess | None:
-        """Wait for the next device that answers and return its process; None if no device answered in time.
+        """Wait for the next device that answers, and return its process; None if none answers within `seconds`.
 
         Raise RunError if a device refused the run.
         """
@@ -312,7 +315,8 @@ class DaemonConnector:
             if self._closed:
                 channel.close()
             host, port = self.cluster.addresses[name]
-            # If users write the file themselves, it may contain host names that other boards cannot resolve.
+            # Users may have written host names into the list of devices. Other boards may be unable to resolve them, so
+            # they get an IP address.
             self._connections.put((process, channel, (resolve_host(host), port)))
         except PeerRefused as error:
             self._connections.put(RunError(f"{process.title}: {error}"))
@@ -336,7 +340,7 @@ class DaemonConnector:
         options, cluster = self.options, self.cluster
         request: dict[str, Any] = {"request": "run", "run": self.credentials.run, "digest": self._digest}
         request |= {"timeout": options.timeout_s, "heartbeat": options.heartbeat_s}
-        # If this device does not answer, at least half of the timeout remains for a run without it.
+        # The deadline leaves at least half of the timeout for a run without this device, if it does not answer.
         deadline = time.monotonic() + min(2 * GREETING_TIMEOUT_S, options.timeout_s / 2)
         address, token = cluster.addresses[name], cluster.token
         return call_daemon(name, address, self._keys, options.insecure, token, request, deadline)[0]

@@ -1,6 +1,6 @@
-"""Start, stop and status of resident devices over ssh, for `dicompiler deploy`.
+"""Start, stop and status of resident devices (daemons on other hosts) over ssh, for `dicompiler deploy`.
 
-Artifact that is installed on its hosts ⇒ running daemons, and a file that lists their addresses for `daemon_client`.
+artifact that is installed on its hosts ⇒ running daemons, and a file that lists their addresses for `daemon_client`
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from dicompiler_targets.sockets.runtime.protocol import PeerRefused, ProtocolErr
 log = logging.getLogger("dicompiler")
 
 START_SCRIPT = 'cd "$1" && shift && exec "$@"'
-# The Python of the host runs this script. A daemon keeps its state file locked, so the lock shows whether it runs.
+# The Python of a daemon's host runs this script, which stops the daemon. A daemon keeps its state file locked, so the
+# lock shows whether the daemon runs.
 STOP_SCRIPT = """
 import fcntl, json, os, signal, sys, time
 def is_locked():
@@ -70,10 +71,11 @@ class ResidentDevices:
         self.directory, self.options = directory, options
 
     def start(self) -> tuple[str, ...]:
-        """Start the devices that do not answer, and return their names. Devices with another artifact load this one.
+        """Start the devices that do not answer, and return the names of the started devices.
 
-        A device that cannot be started is omitted with a warning if a failure plan covers its failure. Otherwise
-        the devices that were started by this call are stopped again, and RunError is raised.
+        Devices that run with another artifact load this one instead. A device that cannot be started is omitted with a
+        warning if a failure plan covers its failure. Otherwise the devices that were started by this call are stopped
+        again, and RunError is raised.
         """
         artifact = SocketsArtifact.load(self.directory)
         cluster = ResidentCluster.load_for(artifact)
@@ -108,7 +110,10 @@ class ResidentDevices:
         return tuple(sorted(started))
 
     def hand_over(self, directory: Path) -> None:
-        """Let the devices that run belong to another artifact. `start` of that artifact makes them load it."""
+        """List the running devices for the artifact in `directory`, and no longer for this artifact.
+
+        The method `start` for the other artifact then makes the devices load it.
+        """
         cluster = ResidentCluster.load(self.directory)
         if cluster is not None:
             replace(cluster, directory=directory, digest=SocketsArtifact.load(directory).digest).save()
@@ -147,7 +152,7 @@ class DaemonHosts:
     """Starts and stops single daemons on the hosts of a cluster.
 
     Attributes:
-        locations: The host and the settings of each device.
+        locations: The host of each device, and its settings in the hosts file.
         commands: Runs commands over ssh.
     """
 
@@ -158,7 +163,7 @@ class DaemonHosts:
         self._options = options if cluster is None else cluster.run_options(options)
 
     def start(self, name: str) -> tuple[str, int]:
-        """Start a daemon and return its address. Raise RunError with the daemon's message if the daemon fails."""
+        """Start the daemon of a device and return its address; raise RunError with its message if it fails."""
         location = self.locations[name]
         arguments = ["--resident", *["--insecure"] * self._options.insecure]
         arguments += ["--log", f"../{STATE_DIRECTORY}/{location.device}.log", "--detach"]
@@ -172,9 +177,9 @@ class DaemonHosts:
         raise RunError(f"{location.title}: {last_error_line(result)}")
 
     def load(self, name: str) -> bool:
-        """Let a daemon load the artifact that was copied to its directory.
+        """Let the daemon of a device load the artifact that was copied to the device's directory.
 
-        Return False if that fails. The daemon is then stopped.
+        Return True if the daemon now runs this artifact. Otherwise, stop the daemon and return False.
         """
         cluster = self._cluster
         assert cluster is not None
@@ -193,7 +198,7 @@ class DaemonHosts:
         return False
 
     def stop(self, name: str) -> bool:
-        """Stop a daemon. Return True if it was running."""
+        """Stop the daemon of a device. Return True if it was running."""
         location = self.locations[name]
         file = posixpath.join(posixpath.dirname(location.directory), STATE_DIRECTORY, f"{name}.json")
         code = f"PREFIX = {ssh.LINE_PREFIX!r}\n{STOP_SCRIPT}".encode()

@@ -1,7 +1,9 @@
 """Copying an artifact to other hosts over ssh, and starting its devices there.
 
-Artifact and RunOptions with hosts ⇒ copied files and keys (`install`), and a function that starts a device
-(`RemoteStarter`). `open_session` uses the function for sessions with devices on other hosts.
+    artifact and RunOptions with hosts ⇒ `install` ⇒ files and keys of each device on its host
+    artifact and RunOptions with hosts ⇒ `RemoteStarter`, which starts a device on its host
+
+`open_session` uses a RemoteStarter for sessions with devices on other hosts.
 """
 
 from __future__ import annotations
@@ -42,14 +44,15 @@ from dicompiler_targets.sockets.session import check_device_options, check_frame
 log = logging.getLogger("dicompiler")
 
 MIN_PYTHON = (3, 11)
-"""The oldest version of Python that the runtime works with. dicompiler itself needs the same version."""
+"""The oldest version of Python with which the runtime on a device works."""
 KEYS_DIRECTORY = ".keys"
-"""Directory of the devices' keys, next to the devices' directories."""
+"""Directory with the TLS keys of the devices of a host, next to the devices' directories."""
 MAX_SEARCHED_DIRECTORIES = 8
-"""Number of device directories on a host, the newest ones, that are searched for files and pieces."""
+"""Number of device directories on a host, the newest ones, that are searched for files that need not be sent."""
 OTHER_PYTHON_HINT = "install it, or name another Python (key python in the hosts file)"
 
-# The host's Python runs this script. That Python may be of any version, even too old for the runtime.
+# The host's Python runs this script. The script works with any version of Python, so that it can report a version that
+# is too old for the runtime.
 PROBE_SCRIPT = """
 import hashlib, json, os, sys, sysconfig
 def read(*path):
@@ -143,8 +146,8 @@ print(PREFIX + json.dumps({
     "versions": versions, "errors": errors, "highest": highest, "directories": directories, "managed": managed}))
 """
 RUN_PYTHON_SCRIPT = 'cd / && python=$1 && shift && "$python" - "$@"'
-# The device runs in a subshell. The outer shell outlives the device, and its exit code tells which signal ended the
-# device.
+# The device runs in a subshell, so that the outer shell continues if a signal ends the device. The exit code of the
+# outer shell then tells which signal it was.
 START_SCRIPT = '(cd "$1" && shift && exec "$@"); exit $?'
 
 
@@ -154,9 +157,9 @@ class DirectoryCopy:
 
     Attributes:
         target: Path of the directory on the host.
-        files: For each file name, the local file.
+        files: The path of each file on this host, by its name in the directory.
         digests: SHA-256 of each file, by name.
-        stamp: Text that identifies the whole content. The host keeps the text in the directory.
+        stamp: Text that identifies the whole content. A file in the directory on the host has this text.
     """
 
     target: str
@@ -167,15 +170,15 @@ class DirectoryCopy:
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The files of a DirectoryCopy that a host has.
+    """The files of a DirectoryCopy (a directory to copy) that a host has already.
 
     Attributes:
         path: Absolute path of the directory.
         stamp: The text on the host that identifies the content (`DirectoryCopy.stamp`); '' without one.
         intact: Names of the intact files in the directory.
-        elsewhere: For the name of each other file of which another artifact on the host has an intact copy, the path of
-            this copy.
-        old_files: Paths of large files of artifacts on the host, which may have equal pieces.
+        elsewhere: Paths of intact copies of the other files in directories of other artifacts on the host, by name of
+            the file.
+        old_files: Paths of large files of artifacts on the host. Pieces of new files may be found in them.
     """
 
     path: str
@@ -191,7 +194,7 @@ class DeployedState:
 
     Attributes:
         versions: Version of Python and of each needed package.
-        copies: The files of each DirectoryCopy.
+        copies: For each DirectoryCopy (a directory to copy), the files that the host has.
     """
 
     versions: Mapping[str, str]
@@ -199,7 +202,10 @@ class DeployedState:
 
 
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-    """Copy the files and keys that the hosts lack; `Target.install` calls this function."""
+    """Copy an artifact's files and keys to the hosts of its devices, as far as the hosts lack them.
+
+    Return a record of the copied bytes and the versions for each device. `Target.install` calls this function.
+    """
     artifact = SocketsArtifact.load(directory)
     check_device_options(options, artifact)
     ResidentCluster.load_for(artifact)
@@ -208,7 +214,7 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     for name in locations:
         check_files(directory, artifact.files, [f"{name}/{file}" for file in artifact.device_files(name)])
     copies = {name: _plan_copies(artifact, at, options.keys) for name, at in locations.items()}
-    # This fails if the address cannot be used or the keys cannot be loaded, before anything is copied.
+    # Opening an acceptor checks the listening address and the keys, so that errors are found before files are copied.
     RunAcceptor(find_listen_address(options, list(locations.values())), options.keys, options.insecure).close()
     assert options.hosts is not None
     bytes_per_s = options.copy_bytes_per_s / len(locations)
@@ -227,7 +233,7 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     commands.run_parallel(probe, list(locations))
     check_failed_devices(artifact, failed)
 
-    # All files are assembled before the first directory is replaced, because they may have pieces from there.
+    # All files are assembled before the first directory is replaced, because its old files may have pieces of them.
     names = [name for name in locations if name in states]
     copiers = [
         _DeviceCopier(commands, artifact, locations[name], copies[name], states[name], bytes_per_s) for name in names
@@ -246,9 +252,9 @@ class _DeviceCopier:
         location: How to reach the host.
         copies: The content that the directories on the host must have.
         state: The files that the host has.
-        bytes_per_s: Largest number of bytes that are sent in a second; 0 means no limit.
-        assembled: Names of the files that `assemble` has assembled, for each of `copies`.
-        copied_bytes: Number of bytes sent.
+        bytes_per_s: Maximum number of bytes that are sent per second; 0 means no limit.
+        assembled: Names of the files that `assemble` has assembled on the host, by target of the DirectoryCopy.
+        copied_bytes: Number of bytes sent so far.
     """
 
     commands: ssh.RemoteCommands
@@ -261,7 +267,7 @@ class _DeviceCopier:
     copied_bytes: int = 0
 
     def assemble(self) -> None:
-        """Assemble large files on the host from pieces that it has and pieces that are sent."""
+        """Assemble large files on the host from pieces of its old files and pieces that are sent."""
         for wanted, found in zip(self.copies, self.state.copies, strict=True):
             missing = wanted.files.keys() - found.intact - found.elsewhere.keys()
             large = {name: wanted.files[name] for name in sorted(missing) if is_pieced(wanted.files[name])}
@@ -276,7 +282,8 @@ class _DeviceCopier:
     def copy(self) -> InstalledDevice:
         """Replace the directories whose content differs, and check the files on the host.
 
-        Files that the host has elsewhere are linked. If such a file has changed since it was found, all files are sent.
+        Files that the host has in other directories are linked. If such a file has changed since it was found, all
+        files are sent. Raise RunError if a file on the host still differs.
         """
         changed = [
             (wanted, found)
@@ -306,9 +313,9 @@ class _DeviceCopier:
 
 
 def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunError]) -> None:
-    """Warn about devices that have failed before a run.
+    """Warn about devices that cannot take part in a run; `failed` has their errors by name.
 
-    Raise the first error if no failure plan covers these devices.
+    Raise the first error if no failure plan covers the failure of all these devices.
     """
     if failed and artifact.make_schedule().find_failed_set(failed) is None:
         raise next(iter(failed.values()))
@@ -325,7 +332,7 @@ def _longest_copy_bytes(copies: Mapping[str, Sequence[DirectoryCopy]]) -> int:
 
 
 def _plan_copies(artifact: SocketsArtifact, location: DeviceLocation, keys: Path | None) -> list[DirectoryCopy]:
-    """Return the directories that a device needs on its host: one with its files, and one with keys."""
+    """Return the directories that a device needs on its host: one with its files, and one with its TLS keys."""
     source = artifact.directory / location.device
     files = {name: source / name for name in artifact.device_files(location.device)}
     key_files = _key_files(keys, location.device, artifact.directory)
@@ -361,7 +368,7 @@ def _damaged_files(copies: Sequence[DirectoryCopy], found_files: Sequence[FoundF
 
 
 def device_locations(artifact: SocketsArtifact, options: RunOptions) -> dict[str, DeviceLocation]:
-    """Return the host and the settings of each device that is not started manually.
+    """Return the host of each device that is not started manually, with the device's settings in the hosts file.
 
     Raise UsageError if the options have no hosts file, or if they pin devices to cores of this host.
     """
@@ -413,7 +420,7 @@ def quoted_python(location: DeviceLocation) -> str:
 def _probe_host(
     commands: ssh.RemoteCommands, location: DeviceLocation, copies: Sequence[DirectoryCopy], artifact: SocketsArtifact
 ) -> DeployedState:
-    """Return which versions and files a host has.
+    """Run PROBE_SCRIPT on a host; return its versions of programs, and the files of `copies` that it has.
 
     Raise RunError if the host is unreachable, or if its Python lacks a package that the device needs.
     """
@@ -443,7 +450,7 @@ def _probe_host(
 
 
 def last_error_line(result: ssh.CommandResult) -> str:
-    """Return the last line that a command wrote to stderr, or else its exit code, as text for a message."""
+    """Return the last line that a command wrote to stderr, or its exit code if it wrote none, for an error message."""
     lines = result.errors.strip().splitlines() or [f"exit code {result.exit_code}"]
     return one_line(lines[-1])
 
@@ -490,7 +497,7 @@ def _parse_probe(
 
 
 def start_command(location: DeviceLocation, arguments: Sequence[str], options: RunOptions) -> list[str]:
-    """Return the arguments of START_SCRIPT that start a device in its directory on its host."""
+    """Return the shell-quoted arguments of START_SCRIPT that start a device in its directory on its host."""
     command = ["-B", "-m", "runtime", *arguments]
     if options.keys is not None:
         command += ["--keys", f"../{KEYS_DIRECTORY}/{location.device}"]
@@ -544,7 +551,7 @@ class RemoteStarter:
         )
 
     def save_output(self, device: str, output: bytes, has_failed: bool) -> None:
-        """Save a device's output if the user asked for logs, or if the run failed and there is output."""
+        """Write a device's output to a file, if the user asked for logs or if the device failed and printed text."""
         if self.options.logs is None and not (has_failed and output):
             return
         try:
@@ -559,7 +566,7 @@ class RemoteStarter:
 
     @contextlib.contextmanager
     def with_log_hint(self) -> Iterator[None]:
-        """Append the directory of the devices' saved output to the message of a RunError that the context raises."""
+        """Return a context manager: a RunError in it gets the directory of the devices' saved output appended."""
         try:
             yield
         except RunError as error:

@@ -1,8 +1,8 @@
 """The devices of a run, as the coordinator sees them: their processes, connections, messages and reports.
 
-    directory of an artifact and address of the coordinator ⇒ a process on this host, which ends when this one ends
-    listening address, keys and credentials ⇒ RunAcceptor ⇒ message channels of devices that completed the handshake
-    message channels ⇒ DeviceMessages ⇒ events in the order of arrival, for `ClusterState` and `ClusterSession`
+    directory of an artifact ⇒ `launch_process` ⇒ a device process on this host, which ends when this process ends
+    listening address, keys and credentials ⇒ `RunAcceptor` ⇒ message channels of devices that completed the handshake
+    message channels ⇒ `DeviceMessages` ⇒ events in the order of arrival, for `ClusterState` and `ClusterSession`
 
 A device may be compromised. Therefore each message is checked before memory for its payload is allocated, each field of
 a report is checked, and an error names the field.
@@ -56,12 +56,12 @@ from dicompiler_targets.sockets.runtime.transport import (
 )
 
 MAX_NUMBER = 2**53
-"""Upper limit of the numbers in reports, because a float represents all integers below it exactly."""
+"""Upper limit of numbers in reports; below it, a float represents each integer exactly."""
 TIMELINE_KINDS = ("run", "wait", "send")
 
 
 def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
-    """Return the report in the JSON message of a device. Raise ProtocolError with the name of an invalid field."""
+    """Return a device's report from its JSON message; raise ProtocolError with the name of an invalid field."""
     compute_s, wait_s, send_s = (_read_number(report, name) for name in ("compute_s", "wait_s", "send_s"))
     sent, segments, timeline = (
         _read_field(report, name, kind) for name, kind in (("sent", dict), ("segments", list), ("timeline", list))
@@ -82,7 +82,7 @@ def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
 
 @dataclass(frozen=True)
 class DoneReport:
-    """The content of a DONE message.
+    """The content of a DONE message: a device has finished its work on a frame.
 
     Attributes:
         compute_s: Seconds in which the device computed the frame.
@@ -150,7 +150,7 @@ def _read_timeline_entry(name: str, entry: Any) -> TimelineEntry:
         raise ProtocolError(
             f"field {name!r} of the report is {_quote(entry)}: expected [kind, index, frame, start, end]"
         )
-    # The index -1 means that the device waited for an input of the network, and not for a transfer.
+    # The index -1 means that the device waited for an input from the coordinator, and not for another device.
     index = -1 if entry[1] == -1 else int(_check_number(name, entry[1]))
     frame, start, end = (_check_number(name, value) for value in entry[2:])
     return TimelineEntry(entry[0], index, int(frame), start, end)
@@ -163,7 +163,7 @@ def _quote(value: Any) -> str:
 
 
 RUNTIME_COMMAND = ("-P", "-m", RUNTIME)
-"""Arguments of Python that run the installed runtime and no module of the working directory."""
+"""Arguments of Python that run the installed runtime, and never a module in the working directory."""
 
 
 @dataclass
@@ -171,9 +171,9 @@ class DeviceProcess:
     """The process of a device. `ClusterState` owns one for each device, and a `StartDevice` function creates it.
 
     Attributes:
-        manifest: The device's manifest.
+        manifest: The device's manifest (its segments, transfers and files).
         popen: The process on this host; for a device on another host, the ssh process that runs the device and ends
-            with its exit code. None if somebody else starts the device.
+            with its exit code. None if this coordinator does not start the device.
         output: The captured output of the process.
         channel: The connection to the device; None until the handshake is finished.
         address: The address at which peers reach the device.
@@ -199,7 +199,7 @@ class DeviceProcess:
 
     @property
     def title(self) -> str:
-        """The device's name in messages."""
+        """The device's name and location, as the start of an error message."""
         return f"device {self.device!r}{self.location}"
 
     def get_channel(self) -> MessageChannel:
@@ -207,18 +207,21 @@ class DeviceProcess:
         return self.channel
 
     def send_token(self, token: str) -> None:
-        """Write the run's secret token to the process's standard input, which no other user of the host can read."""
+        """Write the run's secret token to the process's standard input.
+
+        Other users of the host could read an argument or environment variable, but they cannot read standard input.
+        """
         if self.popen is not None and self.popen.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # The process has ended, which `failures` will notice.
+            with contextlib.suppress(BrokenPipeError):  # The process has ended, which `exit_failures` will notice.
                 self.popen.stdin.write(f"{token}\n".encode())
                 self.popen.stdin.flush()
 
     def exit_code(self) -> int | None:
-        """Return the exit code; None while the process runs, or if somebody else has started it."""
+        """Return the exit code; None while the process runs, or if this coordinator has not started it."""
         return None if self.popen is None else self.popen.poll()
 
     def describe_exit(self) -> str | None:
-        """Return a text about the exit code and the last line of output; None if `exit_code` returns None."""
+        """Return a text about the exit code and the last line of output; None if there is no exit code yet."""
         code = self.exit_code()
         if code is None:
             return None
@@ -239,20 +242,20 @@ class DeviceProcess:
             self.channel.close()
 
     def last_line(self) -> str:
-        """Return the last line of output; '' without output."""
+        """Return the last line that the process has printed; '' if there is none."""
         tail = b"" if self.output is None else self.output.read()[-4096:]
         lines = tail.decode(errors="replace").strip().splitlines()
         return one_line(lines[-1], 500) if lines else ""
 
 
 StartDevice = Callable[[Manifest, Sequence[str]], DeviceProcess]
-"""Starts a device's runtime: (manifest, arguments that are the same for all devices of the run) → process."""
+"""A function that starts a device's runtime: (manifest, arguments that are equal for all devices) → process."""
 
 
 def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevice:
     """Return a function that starts devices on this host.
 
-    `count` is the number of devices that share the host's cores equally.
+    `count` is the number of devices that it starts. They share the host's cores equally.
     """
     keys, emulation = options.keys, options.emulation
     cores = sorted(os.sched_getaffinity(0))
@@ -310,7 +313,7 @@ def _child_environment() -> dict[str, str]:
 def end_all(processes: Sequence[DeviceProcess]) -> None:
     """Kill the processes that still run, and wait until all have ended.
 
-    A device that somebody else has started ends by itself when its connection is closed.
+    A device that this coordinator has not started ends by itself when its connection is closed.
     """
     for process in processes:
         if process.popen is not None:
@@ -332,14 +335,15 @@ def end_process(process: DeviceProcess) -> None:
 
 JSON_MESSAGE_TYPES = (MessageType.REPORT, MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
 SPARE_ENTRIES = 16
-"""`OncePerFrame` removes records of finished frames when it has more than 2 n + SPARE_ENTRIES records.
+"""Number of additional records that `OncePerFrame` keeps before it removes those of finished frames.
 
-Here, n is the number of frames in flight.
+It removes them when it has more than 2 n + SPARE_ENTRIES records, where n is the number of frames in flight.
 """
 MAX_QUEUED_MESSAGES = 64
-"""Maximum number of a device's JSON messages in the queue, which is emptied only while the user waits for outputs.
+"""Maximum number of queued JSON messages of one device.
 
-Without a limit, a faulty device could fill the memory of the coordinator.
+The queue is emptied only while the user waits for outputs. Without a limit, a faulty device could fill the memory of
+the coordinator.
 """
 ANY_LOOPBACK_PORT = "127.0.0.1:0"
 
@@ -349,12 +353,13 @@ JoinedDevice = tuple[DeviceProcess, MessageChannel, tuple[str, int]]
 
 @dataclass(frozen=True)
 class DeviceEvent:
-    """A message that a device sent, or the end of the device's connection.
+    """A message from a device, or the end of its connection.
 
     Attributes:
         device: Name of the device.
         header: Header of the message; None for the end of the connection.
-        payload: Payload of the message, decoded if it is JSON; or the exception that ended the connection.
+        payload: Payload of the message (a DeviceReport, DoneReport, JSON object or bytes, depending on its type), or
+            the exception that ended the connection.
         received_at: When the message arrived (time.perf_counter).
     """
 
@@ -372,7 +377,7 @@ class RunAcceptor:
 
     Attributes:
         address: HOST:PORT at which devices connect.
-        credentials: Credentials of the run, which devices must prove to know.
+        credentials: ID and secret token of the run. Each device must prove that it knows them.
     """
 
     def __init__(self, listen: str, keys: Path | None, is_insecure: bool) -> None:
@@ -432,12 +437,12 @@ class RunAcceptor:
         return f"; last refused connection: {reason}" if reason else ""
 
     def allow_again(self, device: str) -> None:
-        """Allow a device that has connected before to connect again."""
+        """Allow a device to connect again, after its earlier connection has ended."""
         with self._lock:
             self._joined_devices.discard(device)
 
     def next_process(self, seconds: float) -> DeviceProcess | None:
-        """Wait for the next device and return its process; None if no device connected in time.
+        """Wait for the next device that connects, and return its process; None if none connects within `seconds`.
 
         Raise RunError if a device of this run was refused.
         """
@@ -446,7 +451,7 @@ class RunAcceptor:
         if joined is None:
             return None
         process, channel, address = joined
-        # The device may have failed while its connection waited in the queue.
+        # The device may have failed while its connection waited in the queue. Then another process replaces it.
         if self._processes[process.device] is not process:
             channel.close()
             return None
@@ -454,7 +459,7 @@ class RunAcceptor:
         return process
 
     def _greet_device(self, channel: MessageChannel, host: str, deadline: float) -> JoinedDevice:
-        """Identify a connecting device, as the callback of `handshake.ConnectionAcceptor`.
+        """Perform the handshake with a device that connects; return its process, channel and address.
 
         Raise ProtocolError to refuse the connection. Raise RunError to end the run, but only if the other end has
         proven that it is a device of this run.
@@ -497,9 +502,9 @@ def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
 
 
 def _without_scope(host: str) -> str:
-    """Return an IP address without its zone, and a host name unchanged.
+    """Return an IP address without its zone (the interface name after %), and a host name unchanged.
 
-    The zone, the interface name after %, has a meaning on one host only.
+    A zone has a meaning on one host only, so addresses from two hosts are compared without it.
     """
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host.partition("%")[0]))
@@ -534,7 +539,7 @@ class DeviceMessages:
     which events report a failure.
 
     Attributes:
-        events: The events in the order of arrival, until they are removed.
+        events: The events in the order of arrival; `ClusterState.events` removes them.
         ready_devices: The devices that have sent READY.
     """
 
@@ -548,8 +553,9 @@ class DeviceMessages:
     ) -> None:
         """Create an empty queue.
 
-        `names` are the names of all devices by their index. `expects_ready` returns True if the device with the given
-        name may send READY now.
+        `role_ios` has the inputs and outputs of each role (the normal plan, a replica or a failure plan). `names` are
+        the names of all devices by their index. `expects_ready` returns True if the device with the given name may send
+        READY now.
         """
         self.events: deque[DeviceEvent] = deque()
         self.ready_devices: set[str] = set()
@@ -614,7 +620,10 @@ class DeviceMessages:
             raise ProtocolError(f"received {message_type.name}, which devices do not send")
 
     def _is_late(self, header: MessageHeader) -> bool:
-        """Return True for a message about a dropped frame, or about a change of roles (plans) before the last one."""
+        """Return True for a message that is ignored because it arrives late.
+
+        It is about a frame that was dropped, or about a change of plans (roles) before the last change.
+        """
         if header.type is MessageType.ROLES_CHANGED:
             return header.frame < self._schedule.last_change
         return header.type in (MessageType.OUTPUT, MessageType.DONE) and header.frame < self._window.first

@@ -1,7 +1,8 @@
 """Writing an artifact of the target `sockets`.
 
-Program ⇒ artifact.json, and for each device a directory with its manifest, segments, weights and a copy of the runtime.
-The same program gives the same bytes. `artifact` loads the result.
+    Program ⇒ artifact.json, and for each device a directory with its manifest, segments, weights and the runtime
+
+The same program gives the same bytes. The module `artifact` loads the result.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from dicompiler_targets.engine_segments import convert_segments, describe_networ
 from dicompiler_targets.sockets.runtime import MANIFEST_FORMAT
 
 RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
-"""Files and directories of an artifact that do not belong to a device. No device can have one of these names."""
+"""Names of files and directories of an artifact that are not directories of a device, so no device can have them."""
 
 
 def write_program(program: Program, threads: Mapping[str, int], optimization: str, directory: Path) -> None:
@@ -49,7 +50,8 @@ def write_program(program: Program, threads: Mapping[str, int], optimization: st
     level. Segments are converted for the engines of their devices. Raise DicompilerError if a device's name cannot be
     the name of a directory, or if a tensor's type cannot be sent.
     """
-    # The runtime, and not the engine, makes the slices and concatenations at the boundaries of segments.
+    # Slices and concatenations at the boundaries of segments are removed from the segments. The runtime makes these
+    # copies before and after it runs a segment, which is faster than in the engine.
     hoisted_roles = [[hoist_device_copies(device) for device in role_program.devices] for role_program in program.roles]
     networks = convert_segments(program, hoisted_roles)
     manifests = []
@@ -71,7 +73,7 @@ def _write_device_files(
     networks: Mapping[bytes, EngineFiles],
     directory: Path,
 ) -> Json:
-    """Write the segments, the weights and the runtime of a device, and return its manifest with these files.
+    """Write the segments, the weights and the runtime of a device, and return the device's manifest.
 
     `hoisted` has the segments of the device for each role: the normal plan, and each replica and failure plan.
     `networks` has, by serialized ONNX model, the segments that are converted for the device's engine.
@@ -90,7 +92,7 @@ def _write_device_files(
 
 
 def _write_manifests(program: Program, manifests: Sequence[Json], directory: Path) -> None:
-    """Write the manifest of each device with the digest of the artifact, and artifact.json."""
+    """Compute the digest of the artifact, and write artifact.json and the manifest of each device with this digest."""
     # The manifests list every file with its digest, so a digest of all manifests identifies the whole artifact.
     digest = hashlib.sha256("".join(map(format_json, manifests)).encode()).hexdigest()
     for manifest in manifests:
@@ -152,7 +154,7 @@ def _role_document(
     ]
     tensor_of = {output: tensor for tensor, output in device.model_outputs.items()}
     return {
-        # A source device is sent only the inputs that its segments and transfers use.
+        # A source (device that gets inputs of the network) lists only those inputs that its segments and transfers use.
         "inputs": [describe_value(v) | {"index": i} for i, v in find_device_inputs(program, device).items()],
         "outputs": [
             describe_value(v) | {"index": i, "tensor": tensor_of[v.name]}
@@ -175,9 +177,9 @@ def _role_document(
 
 
 def _describe_onnx_versions(segments: Iterable[Segment]) -> Json:
-    """Return the entry `onnx` of a manifest: the versions that the device's onnxruntime must support.
+    """Return the entry `onnx` of a manifest: the IR version and opset that the device's onnxruntime must support.
 
-    Return an empty object if the device runs no segment with onnxruntime.
+    Return an empty object if onnxruntime computes none of the segments.
     """
     models = [segment.model for segment in segments]
     if not models:
@@ -187,14 +189,14 @@ def _describe_onnx_versions(segments: Iterable[Segment]) -> Json:
 
 
 def _describe_network(engine: str, hoisted: HoistedSegment, file: str) -> Json:
-    """Return the entry `engine` of a segment that another engine than onnxruntime computes; otherwise {}."""
+    """Return the manifest entry `engine` of a segment for another engine than onnxruntime; {} for onnxruntime."""
     if hoisted.segment is None or not file.endswith(NETWORK_SUFFIX):
         return {}
     return {"engine": describe_network(engine, hoisted.segment.model.graph, network_weights_file(file))}
 
 
 def _non_tensor_names(segment: Segment) -> Json:
-    """Return the entry `unsized`: the names of inputs and outputs that are strings or not tensors.
+    """Return the manifest entry `unsized` of a segment: names of inputs and outputs that are strings or not tensors.
 
     Return {} if there are none.
     """
@@ -205,7 +207,7 @@ def _non_tensor_names(segment: Segment) -> Json:
 
 
 def _state_document(program: Program, state: DeviceState) -> Json:
-    """Return the description of the piece of a state (a tensor for the next frame) that a device keeps.
+    """Return the manifest entry of a device's piece of a state (a tensor that is kept for the next frame).
 
     INPUT messages identify an input or a state by its index, so the indices of states follow those of the inputs.
     """

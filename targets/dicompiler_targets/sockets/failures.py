@@ -1,11 +1,10 @@
 """Failures of devices: how they are noticed, their root cause, the processes of failed devices, and the event log.
 
-Ended processes, lost connections and error messages ⇒ a line that names the device at fault and the cause.
-`ClusterState` decides whether the run continues.
+    ended processes, lost connections and error messages ⇒ the device at fault and the cause
 
-The two devices at the ends of a cut link report each other. Only reports of several devices show which device is cut
-off. The end of a device's process with an error is a suspicion too. The device's error message may still be in transit,
-and it may name another device as the cause.
+`ClusterState` decides whether the run continues. Two devices that cannot reach each other report each other, so only
+reports of several devices show which device is cut off. If a device's process ends with an error, the device is only
+suspected at first: its error message may still be in transit, and may name another device as the cause.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ log = logging.getLogger("dicompiler")
 
 RANK_CAUSE, RANK_EXIT, RANK_DISCONNECTED, RANK_SUSPECTED = range(4)
 CAUSE_WAIT_S = 0.3
-"""Seconds to wait for the cause of a failure. A process that crashes loses its connections before its end is seen."""
+"""Seconds to wait for the cause of a failure: the end of a crashed process is seen after its connections have ended."""
 EXIT_WAIT_S = 0.05
-"""Seconds that a process gets to end after its connection has ended, before it is killed."""
+"""Seconds between the end of a device's connection and the killing of its process, if the process still runs."""
 
 
 @dataclass(frozen=True)
 class DeviceFailure:
-    """An observation that a device fails. One failure can cause several observations.
+    """An observation that a device has failed. One failure can cause several observations.
 
     Attributes:
-        device: The device that fails.
-        message: The observation, as text for a message.
-        reporter: The device that reported the failure, or else the failing device itself.
+        device: The device that has failed.
+        message: The observation, as text for an error message.
+        reporter: The other device that reported the failure, or `device` if no other device did.
         rank: How certain the cause is. RANK_CAUSE: no other failure can have caused this one. RANK_EXIT: the device's
             process ended. RANK_DISCONNECTED: its connection ended. RANK_SUSPECTED: another device suspects it.
-        is_gone: Whether the device is unreachable. A failure plan covers only unreachable devices, and no other errors.
+        is_gone: True if the device is unreachable. Failure plans cover only unreachable devices, and no other errors.
     """
 
     device: str
@@ -53,7 +52,7 @@ class DeviceFailure:
 
 
 def find_failure(event: DeviceEvent, devices: Mapping[str, DeviceProcess]) -> DeviceFailure | None:
-    """Return the failure that an event reports, or None if the event does not report a failure."""
+    """Return the failure that a message, or the end of a connection, reports; None if it reports none."""
     name, content = event.device, event.payload
     if event.header is None and isinstance(content, ProtocolError):
         return DeviceFailure(name, f"sent invalid data: {content}", name, RANK_CAUSE)
@@ -95,10 +94,10 @@ def exit_failures(processes: Iterable[DeviceProcess]) -> list[DeviceFailure]:
 
 
 def find_root_cause(failures: Sequence[DeviceFailure]) -> DeviceFailure:
-    """Return the failure that has caused all others. `failures` are in the order in which they were observed."""
-    # If device a suspects b, and b suspects c, then c, which suspects no other device, is at fault. If a and b suspect
-    # each other, the first report counts: the device that is suspected first loses its connections, and then suspects
-    # the others.
+    """Return the failure that has caused all others; `failures` are in the order in which they were observed."""
+    # If device a suspects b, and b suspects c, then c is at fault, because c suspects no other device. If a and b
+    # suspect each other, the device in the first report is at fault: it loses its connections first, and suspects the
+    # others because of that.
     suspecting = {failure.reporter for failure in failures if failure.rank == RANK_SUSPECTED}
     # A device that suspects another one ends because of that, so its own end is a consequence and not the cause.
     unexplained = [
@@ -112,11 +111,11 @@ def find_root_cause(failures: Sequence[DeviceFailure]) -> DeviceFailure:
 class EventLog:
     """The events of a run: failures, takeovers (the other devices use a failure plan) and returns of devices.
 
-    Each event is written to the log, and `on_event` is called with it. `ClusterSession` creates the log. An event is
-    reported when its final reason is known. Later events wait for it, because all events are reported in order.
+    To report an event, the object logs a warning and calls `on_event`. An event is reported when its final reason is
+    known. Later events wait for it, because all events are reported in order. `ClusterSession` creates the object.
 
     Attributes:
-        events: The reported events.
+        events: The events that were reported so far.
     """
 
     def __init__(self, on_event: Callable[[RunEvent], object] | None) -> None:
@@ -134,7 +133,7 @@ class EventLog:
         self._emit()
 
     def set_reason(self, device: str, reason: str) -> None:
-        """Set the reason of the device's oldest failure that waits for its final reason."""
+        """Set the final reason of the device's oldest failure that has none, and report the event."""
         for index, (event, is_final) in enumerate(self._pending):
             if not is_final and event.device == device:
                 self._pending[index] = replace(event, reason=reason), True
@@ -157,7 +156,7 @@ class EventLog:
 
 @dataclass
 class _FailedProcess:
-    """The process of a failed device. It is killed at `kill_at` (time.monotonic) unless it has ended.
+    """The process of a failed device, which is killed at `kill_at` (time.monotonic) unless it has ended by then.
 
     `is_explained` is True after the reason of the failure was reported.
     """
@@ -193,9 +192,9 @@ class FailedProcesses:
         self._processes.append(_FailedProcess(process, failure, time.monotonic() + wait_s))
 
     def poll(self) -> None:
-        """Kill the processes that have not ended in time, and remove those that have ended.
+        """Kill the processes that have not ended in time, and remove those that have ended, without waiting.
 
-        Do not wait for any of them.
+        Report the reason of each failure that has become final.
         """
         now = time.monotonic()
         for failed in tuple(self._processes):
@@ -205,8 +204,8 @@ class FailedProcesses:
                 continue
             if not failed.is_explained:
                 failed.is_explained = True
-                # After other devices suspect a device, its process ends because its connections are closed. Its exit
-                # code then does not show the cause.
+                # If other devices have suspected this device, its process may have ended because its connections were
+                # closed. Its exit code then does not show the cause.
                 observed = None if failed.failure.rank == RANK_SUSPECTED else exit_failure(process)
                 self._on_reason(process.device, failed.failure.message if observed is None else observed.message)
             if has_ended:
@@ -222,20 +221,22 @@ class FailedProcesses:
 
 
 LINK_WAIT_S, LINK_WAIT_HEARTBEATS, MAX_LINK_WAIT_S = 0.15, 1.25, 10.0
-"""Time to wait for further reports after the first report about a link.
+"""Time to wait for further reports, after the first report of a device that it cannot reach another device.
 
 The time is LINK_WAIT_S plus LINK_WAIT_HEARTBEATS heartbeat intervals, but at most MAX_LINK_WAIT_S. The two ends of a
 cut link notice the cut at different times, because their last heartbeats arrived at different times.
 """
 MAX_CANDIDATES, MAX_LEFT_OUT = 12, 3
-"""Only the first MAX_CANDIDATES suspects may be left out, and at most MAX_LEFT_OUT of them at a time."""
+"""Limits of the search for devices without which a run continues.
+
+Only the first MAX_CANDIDATES suspected devices are candidates, and at most MAX_LEFT_OUT of them are left out.
+"""
 
 
 class Suspicions:
-    """The unresolved suspicions of a run: reports that a device may have failed.
+    """The suspicions of a run (reports that a device may have failed) before it is decided which devices have failed.
 
-    `ClusterState` adds suspicions. When they are due, `ClusterState` continues the run without some of the suspected
-    devices.
+    `ClusterState` adds suspicions. When they are due, it continues the run without some of the suspected devices.
     """
 
     def __init__(self, heartbeat_s: float, peers: Mapping[str, Collection[str]]) -> None:
@@ -250,7 +251,7 @@ class Suspicions:
         return bool(self._exits or self._links)
 
     def add(self, failure: DeviceFailure) -> None:
-        """Add a suspicion. Only the first report of a device about a certain other device counts."""
+        """Add a suspicion. Later reports of the same device about the same other device are ignored."""
         if failure.device == failure.reporter:
             self._exits.setdefault(failure.device, (failure, time.monotonic() + CAUSE_WAIT_S))
             return
@@ -259,15 +260,16 @@ class Suspicions:
         self._links.setdefault((failure.reporter, failure.device), failure)
 
     def forget(self, name: str) -> None:
-        """Remove all suspicions that the device has reported, and all about the device."""
+        """Remove all suspicions that a device has reported, and all suspicions about this device."""
         self._exits.pop(name, None)
         self._links = {pair: failure for pair, failure in self._links.items() if name not in pair}
 
     def find_due(self, up: Collection[str]) -> list[DeviceFailure]:
         """Return the suspicions that must be resolved now, in the order of their arrival.
 
-        `up` has the names of the devices that are up. If the end of a process was added more than CAUSE_WAIT_S ago,
-        only such suspicions are returned. Otherwise all reports about links are returned in two cases:
+        `up` has the names of the devices that are up. If processes have ended, and this was added more than
+        CAUSE_WAIT_S ago, only these suspicions are returned. Otherwise, all reports that one device cannot reach
+        another are returned in two cases:
 
         - The first of them is old enough: LINK_WAIT_S plus LINK_WAIT_HEARTBEATS heartbeat intervals have passed.
         - At least two devices have reported the same device, and they are all of its peers that are up.
@@ -286,11 +288,11 @@ class Suspicions:
 def choose_left_out(
     suspicions: Sequence[DeviceFailure], is_covered: Callable[[Collection[str]], bool]
 ) -> tuple[str, ...]:
-    """Return the devices without which the run continues, so that all remaining devices reach each other.
+    """Return the devices without which a run can continue, because all other devices can reach each other.
 
     The result has as few devices as possible, and preferably those that are cut off from the most others. `is_covered`
-    returns True if a failure plan covers the failure of the given devices. Return () if no devices that a failure plan
-    covers are sufficient.
+    returns True if a failure plan covers the failure of the given devices. Return () if there is no such set of at most
+    MAX_LEFT_OUT devices.
     """
     links = {frozenset((suspicion.device, suspicion.reporter)) for suspicion in suspicions}
     candidates = rank_suspects(suspicions)[:MAX_CANDIDATES]
@@ -302,9 +304,10 @@ def choose_left_out(
 
 
 def rank_suspects(suspicions: Sequence[DeviceFailure]) -> list[str]:
-    """Return all devices in the suspicions; the device that is cut off from the most others is first.
+    """Return the devices that report or are reported, sorted by the number of devices from which they are cut off.
 
-    Among equal devices, the one with the most reports about it comes first, and then the one that was named first.
+    The device with the largest number is first. Among equal devices, the one with the most reports about it comes
+    first, and then the one that was named first.
     """
     links = {frozenset((suspicion.device, suspicion.reporter)) for suspicion in suspicions}
     link_counts = Counter(name for link in links for name in link)

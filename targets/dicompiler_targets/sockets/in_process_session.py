@@ -1,7 +1,7 @@
 """A session of an artifact with one device, which runs in the process of the caller.
 
-For a small network, sending a frame to another process and its outputs back takes as long as computing the frame. With
-a single device, no second process is needed.
+For a small network, sending a frame to another process and receiving the outputs takes as long as computing the frame.
+With a single device, no second process is needed.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class InProcessSession(Session):
     the session is not limited. A crash of onnxruntime ends the process of the caller.
 
     Attributes:
-        artifact: The artifact.
+        artifact: The artifact that the session runs.
         options: The options of the session.
         in_flight: Maximum number of frames that are read ahead.
         reports: The device's report; empty until the session was closed without an error.
@@ -54,7 +54,8 @@ class InProcessSession(Session):
         self._device: str = self._manifest["device"]
         assert options.heartbeat_s is not None
         self._mailbox, self._loop = Mailbox(), EventLoop(options.heartbeat_s)
-        self._loop.close()  # The executor needs a loop, but there are no connections, so the loop's thread is ended.
+        # The executor needs an event loop, but there are no connections. Closing the loop ends its thread.
+        self._loop.close()
         self._resets_states, self._next_frame, self._outputs = False, 0, dict[str, Any]()
         self._deadline, self._wake_watchdog = math.inf, threading.Event()
         self._guard = SessionGuard(self._wake_watchdog.set, self._wake_watchdog.set)
@@ -93,7 +94,7 @@ class InProcessSession(Session):
         reader = FrameReader(frames, self.in_flight, has_changed.set, self.artifact.copy_inputs)
         try:
             while True:
-                self._guard.check_process()  # A forked child has no thread that reads frames.
+                self._guard.check_process()  # A forked child would wait forever: it has no thread that reads frames.
                 while not reader.has_frame_or_end():
                     has_changed.wait()
                     has_changed.clear()
@@ -110,14 +111,14 @@ class InProcessSession(Session):
             reader.close()
 
     def close(self) -> None:
-        """End the session and set `reports`."""
+        """End the session and store the device's report in `reports`."""
         with self._guard.take_turn():
             if self._guard.reason is None:
                 self.reports = (read_report(self._device, make_report(self._executor)),)
                 self._guard.end("it was closed")
 
     def _watch_deadline(self) -> None:
-        """Stop the executor if a frame misses its deadline, or when the session ends. A separate thread runs this."""
+        """Wait, in a separate thread, until a frame misses its deadline or the session ends; then stop the executor."""
         while self._guard.reason is None and (seconds := self._deadline - time.monotonic()) > 0:
             self._wake_watchdog.wait(min(seconds, self.options.timeout_s))
             self._wake_watchdog.clear()
@@ -132,7 +133,7 @@ class InProcessSession(Session):
             raise RunError(f"device {self._device!r}: {one_line(error)}") from error
 
     def _run_frame(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Compute a frame and return its outputs by name."""
+        """Compute one frame (inference request) and return its outputs by name."""
         number, states = self._next_frame, self._role_io.states[self._device]
         self._next_frame += 1
         sets_states = any(state["name"] in inputs for state in self.artifact.states)
@@ -159,5 +160,5 @@ class InProcessSession(Session):
         return self.artifact.first_outputs({self._device: self._outputs})
 
     def _store_output(self, value: Mapping[str, Any], _frame: int, payload: Any, _keep: Any) -> None:
-        """Copy an output of the executor, because onnxruntime reuses the memory of `payload`."""
+        """Store a copy of an output of the executor; a copy, because onnxruntime reuses the memory of `payload`."""
         self._outputs[value["name"]] = from_payload(np.array(payload, np.uint8), value)

@@ -1,7 +1,9 @@
 """Opening a session of an artifact, for `Target.run`, `dicompiler deploy` and `dicompiler.connect`.
 
-Artifact and options of a run ⇒ a session. Its devices are new processes on this host or on other hosts, or resident
-devices. The module imports numpy, but neither onnx nor onnxruntime. The module `session` then runs the frames.
+    artifact and options of a run ⇒ a session
+
+The devices of a session are new processes on this host or on other hosts, or resident devices (running daemons). The
+module imports numpy, but neither onnx nor onnxruntime. The module `session` then runs the frames.
 """
 
 from __future__ import annotations
@@ -30,8 +32,10 @@ class ClusterAccess:
     Attributes:
         options: The options of the session.
         start: Function that starts a device; None to start devices on this host.
-        connector: The connections to resident devices (running daemons); None if the session starts new processes.
-        explain_errors: A context that appends the directory of the devices' logs to the message of a RunError.
+        connector: The object that connects to resident devices (running daemons); None if the session starts new
+            processes.
+        explain_errors: Function that returns a context manager. A RunError in it gets the directory of the devices'
+            logs appended to its message.
     """
 
     options: RunOptions
@@ -88,7 +92,7 @@ def _needs_process(options: RunOptions) -> bool:
 
 
 MAX_PAUSE_SHARE = 0.25
-"""A run whose time is over made progress if a frame was finished in this last share of its time."""
+"""Last share of a run's time limit: a run that exceeds its limit made progress if a frame was finished in it."""
 
 
 def run_artifact(
@@ -118,8 +122,8 @@ def run_artifact(
                 if options.kept_frames is None or len(outputs) < options.kept_frames:
                     outputs.append(frame_outputs)
     except RunError as error:
-        # Frames were finished until the time was over, so no device hangs. The device that waits for the next tensor
-        # is not the cause.
+        # If frames were finished until the time was over, no device hangs, and the device that the error names is not
+        # the cause.
         made_progress = bool(finished) and finished[-1].finished_at > end - MAX_PAUSE_SHARE * options.timeout_s
         if time.monotonic() < deadline or not made_progress:
             raise

@@ -1,7 +1,9 @@
 """Copying files to a host by pieces: byte ranges that the host has in other files are not sent.
 
-Large files, and old files on the host ⇒ assembled files on the host, which `ssh.RemoteCommands.copy_files` links. This
-module runs on the sender; `pieces` runs on the host.
+    large files here, and old files on the host ⇒ assembled files on the host
+
+Afterwards, `ssh.RemoteCommands.copy_files` links the assembled files into their directory. This module runs on the
+sending host, and `pieces` on the receiving host.
 """
 
 from __future__ import annotations
@@ -19,24 +21,24 @@ from dicompiler.plugin_api.artifacts import DeviceLocation, ssh
 from dicompiler_targets.sockets import pieces
 
 MIN_PIECED_BYTES = 1 << 16
-"""Smaller files are sent as a whole."""
+"""Minimum size of a file that is copied by pieces; smaller files are sent as a whole."""
 _MAX_ANSWER_BYTES, _BLOCK_BYTES = 1 << 26, 1 << 20
-# Arguments: the Python, the number of bytes of its program, and the program's own arguments. The program precedes the
-# other input.
+# The arguments of this script are the Python interpreter and the number of bytes of the program. Standard input has the
+# program, followed by the program's own input.
 _RUN_PROGRAM_SCRIPT = """cd / && exec "$1" -c 'import sys; exec(sys.stdin.buffer.read(int(sys.argv[1])))' "$2" """
 
 
 @dataclass
 class PieceCopier:
-    """Assembles files on a device's host.
+    """Assembles files on a device's host from pieces of old files there and pieces that are sent.
 
     Attributes:
         commands: Runs commands over ssh.
         location: How to reach the host.
         python: The host's Python, quoted for the shell.
-        old_files: Absolute paths of files on the host that may have equal pieces.
-        bytes_per_s: Largest number of bytes that are sent in a second; 0 means no limit.
-        sent_bytes: Number of bytes that were sent.
+        old_files: Absolute paths of files on the host that may have pieces of the new files.
+        bytes_per_s: Maximum number of bytes that are sent per second; 0 means no limit.
+        sent_bytes: Number of bytes that were sent so far.
     """
 
     commands: ssh.RemoteCommands
@@ -69,7 +71,10 @@ class PieceCopier:
         return [name for name in useful if name in answer]
 
     def _find(self, wanted: Mapping[str, Sequence[pieces.Piece]]) -> dict[str, list[pieces.Range]]:
-        """Return the ranges from which each file can be assembled; {} if the host does not answer."""
+        """Return, for each file, the ranges from which it can be assembled; {} if the host does not answer.
+
+        `wanted` has the pieces of each file, by name.
+        """
         lengths = [[length for _, length, _ in found] for found in wanted.values()]
         digests = b"".join(digest for found in wanted.values() for _, _, digest in found)
         answer = self._run({"old_files": self.old_files, "wanted": lengths}, [digests])
@@ -77,7 +82,7 @@ class PieceCopier:
         return dict(zip(wanted, ranges, strict=False))
 
     def _run(self, request: Mapping[str, Any], content: Iterable[bytes]) -> list[Any]:
-        """Run a request of `pieces.main`, followed by bytes, on the host; return its answer, or [] without one."""
+        """Run `pieces.main` on the host with a request, followed by bytes; return its answer, [] if there is none."""
         program = f"{inspect.getsource(pieces)}\nmain({ssh.LINE_PREFIX!r})\n".encode()
         line = f"{json.dumps(request)}\n".encode()
 
@@ -98,7 +103,10 @@ def is_pieced(path: Path) -> bool:
 
 
 def _missing_bytes(path: Path, ranges: Sequence[pieces.Range]) -> Iterator[bytes]:
-    """Yield the bytes of a file that no old file has. Together, the ranges are the whole file."""
+    """Yield the bytes of a file in ranges whose source is SENT, which means that no old file on the host has them.
+
+    Together, the ranges are the whole file.
+    """
     with path.open("rb") as file:
         for source, _, length in ranges:
             if source != pieces.SENT:

@@ -1,11 +1,11 @@
 """Pieces of files: byte ranges that a host already has in files of other artifacts are not sent to it again.
 
-A file is cut into pieces at positions that depend only on the bytes near them. Equal byte ranges in two files therefore
-have the same pieces, wherever they are in the files: for example a weight that another plan stores at another offset,
-or the same output channels of it.
+A file is cut into pieces at positions that depend only on the bytes near them (content-defined chunking). Equal byte
+ranges in two files therefore have the same pieces, wherever they are in the files. An example is a weight that another
+plan stores at another offset.
 
-The module `piece_copies` imports this module, and also sends its source to hosts, which run `main`. It therefore
-imports only the standard library and numpy.
+The module `piece_copies` imports this module, and also sends the source of this module to hosts, which run `main`. This
+module therefore imports only the standard library and numpy.
 """
 
 from __future__ import annotations
@@ -25,14 +25,21 @@ from numpy.typing import NDArray
 MIN_PIECE_BYTES, MAX_PIECE_BYTES = 1 << 10, 1 << 14
 """Limits of the size of a piece. The last piece of a file can be smaller."""
 CUT_BITS = 10
-"""A word of 4 bytes ends a piece with the probability 2 ** -CUT_BITS, so that a piece has 4 to 5 KiB on average."""
+"""Number of zero bits in the hash at which a file is cut.
+
+A word of 4 bytes ends a piece with the probability 2 ** -CUT_BITS, so that a piece has 4 to 5 KiB on average.
+"""
 DIGEST_BYTES = 8
-"""Bytes of the digest of a piece. The digest of the whole file, which is checked too, finds equal digests by chance."""
+"""Number of bytes of a piece's digest.
+
+Two different pieces may have the same short digest by chance. The digest of the whole file, which is checked too, then
+shows the error.
+"""
 SENT = -1
-"""The source of a range that is sent. Other sources are indices of files on the host."""
+"""Source of a range of bytes that is sent to the host. Other sources are indices of files on the host."""
 _MULTIPLIER = 0x9E3779B1
 _DOUBLINGS = (1, 2, 4, 8)
-"""Distances between the words whose hashes are added. Together, the hash covers 16 words."""
+"""Distances, in words of 4 bytes, between two hashes that are added in each step. The last hash covers 16 words."""
 _WINDOW_WORDS = 2 * _DOUBLINGS[-1]
 _BLOCK_BYTES = 1 << 22
 
@@ -68,7 +75,7 @@ def _piece_ends(file: IO[bytes], size: int) -> Iterator[int]:
 
 
 def _possible_ends(file: IO[bytes]) -> Iterator[int]:
-    """Yield the offsets at which the hash of the last 16 words has CUT_BITS zeros at its end."""
+    """Yield the offsets at which the hash of the preceding 16 words (64 bytes) begins with CUT_BITS zero bits."""
     before, offset = np.zeros(0, np.uint32), 0
     while block := file.read(_BLOCK_BYTES):
         words = np.concatenate([before, np.frombuffer(block[: len(block) // 4 * 4], "<u4").astype(np.uint32)])
@@ -80,7 +87,7 @@ def _possible_ends(file: IO[bytes]) -> Iterator[int]:
 
 
 def _hash_windows(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
-    """Return the hash of each sequence of 16 words."""
+    """Return the hash of each sequence of 16 consecutive words of 4 bytes."""
     hashes = (words ^ (words >> np.uint32(15))) * np.uint32(_MULTIPLIER)
     hashes ^= hashes >> np.uint32(13)
     for distance in _DOUBLINGS:
@@ -90,7 +97,7 @@ def _hash_windows(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def join_ranges(ranges: Sequence[Range]) -> list[Range]:
-    """Join neighbouring ranges that are adjacent both in the result and in the source."""
+    """Join consecutive ranges of bytes that are adjacent in their source too; the order is that of the new file."""
     joined: list[Range] = []
     for source, offset, length in ranges:
         previous = joined[-1] if joined else None
@@ -154,7 +161,7 @@ def main(prefix: str) -> None:
     has the ranges of each wanted file, or the names of the assembled files.
     """
     os.umask(0o077)
-    os.nice(19)  # A running artifact must not be delayed.
+    os.nice(19)  # The lowest priority, so that this process does not delay devices that run on the host.
     request: Mapping[str, Any] = json.loads(sys.stdin.buffer.readline())
     if "wanted" in request:
         answer: list[Any] = find_pieces(request["old_files"], request["wanted"], sys.stdin.buffer)

@@ -1,8 +1,8 @@
-"""A session of an artifact with devices in other processes. Several frames can be in flight at the same time.
+"""A session of an artifact whose devices are other processes. Several frames can be in flight at the same time.
 
-Frames ⇒ outputs, and at the end the reports of the devices. `ClusterSession` owns the frames; its `ClusterState` (the
-next step, in `cluster_state`) owns the devices. Together they are the coordinator of the devices. At the first error
-that no failure plan covers, all processes are ended, and a RunError names the device and the cause.
+Frames (inference requests) ⇒ outputs, and at the end the reports of the devices. `ClusterSession` owns the frames; its
+`cluster_state.ClusterState` owns the devices. Together they are the coordinator of the devices. At the first error that
+no failure plan covers, all processes are ended, and a RunError names the device and the cause.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from dicompiler_targets.sockets.runtime.transport import seconds_left
 
 
 class TurnLock:
-    """A reentrant lock that threads get in the order in which they ask for it.
+    """A reentrant lock that threads acquire in the order in which they asked for it.
 
     `threading.Lock` does not keep this order: a thread that releases and acquires it in a loop usually gets it again,
     while other threads wait.
@@ -56,7 +56,10 @@ class TurnLock:
 
     @contextlib.contextmanager
     def hold(self, wake_owner: Callable[[], None]) -> Iterator[None]:
-        """Hold the lock in the context. If another thread holds it, first call `wake_owner`, then wait."""
+        """Return a context manager that holds the lock.
+
+        If another thread holds it, entering the context calls `wake_owner` and then waits.
+        """
         thread = threading.get_ident()
         if self._owner != thread:
             self._acquire(thread, wake_owner)
@@ -79,16 +82,16 @@ class TurnLock:
                     wake_owner()
                 self._condition.wait_for(lambda: not self._owner and self._waiting[0] is ticket)
                 self._owner = thread
-            finally:  # An interrupt can end the wait.
+            finally:  # A KeyboardInterrupt can end the wait, and other threads must not wait for this one.
                 self._waiting.remove(ticket)
                 self._condition.notify_all()
 
 
 class SessionGuard:
-    """Decides which calls may use a session, and ends the session at its first error.
+    """Lets the calls of several threads use a session one at a time, and ends the session at its first error.
 
-    Calls of several threads take turns. Later calls of an ended session raise a RunError with the reason of its end. A
-    forked child cannot use the session: its calls raise a RunError, and change neither the session nor its devices.
+    Calls of a session that has ended raise a RunError with the reason of its end. A forked child process cannot use the
+    session: its calls raise a RunError, and change neither the session nor its devices.
 
     Attributes:
         reason: Why the session has ended; None while it is usable.
@@ -97,8 +100,8 @@ class SessionGuard:
     def __init__(self, stop: Callable[[], None], wake: Callable[[], None]) -> None:
         """Guard a session.
 
-        `stop` ends everything that the session has started, and may be called several times. `wake` makes a call that
-        waits in another thread check `has_waiting_call` and `check_end` again.
+        `stop` ends everything that the session has started, and may be called several times. `wake` interrupts the
+        waiting of a call in another thread, so that the call checks `has_waiting_call` and `check_end` again.
         """
         self._stop, self._wake = stop, wake
         self._process, self._turns = os.getpid(), TurnLock()
@@ -106,11 +109,11 @@ class SessionGuard:
 
     @property
     def has_waiting_call(self) -> bool:
-        """True if a call of another thread waits for its turn."""
+        """True if a call in another thread waits until it may use the session."""
         return self._turns.is_contended
 
     def end(self, reason: str) -> None:
-        """End the session. Do nothing in a forked child, because the session belongs to the parent."""
+        """End the session. Do nothing in a forked child process, because the session belongs to the parent."""
         if os.getpid() == self._process:
             self.reason = self.reason or reason
             with self._turns.hold(self._wake):
@@ -122,7 +125,7 @@ class SessionGuard:
             raise RunError(f"the session has ended: {self.reason}")
 
     def check_process(self) -> None:
-        """Raise RunError in a forked child."""
+        """Raise RunError in a forked child process, because the session belongs to the parent."""
         if os.getpid() != self._process:
             raise RunError(
                 f"the session belongs to process {self._process}, and process {os.getpid()} is a fork of it: open a "
@@ -133,7 +136,7 @@ class SessionGuard:
     def take_turn(self) -> Iterator[None]:
         """Return a context manager: while a thread is in its `with` block, all other threads wait for the session.
 
-        Raise RunError in a forked child.
+        Raise RunError in a forked child process.
         """
         self.check_process()
         with self._turns.hold(self._wake):
@@ -141,7 +144,7 @@ class SessionGuard:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
-        """Take a turn in the context, and end the session if the context raises an exception.
+        """Return a context manager in which only this thread uses the session; an exception in it ends the session.
 
         Raise RunError if the session has ended already.
         """
@@ -155,9 +158,12 @@ class SessionGuard:
 
 
 GRACE_S = 1.0
-"""Seconds after a deadline in which the session still accepts reports from devices about a missing tensor."""
+"""Seconds after a frame's deadline in which the session waits for devices to report which tensor is missing.
+
+Such a report tells which device is at fault.
+"""
 COVERED_HEARTBEAT_S, UNCOVERED_HEARTBEAT_S = 0.5, 2.0
-"""Seconds between two heartbeats, with and without failure plans.
+"""Default seconds between two heartbeats, with and without failure plans.
 
 On two busy processors, no device was wrongly declared failed with heartbeats of 0.25 s and more (see
 docs/reference/results.md).
@@ -166,20 +172,20 @@ docs/reference/results.md).
 
 @dataclass
 class InFlightFrame:
-    """A frame that was sent to the devices and that they have not finished.
+    """A frame (inference request) that was sent to the devices and that they have not finished.
 
     Attributes:
         inputs: The inputs, kept to send the frame again after a failure; None without failure plans, or when all
             outputs have arrived.
         sent_at: When the frame was first sent (time.perf_counter).
-        finished_at: When the last output arrived (time.perf_counter).
+        finished_at: When the newest output arrived (time.perf_counter); 0 before the first output.
         computing_since: When the first device started to compute the frame (time.perf_counter); math.inf if not known.
         number: The frame's number, which changes when the frame is sent again.
         role: Index of the role (the normal plan, a replica or a failure plan) that the frame uses.
         role_io: Inputs and outputs of this role.
         active_devices: The devices that take part in the frame.
-        deadline: When the frame must be finished, on a clock that stops while the caller is outside of the session:
-            time.monotonic minus the session's `_caller_s`.
+        deadline: When the frame must be finished. Its clock stops while the user's code runs between two calls of the
+            session: time.monotonic minus the session's `_caller_s`.
         outputs: For each sink device, the payload of each received output, by index of the output.
         missing_outputs: Number of outputs that have not arrived.
         compute_s: For each device that has finished its work on the frame, the seconds in which it computed.
@@ -205,7 +211,7 @@ class InFlightFrame:
 
     @property
     def queue_wait_s(self) -> float:
-        """Seconds between sending the frame and the start of its computation."""
+        """Seconds from sending the frame until the first device started to compute it."""
         return max(0.0, min(self.computing_since, self.finished_at) - self.sent_at)
 
 
@@ -214,12 +220,12 @@ class FrameReader:
 
     A list or tuple is read directly. Frames of any other iterator are read in a thread, which checks and copies each
     frame with `copy`, because an iterator may reuse its arrays. The thread calls `notify` after each frame and at the
-    end. The thread pauses while `limit` frames are read but not yet released by the session.
+    end. It pauses while it has read `limit` frames for which the session has not called `release`.
 
     Attributes:
-        queue: The frames that were read and not taken.
-        is_exhausted: Whether no further frames will be read.
-        error: The exception that ended the reading; None without one.
+        queue: The frames that were read, until `take` returns them.
+        is_exhausted: True if no further frames will be read.
+        error: The exception that ended the reading; None if there was none.
     """
 
     def __init__(
@@ -239,7 +245,7 @@ class FrameReader:
         return bool(self.queue) or self.is_exhausted
 
     def take(self) -> Any:
-        """Remove the next frame from the queue and return it.
+        """Remove the next frame from the queue and return a checked copy of it.
 
         If the frame is invalid, set `error` and return None.
         """
@@ -272,7 +278,7 @@ class FrameReader:
                 self._notify()
         except StopIteration:
             self.is_exhausted = True
-        except BaseException as error:  # An exception of the user's iterator is raised again by `stream`.
+        except BaseException as error:  # `stream` raises it again, in the user's thread.
             self._fail(error)
         self._notify()
 
@@ -284,14 +290,14 @@ class FrameReader:
 
 
 class ClusterSession(Session):
-    """A session with a process for each device, on this host or others.
+    """A session in which each device is a process on this host or on another host.
 
     `open_session` and `run_artifact` create the session. It owns the frames in flight and a `ClusterState`. That object
     starts the devices, returns their messages as events, and decides whether frames must be sent again.
 
     Attributes:
-        artifact: The artifact.
-        options: The options of the run.
+        artifact: The compiled artifact that the devices run.
+        options: The options of the run, with the seconds between heartbeats.
         in_flight: Maximum number of frames in flight.
         reports: The reports of the devices; empty until the session was closed without an error.
         events: Failures, takeovers (the other devices use a failure plan) and returns of devices so far.
@@ -308,9 +314,9 @@ class ClusterSession(Session):
     ) -> None:
         """Start the devices and wait until they are ready.
 
-        By default, `start` starts a device on this host, and `acceptor` is a listening socket. The session must have
-        ended by `deadline` (time.monotonic), if given. Raise RunError if a device fails to start, and UsageError if
-        the options are invalid.
+        `start` starts a device; by default, on this host. `acceptor` accepts the devices' connections; by default, at a
+        listening socket. The session must have ended by `deadline` (time.monotonic), if given. Raise RunError if a
+        device fails to start, and UsageError if the options are invalid.
         """
         options = options.with_heartbeat(default_heartbeat_s(artifact))
         self.artifact, self.options, self._deadline = artifact, options, deadline
@@ -324,7 +330,8 @@ class ClusterSession(Session):
         self.opened_at, self._replayed_frames, self._finished_frames = time.perf_counter(), 0, 0
         self._last_finished_at = -math.inf
         self._change_deadline = math.inf
-        # The seconds that the caller has spent outside of the session, and the time when the session was last left.
+        # Seconds in which the user's code ran between calls of the session, and the time when the last call returned.
+        # Deadlines are extended by these seconds.
         self._caller_s, self._left_at = 0.0, math.inf
         count = len({*artifact.devices} - {*options.start_manually, *options.start_without})
         acceptor = acceptor or RunAcceptor(options.listen or ANY_LOOPBACK_PORT, options.keys, options.insecure)
@@ -379,10 +386,11 @@ class ClusterSession(Session):
     def stream_frames(
         self, frames: Iterable[Mapping[str, Any]]
     ) -> Iterator[tuple[InFlightFrame, dict[str, dict[str, Any]]]]:
-        """Yield each frame, and its outputs by sink device and output name, in the order of `frames`.
+        """Yield each frame and its outputs, by sink device and output name, in the order of `frames`.
 
-        A thread reads at most `in_flight` frames ahead of the yielded ones. If `frames` raises an exception, all
-        earlier outputs are yielded before it is raised again, and the session stays usable.
+        A sink device is one that, by the plan, sends outputs to this process; there may be several. A thread reads at
+        most `in_flight` frames ahead of the yielded ones. If `frames` raises an exception, the outputs of all earlier
+        frames are yielded before it is raised again, and the session stays usable.
         """
         check_type(frames, (Iterable,), "stream: frames", "an iterable of inputs by name")
         reader = FrameReader(frames, self.in_flight, self._loop.wake, self.artifact.copy_inputs)
@@ -411,7 +419,7 @@ class ClusterSession(Session):
             reader.close()
 
     def close(self) -> None:
-        """Wait for the frames in flight, end the run, and set `reports`."""
+        """Wait for the frames in flight, end the run, and store the devices' reports in `reports`."""
         with self._guard.take_turn():
             if self._guard.reason is not None:
                 return
@@ -424,7 +432,10 @@ class ClusterSession(Session):
 
     @contextlib.contextmanager
     def _guarded(self) -> Iterator[None]:
-        """End the session if the context raises. Measure the time that the caller spends outside of the session."""
+        """Return a context manager for a call of the session; an exception in it ends the session.
+
+        It also measures the time in which the user's code runs between two calls.
+        """
         with self._guard.use():
             self._caller_s += max(0.0, time.monotonic() - self._left_at)
             yield
@@ -435,7 +446,7 @@ class ClusterSession(Session):
         self._event_log.flush()
 
     def _finish_run(self) -> None:
-        """Wait for the reports and the end of all devices."""
+        """Tell the devices that no frames follow, and wait for their reports and the end of their processes."""
         cluster, deadline = self._cluster, self._new_deadline()
         self._wait_for_event_log()
         cluster.finish()
@@ -478,9 +489,9 @@ class ClusterSession(Session):
         return [name for name in oldest.active_devices if name not in oldest.compute_s]
 
     def _current_deadline(self) -> float:
-        """Return the deadline of the oldest frame. Without frames, return that of the change of roles (plans).
+        """Return the deadline of the oldest frame or, if no frame is in flight, of the change to other plans (roles).
 
-        Time that the caller spends outside of the session does not count.
+        The deadline (time.monotonic) is later by the time in which the user's code ran between calls of the session.
         """
         if len(self._window):
             return self._in_flight_frames[self._window.oldest].deadline + self._caller_s
@@ -496,13 +507,14 @@ class ClusterSession(Session):
         return frame
 
     def _send_frame(self, frame: InFlightFrame, inputs: Mapping[str, Any], after_each: Callable[[], object]) -> None:
-        """Post the messages of a frame to its devices. `after_each` is called after the messages of each device."""
+        """Queue the messages of a frame for all its devices; call `after_each` after the messages of each device."""
         cluster, deadline = self._cluster, self._new_deadline()
         self._admit_frame(frame, deadline)
         number, role_io = frame.number, frame.role_io
         allowed_ms = min(int(1000 * seconds_left(deadline)), 2**32 - 1)
         sets_states = any(state["name"] in inputs for state in self.artifact.states)
-        # Devices with inputs are served first, because they can start at once. All others wait for tensors anyway.
+        # Devices with inputs get their messages first, because they can start at once. All others wait for tensors of
+        # these devices anyway.
         for name in sorted(frame.active_devices, key=lambda name: not role_io.inputs[name]):
             channel = cluster.processes[name].get_channel()
             if role_io.states[name] and (sets_states or self._resets_states):
@@ -518,7 +530,7 @@ class ClusterSession(Session):
         self._resets_states = False
 
     def _admit_frame(self, frame: InFlightFrame, deadline: float) -> None:
-        """Set the frame's number, and the role (plan) that frames of this number use. Forget earlier outputs."""
+        """Give a frame the next number and the plan (role) for it, and discard outputs of an earlier attempt."""
         frame.number = self._window.admit_frame()
         frame.role = self._cluster.schedule.role_index(frame.number)
         frame.role_io = role_io = self._role_ios[frame.role]
@@ -532,8 +544,8 @@ class ClusterSession(Session):
     def _replay_frames(self) -> None:
         """Send the frames in flight again after a failure, together with CHANGE_ROLES, the order to use a failure plan.
 
-        CHANGE_ROLES is already in the devices' queues, so each device receives it before the frames. A device that has
-        received CHANGE_ROLES tells its peers about the change before it sends them tensors of these frames.
+        CHANGE_ROLES is already in the send queue of each device, so the device receives it before the frames. It then
+        tells its peers about the change before it sends them tensors of these frames.
         """
         self._cluster.needs_replay = False
         self._change_deadline = self._new_deadline() - self._caller_s
@@ -549,9 +561,9 @@ class ClusterSession(Session):
             self._log_takeover()
 
     def _next_finished_frame(self, reader: FrameReader, waiting: deque[InFlightFrame]) -> InFlightFrame | None:
-        """Return the next frame with complete outputs, or None after the last frame. Send further frames while waiting.
+        """Return the next frame with complete outputs, or None after the last frame; send further frames meanwhile.
 
-        `waiting` contains the frames that were sent and not yet returned.
+        `waiting` contains the frames that were sent and that this method has not returned yet.
         """
         while True:
             while reader.queue and not self._is_full():
@@ -579,7 +591,7 @@ class ClusterSession(Session):
                 )
 
     def _wait_for_outputs(self, frame: InFlightFrame) -> dict[str, dict[str, Any]]:
-        """Wait for a frame's outputs, and return them by sink device and output name."""
+        """Wait for a frame's outputs, and return them by sink (device that collects the outputs) and output name."""
         self._wait_until_none(lambda: self._awaited_devices() if frame.missing_outputs else [])
         outputs: dict[str, dict[str, Any]] = {}
         for device, payloads in frame.outputs.items():
@@ -593,7 +605,7 @@ class ClusterSession(Session):
     # -- events
 
     def _wait_until_none(self, awaited: Callable[[], list[str]], deadline: float | None = None) -> None:
-        """React to events until `awaited` returns no device. The default deadline is that of the oldest frame."""
+        """React to messages of the devices until `awaited` returns no device; default deadline: the oldest frame's."""
         while waiting := awaited():
             self._handle_events(waiting, deadline=deadline)
 
@@ -602,10 +614,8 @@ class ClusterSession(Session):
     ) -> None:
         """React to the devices' messages and failures that have arrived or arrive in the next milliseconds.
 
-        Do not wait for events if `is_ready` returns True.
-
-        Raise RunError if another thread has ended the session, or if the deadline has passed. The error then names the
-        first of the awaited devices, `waiting`.
+        Do not wait for messages if `is_ready` returns True. Raise RunError if another thread has ended the session. If
+        the deadline has passed, raise a RunError that names the awaited devices, `waiting`.
         """
         cluster, guard = self._cluster, self._guard
         if deadline is None:
@@ -622,15 +632,15 @@ class ClusterSession(Session):
         self._check_time(deadline, waiting)
 
     def _wait_for_event_log(self) -> None:
-        """Wait until all events are reported.
+        """Wait until all failures, takeovers and returns of devices are reported to the user.
 
-        An event is reported when its reason is known, which takes milliseconds.
+        A failure is reported when its reason is known, which takes milliseconds.
         """
         while self._event_log:
             self._handle_events([])
 
     def _record_progress(self, frame: InFlightFrame, event: DeviceEvent) -> None:
-        """Record an event of a device: it has sent an output of the frame, or has finished its work on the frame."""
+        """Record an OUTPUT or DONE message: the device has sent an output, or has finished its work on the frame."""
         assert event.header is not None
         if event.header.type is MessageType.OUTPUT:
             frame.outputs[event.device][event.header.index] = event.payload
@@ -664,10 +674,10 @@ class ClusterSession(Session):
         interruption_s: float = 0.0,
         takeover_s: float = 0.0,
     ) -> None:
-        """Add an event of this `kind` ("failure", "takeover" or "return") to the event log.
+        """Add an event of this `kind` ("failure", "takeover" or "return") of a device to the event log.
 
-        At a takeover, the other devices use a failure plan. The reason of a failure may still change. The last three
-        parameters are fields of RunEvent, for takeovers.
+        A takeover means that the other devices use a failure plan now. The reason of a failure may still change. The
+        last three parameters are fields of RunEvent, for takeovers.
         """
         self._change_deadline = self._new_deadline() - self._caller_s
         down = tuple(name for name in self.artifact.devices if name in self._cluster.down)
@@ -677,7 +687,7 @@ class ClusterSession(Session):
         self._event_log.add(event, is_final=kind != "failure")
 
     def _log_takeover(self) -> None:
-        """Log a takeover (the other devices use a failure plan) if devices have failed since the last one.
+        """Log a takeover (the other devices use a failure plan now) if devices have failed since the last takeover.
 
         Call this method when a frame is finished, or when no frame is in flight.
         """
@@ -687,24 +697,26 @@ class ClusterSession(Session):
             self._log_event("takeover", device, "", replayed_frames, self._interruption_s(), takeover_s)
 
     def _interruption_s(self) -> float:
-        """Return the seconds since a frame was finished, or since the oldest frame in flight was sent if that is later.
+        """Return the seconds for which the user has waited for outputs because of a failure.
 
-        Return 0 if no frame is in flight, because then nobody waits.
+        They begin when the last frame was finished, or when the oldest frame in flight was sent, if that is later. The
+        result is 0 if no frame is in flight.
         """
         sent_at = min((frame.sent_at for frame in self._in_flight_frames.values()), default=math.inf)
         return max(0.0, time.perf_counter() - max(self._last_finished_at, sent_at))
 
     def _check_time(self, deadline: float, waiting: Sequence[str], suffix: str = "") -> None:
-        """Raise RunError with the names of the awaited devices if the deadline has passed by more than GRACE_S."""
+        """Raise RunError with the names of the awaited devices, `waiting`, if GRACE_S has passed since the deadline."""
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
             raise timeout_error(self.processes[waiting[0]].title, self.options, f"{others}{suffix}")
 
 
 def default_heartbeat_s(artifact: SocketsArtifact) -> float:
-    """Return the seconds between two heartbeats if the user states none.
+    """Return the default seconds between two heartbeats of a device.
 
-    Without failure plans, noticing a failure early is useless, because the run ends anyway.
+    They are few with failure plans. Without failure plans, noticing a failure early is useless, because the run ends
+    anyway.
     """
     return COVERED_HEARTBEAT_S if artifact.make_schedule().tolerates_failures else UNCOVERED_HEARTBEAT_S
 
@@ -714,7 +726,7 @@ def timeout_error(title: str, options: RunOptions, suffix: str = "") -> RunError
 
 
 def check_frames_in_flight(options: RunOptions, devices: int) -> int:
-    """Return the number of frames that may be in flight. Raise UsageError for invalid options."""
+    """Return how many frames may be in flight with this number of devices; raise UsageError for invalid options."""
     frames = options.resolve_in_flight(devices, MAX_FRAMES_IN_FLIGHT)
     if options.heartbeat_s is not None and not 0.05 <= options.heartbeat_s <= 3600:
         raise UsageError(f"run: the heartbeat must be between 0.05 and 3600 s, not {options.heartbeat_s:g}")

@@ -1,4 +1,4 @@
-"""The target `sockets` with its options."""
+"""The target `sockets`, which writes a directory for each device, with its options and its runtime costs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,10 @@ RUNTIME_COSTS = RuntimeCosts(
     header_share=0.05,
     coalesced_share=0.1,
 )
-"""Overheads on the reference host, fitted to exchanges between emulated boards (docs/understand/cost-models.md)."""
+"""Seconds that the runtime adds to computing and sending, measured with emulated boards on the reference host.
+
+The method is described in docs/understand/cost-models.md.
+"""
 PROCESS_BYTES = 63 << 20
 """Memory of a device process with Python, numpy, onnxruntime and the runtime's threads, but without any segment.
 

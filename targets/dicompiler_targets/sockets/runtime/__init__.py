@@ -3,8 +3,8 @@
 Start it in the device's directory: `python3 -m runtime --coordinator HOST:PORT --keys KEYS`. HOST:PORT is the address
 of the coordinator, the process that supplies the frames. KEYS is a directory with this device's ca.pem, crl.pem,
 cert.pem and key.pem. The exit code is 0 after a run that ended normally; otherwise the last line of output names the
-error. `dicompiler compile` copies the package unchanged into each device's directory. It needs only Python, numpy,
-onnxruntime and, for segments that another engine computes, the packages of this engine.
+error. `dicompiler compile` copies the package unchanged into each device's directory. The package needs only Python,
+numpy, onnxruntime and, for segments that another engine computes, the packages of this engine.
 
 A frame (one inference request) goes through these modules:
 

@@ -57,10 +57,10 @@ def main() -> int:
 
 
 def _start_detached() -> int:
-    """Start this command again in the background; return when clients can connect to the new process.
+    """Start this command again in the background; return the exit code when clients can connect to the new process.
 
-    The secret token, with which clients prove that they belong to the cluster, is read from standard input. The address
-    of the new process is printed as a line of JSON.
+    The secret token, with which clients prove that they belong to the cluster, is read from standard input. The process
+    ID and the address of the new process are printed as a line of JSON.
     """
     token = sys.stdin.readline().strip()
     reader, writer = os.pipe()
@@ -87,7 +87,7 @@ def _run_daemon(options: Any, token: str) -> int:
     if options.announce is not None:
         os.set_inheritable(options.announce, False)
     try:
-        # The import is late and within `try`, because it loads onnxruntime, which may fail.
+        # This import loads onnxruntime, which may fail. Within `try`, the failure is announced as an error.
         from .daemon import DaemonLockFile, DaemonLog, DeviceDaemon, bind_listener, run_daemon
 
         log = DaemonLog(options.log)
@@ -120,14 +120,15 @@ def _load_manifest(path: Path) -> dict[str, Any]:
 
 
 def _end_with_stdin() -> None:
-    """End this process when its standard input ends, because the process that started it has then ended."""
+    """End this process when its standard input ends, which means that the process that started it has ended."""
     while os.read(0, 4096):
         continue
     os._exit(1)
 
 
 def _make_device(options: Any, manifest: dict[str, Any], credentials: RunCredentials) -> DeviceRun:
-    # These imports load onnxruntime, which takes long. They are here, so that `_end_with_stdin` already runs meanwhile.
+    # These imports load onnxruntime, which takes long. They are not at the top of the module, so that `_end_with_stdin`
+    # already runs meanwhile.
     from .device import ConnectionSettings, DeviceRun
     from .executor import EmulatedSpeed
 

@@ -1,7 +1,7 @@
 """Addresses: reading HOST:PORT, listening and connecting, and the zones of link-local IPv6 addresses.
 
 A link-local address (fe80::…) is valid on each link of a host, so it needs a zone: the name of a network interface, as
-in fe80::1%eth0. Interfaces have other names on each host, so an address that another host has sent has no useful zone.
+in fe80::1%eth0. Interfaces have other names on each host, so the zone in an address from another host is useless.
 `bind_socket` and `connect` therefore find the zone on this host.
 """
 
@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 INTERFACES_FILE = "/proc/net/if_inet6"
 """The file in which Linux lists the IPv6 addresses of this host and the interface of each."""
 LINK_LOCAL_SCOPE = "20"
-"""The scope of link-local addresses in INTERFACES_FILE."""
+"""The scope that marks link-local addresses in INTERFACES_FILE, in hexadecimal."""
 LISTEN_BACKLOG = 64
 CONNECT_TIMEOUT_S = 10.0
 """Maximum seconds for connecting to another host, including repeated attempts."""
@@ -92,8 +92,8 @@ def connect(host: str, port: int, timeout_s: float, port_hint: str) -> socket.so
     """Connect to an address; raise OSError with the cause and the remedy if that is not possible.
 
     If nothing answers, the attempt is repeated until the shorter of `timeout_s` and CONNECT_TIMEOUT_S has passed; then
-    TimeoutError is raised. `port_hint` is a text for the message: it says which option sets the port, because users can
-    only allow a fixed port in a firewall.
+    TimeoutError is raised. `port_hint` is a text for the error message that says which option sets the port: users can
+    allow a port in a firewall only if it is fixed.
     """
     timeout_s = min(timeout_s, CONNECT_TIMEOUT_S)
     end = time.monotonic() + timeout_s
@@ -110,7 +110,7 @@ def connect(host: str, port: int, timeout_s: float, port_hint: str) -> socket.so
 
 
 def _try_connect(host: str, port: int, timeout_s: float) -> socket.socket:
-    """Connect once. A link-local address is tried on each interface of this host, first on that in its zone."""
+    """Connect once; try a link-local address on each interface of this host, first on the one in its zone."""
     if not is_link_local(host):
         return socket.create_connection((host, port), timeout_s)
     zones = [zone for _, zone in _link_local_interfaces()]
@@ -122,7 +122,7 @@ def _try_connect(host: str, port: int, timeout_s: float) -> socket.socket:
 
 
 def find_local_host(host: str, port: int) -> str:
-    """Return the address of this host on the route to another host; raise OSError if there is no route."""
+    """Return this host's own address on the route to another host; raise OSError if there is no route."""
     error: OSError = OSError(errno.EHOSTUNREACH, "No route to host")
     for family, kind, _, _, address in socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM):
         try:

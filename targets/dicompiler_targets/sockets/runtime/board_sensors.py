@@ -1,4 +1,4 @@
-"""Sensors of a board: its temperature, and whether it lowers its clock, from files of the kernel."""
+"""Sensors of a board, read from files of the kernel: its temperature, and whether it lowers its clock rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 READ_INTERVAL_S = 1.0
 UNKNOWN_FLAGS = 2**32 - 1
-"""Value of the throttling flags on boards without such flags."""
+"""Value of the throttling flags for boards that have no such flags."""
 MAX_FLAGS = 2**31 - 1
 THROTTLED_FILE = "devices/platform/soc/soc:firmware/get_throttled"
 """File with the flags of `vcgencmd get_throttled` on a Raspberry Pi, in hexadecimal."""
@@ -19,7 +19,7 @@ class BoardSensors:
     """Reads the sensors of this board, at most once a second."""
 
     def __init__(self, root: Path = Path("/sys")) -> None:
-        """Find the sensors. `root` is the directory of the kernel's files."""
+        """Find the files of the sensors. `root` is the directory of the kernel's files."""
         self._temperature_file = next(iter(sorted(root.glob("class/thermal/thermal_zone*/temp"))), None)
         throttled_file = root / THROTTLED_FILE
         self._throttled_file = throttled_file if throttled_file.is_file() else None

@@ -1,7 +1,7 @@
-"""The daemon of a resident device: creates its onnxruntime sessions once, and then serves one client after another.
+"""The daemon of a resident device: creates the onnxruntime sessions once, and then serves one client after another.
 
-Clients must prove that they belong to the cluster, and are served one at a time. While the daemon runs, a state file
-next to the device's directory has its process ID and address.
+A client is a coordinator, the process that supplies the frames. It must prove that it belongs to the cluster. While the
+daemon runs, a state file next to the device's directory has its process ID and address.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MAX_LOG_BYTES = 1 << 20
 
 
 class DaemonLog:
-    """Writes messages, and all output of this process and its libraries, to a file if a path is given."""
+    """The log of a daemon: its messages and all output of its process, in a file if a path is given."""
 
     def __init__(self, path: Path | None) -> None:
         self._path, self._lock = path, threading.RLock()  # Several threads write.
@@ -63,15 +63,16 @@ class DaemonLog:
         with self._lock:
             print(time.strftime("%Y-%m-%d %H:%M:%S"), message, file=sys.stderr, flush=True)
             if self._path is not None and os.fstat(2).st_size > MAX_LOG_BYTES:
-                # The file is copied and truncated instead of renamed, because libraries keep it open.
+                # The file is copied and truncated instead of renamed, because this process and its libraries continue
+                # to write to the open file.
                 shutil.copyfile(self._path, f"{self._path}.1")
                 os.truncate(self._path, 0)
 
 
 class DeviceDaemon:
-    """The daemon of one device.
+    """The daemon of one device, which serves one client (coordinator) after another.
 
-    `__main__` creates the object. For each client (a coordinator), it creates a DeviceRun, which executes the frames.
+    `__main__` creates the object. For each client, it creates a DeviceRun, which executes the client's frames.
 
     Attributes:
         address: Host and port at which clients and peers connect.
@@ -115,7 +116,8 @@ class DeviceDaemon:
     def prepare(self, threads: int) -> None:
         """Create the onnxruntime sessions, check the files and accept connections.
 
-        `threads` threads compute; 0 means as many as the manifest states. Raise ValueError for a damaged file.
+        `threads` is the number of computing threads; 0 means the number in the manifest. Raise ValueError for a damaged
+        file.
         """
         self._threads = threads
         self._create_sessions()
@@ -128,10 +130,10 @@ class DeviceDaemon:
         files.check()
 
     def _load_artifact(self) -> None:
-        """Load the artifact whose files have replaced those of the present one in the device's directory.
+        """Load a new artifact (compiled program), whose files have replaced the old ones in the device's directory.
 
-        The present sessions are released first, because the board may not have memory for both. If the new artifact
-        cannot be loaded, ProtocolError is raised, and the daemon ends.
+        The old sessions are released first, because the board may not have memory for both. If the new artifact cannot
+        be loaded, ProtocolError is raised, and the daemon ends.
         """
         try:
             manifest = read_manifest(self._directory / "manifest.json")
@@ -146,7 +148,7 @@ class DeviceDaemon:
         self._log.write(f"loaded the artifact with the digest {self._manifest['digest']}")
 
     def run(self) -> None:
-        """Take part in one run (the frames of one client) after another, until an artifact cannot be loaded."""
+        """Serve one client after another; return when a new artifact (compiled program) could not be loaded."""
         self._log.write(f"{self._name} waits for clients at {join_address(*self.address)}")
         while (request := self._requests.get()) is not None:
             self._run_device(*request)
@@ -179,7 +181,7 @@ class DeviceDaemon:
         counters["failures"] += device.failed_peers
 
     def status(self) -> dict[str, Any]:
-        """Return the status report as JSON; its keys are the fields of DeviceStatus."""
+        """Return the daemon's status as a JSON object, whose keys are fields of `DeviceStatus`."""
         with self._condition:
             counters, device = dict(self._counters), self._device
             client = {"client": self._client, "client_since": self._client_since} if self._client else {}
@@ -227,7 +229,7 @@ class DeviceDaemon:
 
     def _greet_client(self, hello: Mapping[str, Any], channel: MessageChannel, host: str, deadline: float) -> None:
         check_identity(channel.identity, COORDINATOR_IDENTITY, "the client")
-        # Both ends send a new nonce, so that a recorded handshake cannot be replayed.
+        # Both ends send a new nonce (random number), so that a recorded handshake cannot be replayed.
         own_nonce, client_nonce = secrets.token_hex(16), str(hello.get("nonce"))[:64]
         credentials = RunCredentials("", derive_token(self._token, client_nonce, own_nonce))
         proof = credentials.make_proof(self._name, COORDINATOR_NAME)
@@ -259,7 +261,10 @@ class DeviceDaemon:
         self._requests.put((channel, RunCredentials(run, derive_token(self._token, run)), *times))
 
     def _take_client(self, host: str) -> None:
-        """Let a client use the device, after the previous client has ended; raise ProtocolError if it does not end."""
+        """Reserve the device for a client, after the previous client has disconnected.
+
+        Raise ProtocolError if the previous client stays connected for BUSY_WAIT_S.
+        """
         with self._condition:
             if not self._condition.wait_for(lambda: not self._client, BUSY_WAIT_S):
                 since = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self._client_since))
@@ -275,7 +280,7 @@ class DeviceDaemon:
 
 
 class DaemonLockFile:
-    """The state file of a daemon, which is locked while the daemon runs."""
+    """The state file of a daemon, with its process ID and address; it is locked while the daemon runs."""
 
     def __init__(self, directory: Path, name: str) -> None:
         """Lock the state file of the device `name`; raise ValueError if another daemon of this device runs."""
@@ -300,7 +305,7 @@ class DaemonLockFile:
 
 
 def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] | None) -> socket.socket:
-    """Return a socket that is bound to the address `listen`, at which nobody can connect yet.
+    """Return a socket that is bound to the address `listen`, but does not accept connections yet.
 
     If `listen` is None, the socket is bound to a free port of the local address from which the coordinator is reached.
     Raise ValueError if neither address is given, or if `listen` cannot be used.
@@ -316,8 +321,8 @@ def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] |
 def _call_at_signals(end: Callable[[], object]) -> None:
     """Call `end` in its own thread when SIGTERM or SIGINT arrives.
 
-    The main thread cannot call `end`, because it may be computing or blocked in a system call. The signal does not
-    interrupt the system call if another thread receives the signal, as happens right after SIGCONT.
+    The main thread cannot call `end`, because it may be computing or blocked in a system call. A signal interrupts that
+    call only if the main thread receives it. After SIGCONT, another thread often receives it.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
@@ -335,10 +340,10 @@ def _call_at_signals(end: Callable[[], object]) -> None:
 def run_daemon(
     daemon: DeviceDaemon, lock_file: DaemonLockFile, threads: int, log: DaemonLog, announce: int | None
 ) -> int:
-    """Run the daemon, until a signal ends it or an artifact cannot be loaded.
+    """Run the daemon until a signal ends it, or until a new artifact (compiled program) cannot be loaded.
 
-    `threads` threads compute; 0 means as many as the manifest states.
-    `announce` is a file descriptor to which the address is written once clients can connect.
+    `threads` is the number of computing threads; 0 means the number in the manifest. `announce` is a file descriptor to
+    which the process ID and the address are written once clients can connect; None: they are only in the state file.
     """
 
     def end() -> None:

@@ -1,7 +1,8 @@
 """Networks in the engine ncnn, in float32 or in the precision that the last line of the .param file states.
 
-ncnn has no batch axis, so tensors of shape (1, …) are passed without their first axis. The blobs (tensors) of a network
-are named in0, in1, … and out0, out1, …. This module needs numpy and ncnn only, because `profile` copies it to boards.
+ncnn has no batch axis, so tensors of shape (1, …) are passed without their first axis. The input and output blobs
+(tensors) of a network are named in0, in1, … and out0, out1, …. This module needs only numpy and ncnn, because
+`dicompiler profile` copies it to boards.
 """
 
 from __future__ import annotations
@@ -17,13 +18,16 @@ PRECISION_OPTIONS = {
     "fp16": ("use_fp16_packed", "use_fp16_storage", "use_fp16_arithmetic"),
     "bf16": ("use_bf16_packed", "use_bf16_storage"),
 }
-"""Options of ncnn that round values to 16 bits, by precision. By default, ncnn sets some if the processor can."""
+"""Options of ncnn that round values to 16 bits, by precision.
+
+By default, ncnn sets some of them if the processor supports them, so all of them are set explicitly.
+"""
 PRECISION_KEY = "precision="
-"""Begin of the last line of a .param file with reduced precision. ncnn ignores this line."""
+"""Start of the last line of a .param file with reduced precision. ncnn itself ignores this line."""
 
 
 class EngineNetwork:
-    """A network that ncnn has loaded."""
+    """A network that ncnn has loaded and can run."""
 
     def __init__(self, network: Path, weights: Path, threads: int, is_spinning: bool) -> None:
         """Load the files of a network; raise ValueError if ncnn or the processor cannot compute it.
@@ -50,7 +54,7 @@ class EngineNetwork:
         self._kept: list[Any] = []
 
     def run(self, inputs: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[Any]:
-        """Return the outputs; raise ValueError if ncnn fails or an output does not have the expected shape.
+        """Compute the network's outputs; raise ValueError if ncnn fails or an output has an unexpected shape.
 
         `shapes` has the expected shape of each output. The outputs are valid until the next call.
         """
@@ -84,7 +88,7 @@ def check_precision(ncnn: Any, precision: str) -> None:
     if precision == "bf16" and not hasattr(ncnn.Option(), "use_bf16_storage"):
         raise ValueError(f"ncnn {ncnn.__version__} has no bf16: run 'pip install --upgrade ncnn'")
     if precision == "fp16" and not _has_fp16(ncnn):
-        # ncnn would ignore the option and compute in fp32.
+        # Without this error, ncnn would ignore the option and compute in fp32.
         raise ValueError("the processor has no fp16: compile with --precision bf16 or fp32")
 
 

@@ -24,15 +24,15 @@ GREETING_TIMEOUT_S = 5.0
 MAX_GREETINGS, MAX_PENDING, MAX_REFUSALS = 64, 256, 16
 """Maximum numbers of concurrent handshakes, of connections that wait for a handshake, and of concurrent refusals.
 
-Beyond the first two limits, a new connection replaces the oldest one of the host with the most connections. Beyond the
-third, a connection is closed without a message.
+If one of the first two limits is reached, a new connection replaces the oldest connection of the host with the most
+connections. If the third limit is reached, a refused connection is closed without a message.
 """
 UNKNOWN_INTERVAL_S = 0.01
-"""Minimum seconds between the starts of two handshakes with unknown hosts: hosts without a known member of the run."""
+"""Minimum seconds between two handshakes with unknown hosts, on which no device of the run is known to be."""
 LISTEN_BACKLOG = 1024
-"""Number of connections that the kernel keeps until they are accepted."""
+"""Maximum number of connections that the kernel queues until this process accepts them."""
 MAX_ACCEPTS = 64
-"""Maximum number of connections accepted in a row. Then the handshakes of waiting connections are started."""
+"""Maximum number of connections that are accepted before the handshakes of waiting connections are started."""
 TOKEN_VARIABLE = "DICOMPILER_TOKEN"
 """Environment variable with the run's secret token, for devices that are started manually."""
 COORDINATOR_NAME = ""
@@ -41,12 +41,14 @@ COORDINATOR_NAME = ""
 
 @dataclass(frozen=True)
 class RunCredentials:
-    """The ID and the secret token of one run, which its members (coordinator and devices) share; '' until known.
+    """The ID and the secret token of one run, which its members (coordinator and devices) share.
+
+    Each of the two is '' until it is known.
 
     Attributes:
         run: The public ID of the run.
-        token: A secret that proves membership if there are no certificates. It is passed to devices through standard
-            input or the environment, and never sent over the network.
+        token: A secret that proves membership if there are no certificates; '' with certificates. It is passed to
+            devices through standard input or the environment, and never sent over the network.
     """
 
     run: str = ""
@@ -57,7 +59,10 @@ class RunCredentials:
         return {"run": self.run, "proof": self._proof(sender, receiver)}
 
     def check(self, message: Mapping[str, Any], sender: str, receiver: str) -> None:
-        """Raise ProtocolError if the message does not have the fields of `make_proof` for these two ends."""
+        """Raise ProtocolError if `message` does not prove to `receiver` that `sender` is a member of the run.
+
+        The message must have the fields `run` and `proof`, as `make_proof` returns them.
+        """
         run, proof = str(message.get("run") or ""), str(message.get("proof"))
         if run and self.run and run != self.run:
             raise ProtocolError("the two ends belong to different runs: start the device again for the present run")
@@ -113,13 +118,14 @@ GreetConnection = Callable[[MessageChannel, str, float], Any]
 """A function that performs a handshake, with arguments (channel, address of the other host, deadline).
 
 `ConnectionAcceptor.take` returns the function's result. The function raises ProtocolError to refuse the connection with
-a message, and PeerRefused or OSError to close the connection without a message. `take` raises all other errors.
+a message, and PeerRefused or OSError to close the connection without a message. `take` raises the function's other
+errors.
 """
 
 
 @dataclass
 class _PendingConnection:
-    """A connection before its handshake. `is_ready` is True after its first byte has arrived."""
+    """An accepted connection whose handshake has not started. `is_ready` is True once its first byte has arrived."""
 
     socket: socket.socket
     host: str
@@ -133,9 +139,9 @@ class ConnectionAcceptor(ConnectionQueue):
     DeviceRun, the daemon and the coordinator create an acceptor. They `take` the results of the handshakes, and then
     start the message channels.
 
-    Unknown clients cannot delay members of the run. A handshake starts only when the first byte has arrived, so a
-    client that only connects costs little. The number of connections and the time of each handshake are limited, and
-    connections from members' hosts come first.
+    Unknown clients cannot delay members of the run (its coordinator and devices). A handshake starts only when the
+    first byte has arrived, so a client that only connects costs little. The number of connections and the time of each
+    handshake are limited, and connections from members' hosts come first.
     """
 
     def __init__(
@@ -145,9 +151,10 @@ class ConnectionAcceptor(ConnectionQueue):
         greet_connection: GreetConnection,
         is_member_host: Callable[[str], bool] = lambda _: False,
     ) -> None:
-        """Start to accept connections.
+        """Start to accept connections, and to call `greet_connection` for each of them.
 
-        `is_member_host` returns True for the addresses of known members of the run; by default, no member is known.
+        `is_member_host` returns True for the addresses of the run's known members (its coordinator and devices); by
+        default, no member is known.
         """
         super().__init__()
         self._listener, self._keys, self._greet_connection = listener, keys, greet_connection
@@ -278,7 +285,8 @@ class ConnectionAcceptor(ConnectionQueue):
             self.last_refusal, refusal = f"{pending.host}: {error}", error
         except Exception as error:
             accepted = error
-        # `close` shuts down all connections in `_greeting`, so this one is removed before it is put in the queue.
+        # `close` shuts down all connections in `_greeting`. The handshake of this one is finished, so it is removed
+        # from there before it is put in the queue.
         with self._lock:
             self._greeting.pop(pending.socket, None)
         if accepted is not None:

@@ -1,6 +1,6 @@
-"""The integrity of a device's files: finds damage before the device returns a result.
+"""The integrity of a device's files: finds damaged files before the device returns a result.
 
-Digests are computed in the background while the sessions, which read the same files, are made.
+Digests are computed in the background, while the onnxruntime sessions, which read the same files, are created.
 """
 
 from __future__ import annotations
@@ -53,14 +53,15 @@ class FileIntegrity:
             if size != record["bytes"]:
                 problem = "is missing" if size is None else f"has {size} bytes, expected {record['bytes']}"
                 raise ValueError(f"file {name} {problem}: {COPY_AGAIN}")
-        # The threads keep their priority: with a low one, they could hold the interpreter's lock until heartbeats fail.
+        # The threads have normal priority. With a low priority, they could hold the interpreter's lock for so long that
+        # heartbeats are not sent in time.
         pool = ThreadPoolExecutor(2)
         for name in self._records:
             self._digests[name] = pool.submit(self._compute_digest, name)
         pool.shutdown(wait=False)
 
     def check(self) -> None:
-        """Wait for all digests that were begun; raise ValueError if one differs from the manifest."""
+        """Wait for the digests that `begin_digests` has started; raise ValueError if one differs from the manifest."""
         for name in tuple(self._digests):
             future = self._digests.pop(name)
             digest = self._compute_digest(name) if future.cancel() else future.result()

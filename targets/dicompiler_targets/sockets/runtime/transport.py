@@ -1,8 +1,8 @@
 """Plain and TLS connections as byte streams, and TLS keys.
 
 Many boards have no battery for their clock, so a wrong clock is as likely as an expired certificate. OpenSSL's error
-message names neither the clock's time nor the dates, and OpenSSL tolerates no difference between clocks. Therefore
-`describe_wrong_date` checks the dates, and OpenSSL does not (`NO_CHECK_TIME`).
+message names neither the clock's time nor the certificate's dates, and OpenSSL tolerates no difference between clocks.
+Therefore `describe_wrong_date` checks the dates, and OpenSSL does not (`NO_CHECK_TIME`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .protocol import MAGIC, MessageHeader, MessageType, PeerRefused, ProtocolEr
 NO_CHECK_TIME = 0x200000
 """OpenSSL's flag X509_V_FLAG_NO_CHECK_TIME, for which Python has no name."""
 CLOCK_TOLERANCE_S = 3600.0
-"""Seconds by which clocks of hosts may differ."""
+"""Seconds by which the clocks of two hosts may differ, when the dates of a certificate are checked."""
 RENEW_HINT = "create new ones with 'dicompiler keys'"
 CLOCK_HINT = "set the clock, for example with NTP ('timedatectl set-ntp true')"
 
@@ -56,25 +56,25 @@ EXPIRY_NOTICE_S = 30 * 24 * 3600.0
 """Users are warned when a certificate expires within this number of seconds."""
 COORDINATOR_IDENTITY = "dicompiler:coordinator"
 DEVICE_IDENTITY = "dicompiler:device:{}"
-"""Identities in certificates: a URI among the alternative names of the subject."""
+"""Pattern of a device's identity in its certificate: a URI among the alternative names of the subject."""
 CHUNK_BYTES = 1 << 16
 """Maximum number of bytes that one call encrypts or receives."""
 MAX_TLS_RECORD_BYTES = 5 + (1 << 14) + 256
 MAX_LOW_WATER_BYTES = 1 << 16
-"""Maximum number of bytes of a long message that must have arrived before a thread is woken to read them.
+"""Number of bytes of a long message that must have arrived before a thread is woken to read them.
 
-Slow links deliver one packet at a time, and waking a thread for each packet takes longer than reading all of them.
+Slow network links deliver one packet at a time, and waking a thread for each packet takes longer than reading it.
 """
 MAX_UNSENT_BYTES = 1 << 16
-"""Maximum number of bytes that the kernel buffers for sending, in addition to the unacknowledged ones.
+"""Maximum number of unsent bytes of a connection in the kernel, in addition to sent, unacknowledged bytes.
 
 Further bytes wait in the channel's queue, where urgent messages can overtake them.
 """
 MAX_FULL_READS = 16
-"""After this many reads in a row that filled the whole buffer, the event loop turns to other connections."""
+"""Number of consecutive reads that fill the whole buffer, after which other connections are read first."""
 _ZERO_INT = bytes(4)
 LINGER_S, MAX_LINGER_READS = 1.0, 64
-"""Maximum seconds and reads for which a connection stays open after a refusal, so that the other end can read why."""
+"""Maximum seconds and reads for which a refused connection stays open, so that the other end can read the reason."""
 RENEW_REVOKED_HINT = "to trust the device again, create new ones with 'dicompiler keys --revoke --renew'"
 WRONG_CRL = f"crl.pem, the list of revoked certificates, does not belong to this cluster: {RENEW_HINT}"
 VERIFICATION_ERRORS = {
@@ -127,7 +127,7 @@ class Connection:
         return self._socket.fileno()
 
     def start(self) -> None:
-        """Make all later calls return at once instead of waiting."""
+        """Make all later calls of this object return at once instead of waiting for the network."""
         self._is_blocking = False
         self._socket.setblocking(False)
 
@@ -137,7 +137,7 @@ class Connection:
         self._socket.settimeout(None if deadline is None else seconds_left(deadline))
 
     def _apply_deadline(self) -> None:
-        """Limit the next call to the time until the deadline; raise TimeoutError if it has passed."""
+        """Limit the socket's next call to the time until the deadline; raise TimeoutError if it has passed."""
         if self._deadline is not None:
             if time.monotonic() >= self._deadline:
                 raise TimeoutError("timed out")
@@ -154,14 +154,14 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """True if bytes that `send` has accepted are still buffered in this object; `send(())` sends them."""
+        """True if `send` has accepted bytes that are not passed to the kernel yet; `send(())` passes them."""
         return False
 
     def unacknowledged_bytes(self) -> int:
         """Return the number of bytes that were sent and not acknowledged by the other end."""
         try:
             return int.from_bytes(fcntl.ioctl(self._socket, termios.TIOCOUTQ, _ZERO_INT), sys.byteorder)
-        except (OSError, ValueError):  # The socket is closed; the next send reports it.
+        except (OSError, ValueError):  # The socket is closed, which the next `send` will report.
             return 0
 
     def receive_into(self, view: memoryview) -> int | None:
@@ -180,12 +180,15 @@ class Connection:
             self._low_water = low_water
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
             if low_water > 1:
-                # By default, the kernel delays acknowledgements by 40 ms, and the other end may send nothing until
-                # then.
+                # By default, the kernel delays acknowledgements by 40 ms. The other end limits its unacknowledged
+                # bytes, so it might send nothing until then.
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
-        """Read from the socket as `receive_into` does; set `_drained_socket` if no more bytes are available."""
+        """Read from the socket into `view`; set `_drained_socket` to say whether all available bytes were read.
+
+        Return the number of bytes, 0 at the end, None if none are available.
+        """
         if self._is_blocking:
             self._apply_deadline()
         try:
@@ -193,13 +196,16 @@ class Connection:
         except BlockingIOError:
             count = None
         self._full_reads = self._full_reads + 1 if count == len(view) else 0
-        # A read that did not fill the buffer has taken all bytes. Every MAX_FULL_READS full reads, the socket is
-        # treated as drained too, so that the event loop reads from other connections.
+        # A read that did not fill the buffer has read all available bytes. After MAX_FULL_READS full reads, the socket
+        # is treated as empty too, so that the event loop reads from other connections.
         self._drained_socket = bool(count) and not self._is_blocking and self._full_reads % MAX_FULL_READS == 0
         return count
 
     def linger(self) -> None:
-        """Read and discard data for a while, so that the other end can read the error that was just sent."""
+        """Read and discard data for at most LINGER_S, so that the other end can read the error that was just sent.
+
+        If the connection were closed at once, the kernel could discard the error.
+        """
         with contextlib.suppress(OSError):  # The other end may have disconnected, or keep sending.
             self._socket.shutdown(socket.SHUT_WR)
             self.set_deadline(time.monotonic() + LINGER_S)
@@ -215,7 +221,7 @@ class Connection:
 
 
 class TlsConnection(Connection):
-    """A TLS connection, which encrypts and decrypts in memory.
+    """A TLS connection, which encrypts and decrypts in memory (`ssl.MemoryBIO`).
 
     `send` returns at once even if the kernel accepts only some of the encrypted bytes; with an `ssl.SSLSocket`, the
     caller would have to repeat the call with the same bytes. A few Python calls take as long as decrypting a short
@@ -226,7 +232,7 @@ class TlsConnection(Connection):
         super().__init__(connection)
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
-        self._encrypted: bytes | memoryview = b""  # Encrypted bytes that were not sent yet.
+        self._encrypted: bytes | memoryview = b""  # Encrypted bytes that the kernel has not accepted yet.
         self._chunk = memoryview(bytearray(CHUNK_BYTES))
         self._may_have_plain = False  # The TLS object may have received bytes that were not decrypted yet.
         self.set_deadline(deadline)
@@ -311,7 +317,8 @@ class TlsConnection(Connection):
         return len(self._encrypted) > 0
 
     def expect_bytes(self, count: int) -> None:
-        # Some of the bytes may have arrived already, in a TLS record that is not complete yet.
+        # Some of the bytes may have arrived already, in an incomplete TLS record. Waiting for all `count` bytes could
+        # then take forever.
         super().expect_bytes(count - self._incoming.pending - MAX_TLS_RECORD_BYTES)
 
     def receive_into(self, view: memoryview) -> int | None:
@@ -338,7 +345,7 @@ class TlsConnection(Connection):
 
 
 def pack_error(reason: str) -> bytes:
-    """Return an ERROR message as bytes, for an end that is refused before it has a message channel."""
+    """Return an ERROR message as bytes, to refuse a connection that has no message channel yet."""
     payload = json.dumps({"message": reason}).encode()
     return pack_header(MessageHeader(MessageType.ERROR, 0, 0, len(payload))) + payload
 
@@ -392,7 +399,7 @@ class TlsKeys:
     def _check(self, directory: Path) -> float:
         """Check the keys by a TLS handshake in this process; return the time when the certificate expires.
 
-        Without this check, only other ends would notice some errors, which users must correct at this end.
+        Without this check, only the other hosts would notice some errors, although users must correct them here.
         """
         try:
             certificate = self._meet_itself()
@@ -416,9 +423,9 @@ class TlsKeys:
             context.verify_flags |= NO_CHECK_TIME
 
     def _meet_itself(self) -> dict[str, Any]:
-        """Connect this end's client context to its own server context in memory, and return its certificate.
+        """Perform a TLS handshake in memory between the client and server contexts of these keys.
 
-        The connection checks the keys as another end would check them.
+        The handshake checks the keys as another host would check them. Return the certificate as a dictionary.
         """
         to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = self._contexts[False].wrap_bio(to_client, to_server)
@@ -448,7 +455,7 @@ def tls_error(error: ssl.SSLError) -> Exception:
 
 
 def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: bool, deadline: float) -> Connection:
-    """Return a connection over the socket, with TLS if `keys` are given.
+    """Return a connection over the socket, with TLS if `keys` is not None.
 
     `is_server` is true at the end that accepted the connection. Raise ProtocolError if the other end cannot be trusted,
     and PeerRefused if it refused this end. Raise OSError if the connection failed or the deadline (time.monotonic)
@@ -467,9 +474,9 @@ def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: 
 
 
 def check_identity(identity: str | None, expected: str, peer: str) -> None:
-    """Raise ProtocolError if the identity in the certificate of `peer` is not the expected one.
+    """Raise ProtocolError if `identity`, from the certificate of the other end, is not the expected one.
 
-    Without TLS, `identity` is None and is not checked.
+    Without TLS, `identity` is None and is not checked. `peer` names the other end in the error.
     """
     if identity is not None and identity != expected:
         raise ProtocolError(f"{peer} has the certificate of {identity!r}: give each device its own keys")

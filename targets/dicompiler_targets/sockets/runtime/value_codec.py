@@ -19,9 +19,12 @@ from typing import Any
 import numpy as np
 
 STRING_TYPE, NON_TENSOR_TYPE = "STRING", "NESTED"
-"""Types in manifests: tensors of strings, and all values that are not tensors."""
+"""Names in manifests for the types of tensors of strings, and of all values that are not tensors."""
 UNSIZED_TYPES = (STRING_TYPE, NON_TENSOR_TYPE)
-"""Types of values that are only sent between a device and the coordinator, never between devices."""
+"""Types of values whose size the plan does not know.
+
+Such values are only sent between a device and the coordinator, never between devices.
+"""
 _NUMPY_KINDS = "biufc"
 _LENGTH_BYTES = 8
 
@@ -48,7 +51,7 @@ def decode_value(payload: Any) -> Any:
 
 
 def _describe_value(value: Any, parts: list[bytes]) -> Any:
-    """Return the JSON description of a value, and append the bytes of its elements to `parts`."""
+    """Return the JSON description of a value's structure, and append the bytes of its elements to `parts`."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "OSU":
         strings = [_encode_string(string) for string in value.ravel().tolist()]
         parts.extend(strings)
@@ -74,9 +77,9 @@ def _encode_string(string: Any) -> bytes:
 
 
 def _build_value(description: Any, raw: bytes, start: int) -> tuple[Any, int]:
-    """Return the value that `description` describes, and the offset in `raw` after the elements of the value.
+    """Decode a value from its JSON description and the bytes of its elements, which begin at offset `start` of `raw`.
 
-    The elements begin at offset `start` of `raw`.
+    Return the value and the offset in `raw` after its elements.
     """
     if isinstance(description, list):
         values: list[Any] = []
