@@ -1,14 +1,13 @@
 """Files that several targets write: segments (ONNX sub-models), and one file of weights for each device.
 
-Segments and weights of a Program ⇒ files. The same program gives the same bytes. Weights are written without a copy in
-memory.
+    segments and weights of a Program ⇒ files; the same program gives the same bytes
 
 A segment is the ONNX sub-model that a device runs in one call of its engine. Slice, Concat and Identity nodes at the
 inputs and outputs of a segment only move data. They are hoisted: removed from the model, and the target's runtime makes
 strided copies of bytes instead. The engine would take 3 to 10 µs for each of these nodes, even if the node copies only
 a few bytes. Without these nodes, tiles of equal shape share a model, and no tensor is stored twice for a Slice.
 
-Segment → HoistedSegment: the segment without these nodes, and the pieces that its inputs and outputs consist of.
+Segment ⇒ HoistedSegment: the segment without these nodes, and the pieces that its inputs and outputs consist of.
 
     x[0:5] → Conv → y          ⇒   copy rows 0..5 of x into the model's input; Conv
     a, b → Concat → Relu → y   ⇒   copy a, then b behind it, into the model's input; Relu
@@ -47,7 +46,7 @@ from dicompiler.plugin_api.regions import full_region, intersect, is_empty, regi
 from dicompiler_targets.bundled_runtime import WEIGHTS_FILE
 
 MAX_AXES = 64
-"""Default limit for the axes of tensors that are copied. No tensor has more axes, so the default excludes no tensor."""
+"""Default limit for the number of axes of copied tensors. No tensor has more axes, so it excludes no tensor."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +61,7 @@ class StridedCopy:
         target: The tensor that is written: a name, or the index of one of the model's inputs.
         source_offset: Offset of the first copied byte in the source tensor.
         target_offset: Offset of the first copied byte in the target tensor.
-        run_bytes: Bytes of a block.
+        run_bytes: Size of a block in bytes.
         loops: A tuple (count, source stride in bytes, target stride in bytes) for each loop, the outermost loop first.
     """
 
@@ -75,7 +74,7 @@ class StridedCopy:
 
     @property
     def end_offsets(self) -> tuple[int, int]:
-        """The offset behind the last copied byte in the source tensor, and that in the target tensor."""
+        """Two offsets: behind the last byte that is read from the source, and behind the last byte that is written."""
         source_end, target_end = self.source_offset + self.run_bytes, self.target_offset + self.run_bytes
         for count, source_stride, target_stride in self.loops:
             source_end += (count - 1) * source_stride
@@ -125,11 +124,11 @@ class HoistedSegment:
 
     Attributes:
         segment: The remaining segment, which computes; None if the original segment only moves data.
-        input_tensors: For each input of the remaining model, in order, the regions of stored tensors that it consists
-            of.
-        output_tensors: For each output of the original segment, the regions that it consists of, which belong to stored
-            tensors and to outputs of the remaining model.
-        values: The inputs and outputs of the original segment and of the remaining model, by name.
+        input_tensors: For each input of the remaining model, by name and in order: the regions of the original
+            segment's inputs that it consists of.
+        output_tensors: For each output of the original segment, by name: the regions that it consists of. They are
+            regions of the segment's inputs or of the remaining model's outputs.
+        values: Type and shape of the inputs and outputs of the original segment and of the remaining model, by name.
     """
 
     segment: Segment | None
@@ -149,12 +148,18 @@ class HoistedSegment:
 
     @property
     def copied_inputs(self) -> dict[str, CopiedTensor]:
-        """The model's inputs that the runtime assembles by copies. All other inputs are stored tensors themselves."""
+        """The remaining model's inputs that the runtime assembles by copies, by name.
+
+        All other inputs of the model are inputs of the original segment, which are read without a copy.
+        """
         return _select_copied(self.input_tensors)
 
     @property
     def copied_outputs(self) -> dict[str, CopiedTensor]:
-        """The segment's outputs that the runtime assembles by copies. The model computes all other outputs itself."""
+        """The original segment's outputs that the runtime assembles by copies, by name.
+
+        The remaining model computes all other outputs itself.
+        """
         return _select_copied(self.output_tensors)
 
 
@@ -171,10 +176,11 @@ def hoist_copies(
     `dtypes`. It also stays as it is if it has control flow, because the graph of a branch may read any tensor.
 
     Args:
-        segment: The segment.
+        segment: The segment (an ONNX sub-model).
         dtypes: Element types of tensors that the runtime can copy (onnx.TensorProto.DataType).
         max_axes: Maximum number of axes of tensors that the runtime can copy.
-        kept_outputs: Names of tensors that the model must still compute itself, because others read them.
+        kept_outputs: Names of tensors that the model must still compute itself, because other segments or the
+            network's outputs need them.
     """
     nodes = segment.model.graph.node
     if any(attribute.HasField("g") or attribute.graphs for node in nodes for attribute in node.attribute):
@@ -202,7 +208,10 @@ def hoist_copies(
 
 
 def _find_copyable_tensors(infos: Mapping[str, onnx.ValueInfoProto], dtypes: Container[int]) -> dict[str, CopiedTensor]:
-    """Return, for each tensor with a known shape and one of the element types `dtypes`, a copy of the tensor itself."""
+    """Return each tensor that the runtime can copy, described as a copy of itself, by name.
+
+    The runtime can copy a tensor if its shape is known and its element type is in `dtypes`.
+    """
     found = {}
     for name, value in infos.items():
         tensor_type = value.type.tensor_type
@@ -255,8 +264,8 @@ def make_box_copy(
     """
     strides = [[itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))] for shape, _ in ends]
     offsets = [sum(map(int.__mul__, stride, start)) for stride, (_, start) in zip(strides, ends, strict=True)]
-    # The first loop copies the bytes of one element. If an axis continues the outermost loop without a gap in both
-    # tensors, that loop becomes longer. Otherwise, the axis needs a loop of its own.
+    # The first loop copies the bytes of one element. Axes are visited from the last to the first. If an axis continues
+    # the outermost loop without a gap in both tensors, that loop becomes longer; otherwise, the axis gets its own loop.
     loops = [(itemsize, 1, 1)]
     for count, source_stride, target_stride in reversed(list(zip(extent, *strides, strict=True))):
         outer_count, *outer_strides = loops[0]
@@ -269,7 +278,7 @@ def make_box_copy(
 
 
 def _find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[Any]]) -> Region | None:
-    """Return the region of its input that a Slice node returns. `shape` is the shape of the input.
+    """Return the region of its input that a Slice node returns; `shape` is the shape of this input.
 
     Return None if the region is empty, has steps other than 1, or depends on a tensor that is not in `constants`.
     """
@@ -407,7 +416,7 @@ def _make_inner_segment(
     outputs: Sequence[str],
     infos: Mapping[str, onnx.ValueInfoProto],
 ) -> Segment:
-    """Return the remaining segment: `nodes`, which are not hoisted, with the given inputs and outputs."""
+    """Return the part of a segment that stays: its model consists of `nodes`, with the given inputs and outputs."""
     source, proto = segment.model, onnx.ModelProto()
     proto.CopyFrom(source)
     del proto.graph.node[:], proto.graph.input[:], proto.graph.output[:], proto.graph.initializer[:]
@@ -422,7 +431,7 @@ def _make_inner_segment(
 
 
 WEIGHT_ALIGNMENT_BYTES = 64
-"""Each weight starts at a multiple of this offset, so that onnxruntime can use the weight in the mapped file."""
+"""Alignment of weights in their file, so that onnxruntime can use them in the mapped file without a copy."""
 NETWORK_SUFFIX = ".net"
 """Suffix of the file with a segment's operators, if the segment is converted for another engine than onnxruntime."""
 
@@ -439,7 +448,7 @@ def find_device_inputs(program: Program, device: DeviceProgram) -> dict[int, Ten
 
 
 class DeviceContents:
-    """The segments and weights of a device for all its roles, each stored once.
+    """The segments (ONNX sub-models) and weights of a device for all its roles, each stored once.
 
     A role is the normal plan, a replica of it, or a failure plan. All roles use the same name for the same piece of a
     weight, and segments that are equal in several roles share a file. With failure plans, a device may need both a
@@ -447,7 +456,7 @@ class DeviceContents:
     weight.
 
     Attributes:
-        weights: Weights by name.
+        weights: Large weights by name, which are stored in the file of weights.
         nested_weights: For each weight that is stored inside a larger one, the larger one's name and the offset in
             bytes.
         segments: Segments by file name.
@@ -491,7 +500,7 @@ class DeviceContents:
                 self.segment_files[-1].append(file)
 
     def write(self, directory: Path) -> Iterator[tuple[str, Json]]:
-        """Write the files, and yield the name and the record (size, digest) of each file."""
+        """Write the files into `directory`, and yield the name and the record (size, digest) of each file."""
         stored = {name: weight for name, weight in self.weights.items() if name not in self.nested_weights}
         offsets = _assign_offsets(stored)
         if stored:
@@ -506,12 +515,12 @@ class DeviceContents:
 
 
 def serialize_model(segment: Segment) -> bytes:
-    """Return the bytes that identify the model of a segment. Segments with equal models share their files."""
+    """Return the serialized model of a segment. Segments with equal bytes share their files."""
     return bytes(segment.model.SerializeToString(deterministic=True))
 
 
 def network_weights_file(file: str) -> str:
-    """Return the name of the file with a converted segment's weights, given the name of its file of operators."""
+    """Return the name of the weights file of a converted segment, given the name of its file of operators."""
     return f"{file.removesuffix(NETWORK_SUFFIX)}.bin"
 
 
@@ -525,8 +534,8 @@ def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Json:
 def _find_nested_weights(weights: Mapping[str, Weight]) -> dict[str, tuple[str, int]]:
     """Return the weights that are contiguous pieces of larger weights, at an aligned offset.
 
-    A weight is a piece of another if its memory lies within the other's memory. The result has, for the name of each
-    such weight, the larger one's name and the offset in it in bytes.
+    A weight is a piece of another if its memory lies within the other's memory. The result has, by the name of the
+    piece, the name of the larger weight and the offset of the piece in it, in bytes.
     """
     ranges = [
         (int(np.frombuffer(weight.content, np.uint8).ctypes.data), -weight.nbytes, name)
@@ -553,7 +562,7 @@ def _assign_offsets(weights: Mapping[str, Weight]) -> dict[str, int]:
 
 
 def _iterate_weights(weights: Mapping[str, Weight], offsets: Mapping[str, int]) -> Iterator[bytes | memoryview]:
-    """Yield the content of the file of weights. Zeros pad the file up to the offset of each weight."""
+    """Yield the content of the file of weights, with zeros before each weight up to its offset."""
     end = 0
     for name, weight in weights.items():
         yield bytes(offsets[name] - end)
@@ -562,7 +571,7 @@ def _iterate_weights(weights: Mapping[str, Weight], offsets: Mapping[str, int]) 
 
 
 def _serialize_segment(segment: Segment, weights: Mapping[str, Weight], offsets: Mapping[str, int]) -> bytes:
-    """Return the content of a segment's file. Large weights are external data: references into the file of weights."""
+    """Return the content of a segment's ONNX file, in which large weights refer to the file of weights."""
     model = onnx.ModelProto()
     model.CopyFrom(segment.model)
     for tensor in model.graph.initializer:
@@ -576,16 +585,16 @@ def _serialize_segment(segment: Segment, weights: Mapping[str, Weight], offsets:
 
 
 HOISTABLE_TYPES = frozenset(TensorProto.DataType.Value(name) for name in SENDABLE_TYPES)
-"""Element types whose size in memory the runtimes know."""
+"""Element types of tensors that the runtimes can copy (onnx.TensorProto.DataType)."""
 CopyViews = tuple[NDArray[Any], NDArray[Any]]
-"""Two views for a copy: of the target tensor that is written, and of the source tensor that is read."""
+"""Two array views for a copy: of the target tensor, which is written, and of the source tensor, which is read."""
 
 
 def hoist_device_copies(device: DeviceProgram) -> tuple[HoistedSegment, ...]:
     """Move the operators that only copy data, such as Slice and Concat, out of the models of a device's segments.
 
     The runtime makes these copies instead. An operator stays in its model in three cases: another segment of the device
-    reads its output, the output is one of the network, or the device keeps the output as a state for the next frame.
+    reads its output, the output is an output of the network, or the device keeps it as a state for the next frame.
     """
     kept_outputs = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
     kept_outputs |= {state.written_name for state in device.states}
@@ -667,7 +676,8 @@ def _make_copy_functions(
 ) -> tuple[CopyFunction, CopyFunction]:
     """Return two functions that make the copies before and after a segment between the arrays in `memory`.
 
-    They use numpy. The C++ runtime takes the same time for these copies, within a microsecond for each.
+    The functions use numpy, but they also serve to time the copies of the C++ runtime: for each copy, the two differ by
+    less than a microsecond.
     """
     before, after = (
         _make_views(hoisted, tensors, memory) for tensors in (hoisted.copied_inputs, hoisted.copied_outputs)

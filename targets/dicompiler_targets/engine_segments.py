@@ -1,7 +1,8 @@
 """Selection and conversion of the segments that engines other than onnxruntime compute.
 
-A segment is converted if the engine of its device supports all of its operators and computes nearly the same outputs as
-onnxruntime. The comparison uses the tensors that the segment reads when the program runs on random inputs.
+A segment (ONNX sub-model of a device) is converted if the engine of its device supports all of its operators and
+computes nearly the same outputs as onnxruntime. The comparison uses the tensors that the segment reads when the program
+runs on random inputs.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dicompiler_targets.artifact_files import HoistedSegment, make_input_arrays,
 log = logging.getLogger("dicompiler")
 
 DeviceNetworks = Mapping[str, Mapping[bytes, EngineFiles]]
-"""Segments in the format of an engine, by the name of the device and the serialized model."""
+"""Files of converted segments in the format of an engine, by the name of the device and the serialized ONNX model."""
 
 
 def make_engine(name: str) -> Engine:
@@ -41,13 +42,13 @@ def make_engine(name: str) -> Engine:
 
 
 def convert_segments(program: Program, hoisted: Sequence[Sequence[Sequence[HoistedSegment]]]) -> DeviceNetworks:
-    """Convert the segments that the engines of their devices can compute; the others stay with onnxruntime.
+    """Convert the segments that the engines of their devices can compute; onnxruntime computes the others.
 
-    A warning is logged for each segment that an engine computes differently than onnxruntime. Another warning for each
-    engine has the number of segments that stay with onnxruntime, and the causes.
+    A warning is logged for each segment that an engine computes differently than onnxruntime. For each engine, another
+    warning has the number of segments that onnxruntime must compute, and the causes.
 
     Args:
-        program: The program.
+        program: The program of all devices.
         hoisted: For each role (the plan, a replica or a failure plan), each device and each segment: the segment
             without the operators at its inputs and outputs that only move data (Slice, Concat, Identity). They were
             moved out, because the runtime copies data faster than an engine.
@@ -164,7 +165,7 @@ def describe_packages(engine: str) -> list[Json]:
 
 
 def predict_engine_bytes(program: Program) -> dict[str, int]:
-    """Return the bytes that engines need on each device in addition to onnxruntime.
+    """Return the bytes that each device's engine needs in addition to those of onnxruntime; 0 for onnxruntime.
 
     The segments of all roles (the normal plan, its replicas and the failure plans) are counted.
     """

@@ -1,7 +1,7 @@
 """Prediction of the memory that a process with onnxruntime needs in addition to weights, activations and buffers.
 
 A process has one onnxruntime session for each segment, the ONNX sub-model that a device runs in one call. The constants
-were measured with benchmarks/memory.py on x86-64 Linux with glibc and onnxruntime 1.31.
+of this module were measured with benchmarks/memory.py on x86-64 Linux with glibc and onnxruntime 1.31.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MIB_BYTES = 1 << 20
 SESSION_BYTES, NODE_BYTES = 96 << 10, 12 << 10
 """Bytes of an onnxruntime session without nodes, and bytes of each of its nodes."""
 ARENA_WASTE_SHARE = 0.1
-"""Unused bytes between tensors in onnxruntime's memory arena, as a share of the bytes of activations and buffers."""
+"""Unused bytes between tensors in onnxruntime's memory arena, divided by the bytes of activations and buffers."""
 MIN_WORKSPACE_BYTES, FLOAT_BYTES = MIB_BYTES, 4
 """Minimum bytes of the scratch memory of convolutions, and bytes of one of its elements."""
 TEMPORARY_WEIGHT_COPIES = 3
@@ -35,7 +35,10 @@ FOLDED_OPERATORS = ("BatchNormalization", "Mul")
 PACKED_OPERATORS = ("Gemm", "MatMul")
 """Operators whose constant operand is copied into a packed layout when the session is created."""
 FUSED_ACTIVATIONS = ("Relu", "LeakyRelu", "Sigmoid", "Tanh", "HardSigmoid", "Elu", "Softplus")
-"""Activations that onnxruntime fuses with a preceding Gemm. It packs the weights of fused nodes after all others."""
+"""Activations that onnxruntime fuses with a preceding Gemm.
+
+onnxruntime packs the weights of fused nodes after all other weights, which changes the peak of memory.
+"""
 
 
 @dataclass(frozen=True)
@@ -80,8 +83,8 @@ def predict_memory_overhead(program: Program, process_bytes: int, optimization: 
     The peak is reached either while sessions are created or while a frame is computed; the larger one is returned.
 
     Args:
-        program: The program.
-        process_bytes: Bytes of a process without sessions.
+        program: The program of all devices.
+        process_bytes: Bytes of a process without onnxruntime sessions.
         optimization: The optimization level of onnxruntime.
 
     Returns:
@@ -172,7 +175,7 @@ def _loading_peak_bytes(device: DeviceProgram, blocked: bool) -> int:
 
 
 def workspace_bytes(segment: Segment) -> int:
-    """Return the bytes of scratch memory that the segment's most demanding node needs.
+    """Return the largest number of bytes of scratch memory that a node of the segment needs.
 
     An LRN needs two copies of its output, and a Conv needs its unfolded input (im2col).
     """

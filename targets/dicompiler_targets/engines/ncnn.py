@@ -1,11 +1,9 @@
-"""The engine ncnn, https://github.com/Tencent/ncnn.
+"""The engine ncnn, https://github.com/Tencent/ncnn, and a prediction of the memory that it needs for weights.
 
-Prediction of the memory that ncnn needs for the weights of segments.
-
-ncnn copies all weights when it loads them. For 3×3 convolutions of stride 1 it keeps transformed weights instead, which
-are up to WINOGRAD_GROWTH times as large. The prediction is an upper bound, because the transformation that
-ncnn chooses depends on the processor and the channels. For example, ResNet-18 needed 3.9 times its weights on an x86-64
-host, VGG16 1.4 times, and MobileNetV2 1.4 times.
+ncnn copies all weights when it loads them. For 3×3 convolutions of stride 1, it keeps transformed weights instead,
+which are up to WINOGRAD_GROWTH times as large. The prediction is an upper bound, because the transformation that ncnn
+chooses depends on the processor and the channels. For example, ncnn needed 3.9 times the weights of ResNet-18 on an
+x86-64 host, and 1.4 times those of VGG16 and MobileNetV2.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
     from dicompiler.plugin_api.onnx import Weight
 
 PRECISION_KEY = "precision="
-"""Begin of the last line of a .param file with reduced precision. ncnn ignores this line, and the runtimes read it."""
+"""Start of the last line of a .param file with reduced precision. ncnn ignores this line; the runtimes read it."""
 
 
 @dataclass(frozen=True)
@@ -55,14 +53,14 @@ class NcnnEngine(Engine):
     precisions: ClassVar[Mapping[str, float]] = MappingProxyType({"bf16": 2e-2, "fp16": 1e-2})
 
     def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles:
-        """Return the two files of an ncnn network."""
+        """Convert an ONNX sub-model to the two files of an ncnn network: layers and weights."""
         files = convert_to_ncnn(model, weights)
         if self.precision == FULL_PRECISION:
             return files
         return EngineFiles(files.network + f"{PRECISION_KEY}{self.precision}\n".encode(), files.weights)
 
     def unsupported_nodes(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> Mapping[int, str]:
-        """Return the nodes with operators, types or shapes for which ncnn has no exact counterpart."""
+        """Return the nodes that ncnn cannot compute exactly: by index of the node, the reason."""
         return find_unsupported_nodes(model, weights)
 
     def extra_memory(self, segments: Sequence[Segment]) -> int:
@@ -71,11 +69,11 @@ class NcnnEngine(Engine):
 
     @property
     def network_source(self) -> bytes:
-        """Source of the module that loads and runs networks."""
+        """Source code of the Python module that loads and runs networks on a board."""
         return resources.files("dicompiler_targets.sockets.runtime").joinpath("engine_ncnn.py").read_bytes()
 
     def load_network(self, network: Path, weights: Path, threads: int) -> LoadedNetwork:
-        """Load the files with the module of the runtime."""
+        """Load the two files of a network, with the same Python module that boards use."""
         from dicompiler_targets.sockets.runtime import engine_ncnn
 
         return engine_ncnn.EngineNetwork(network, weights, threads, is_spinning=False)

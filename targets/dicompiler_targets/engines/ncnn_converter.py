@@ -1,7 +1,7 @@
 """Conversion of an ONNX sub-model to the two files of an ncnn network: layers (.param) and weights (.bin).
 
 ncnn has no batch axis, so a tensor of shape (1, C, H, W) becomes a blob of C×H×W, and axis 1 becomes axis 0. Operators
-and shapes without an exact counterpart raise `UnsupportedByEngine`; the segment then stays with onnxruntime.
+and shapes without an exact counterpart raise `UnsupportedByEngine`; onnxruntime then computes the sub-model.
 
     Conv ⇒ Convolution 0=filters 1=kernel width 11=kernel height ..., and a following Relu becomes its activation
 
@@ -24,11 +24,11 @@ from dicompiler.plugin_api.artifacts import EngineFiles, UnsupportedByEngine
 from dicompiler.plugin_api.onnx import Weight, is_placeholder
 
 FLOAT32_MARK = bytes(4)
-"""Bytes before the kernel of a convolution or inner product. They say that the kernel's values are of type float32."""
+"""Bytes before the kernel of a convolution or inner product in the .bin file, which mean that it is in float32."""
 MAGIC = 7767517
 """First line of a .param file: the version of its format."""
 ARRAY_PARAMETER_BASE = -23300
-"""An array-valued parameter `i` has the number ARRAY_PARAMETER_BASE - i in a .param file."""
+"""Base of the numbers of array parameters: parameter i is written as ARRAY_PARAMETER_BASE - i in a .param file."""
 ACTIVATION, ACTIVATION_LIMITS = 9, 10
 """Numbers of the parameters of a fused activation: its kind, and its own parameters."""
 BIAS = {"Convolution": 5, "ConvolutionDepthWise": 5, "InnerProduct": 1}
@@ -37,7 +37,10 @@ RELU, LEAKY_RELU, CLIP, SIGMOID, HARD_SWISH = 1, 2, 3, 4, 6
 """Numbers of the activations that ncnn fuses into a convolution or an inner product."""
 BINARY_OPERATORS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Max": 4, "Min": 5}
 REVERSED_OPERATORS = {"Sub": 7, "Div": 8}
-"""Numbers of the operators for a scalar constant as first operand, because ncnn's scalar is the second operand."""
+"""Numbers of ncnn's operators with exchanged operands, by ONNX operator.
+
+They are used if the first operand is a scalar constant, because ncnn's scalar is the second operand.
+"""
 
 Parameter = int | float | Sequence[int] | Sequence[float]
 Shape = tuple[int, ...]
@@ -50,6 +53,8 @@ class _Layer:
 
     Attributes:
         kind: The layer's type, such as "Convolution".
+        inputs: Names of the blobs (tensors) that the layer reads.
+        outputs: Names of the blobs that the layer computes.
         parameters: Parameters by their number in ncnn's documentation.
         weights: The layer's arrays in the .bin file. If `has_kernel`, the first of them is marked as float32.
         has_kernel: True for convolutions and inner products.
@@ -69,7 +74,9 @@ class _Layer:
 
 
 def convert_to_ncnn(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles:
-    """Convert a sub-model of float tensors to an ncnn network, whose inputs are named in0, in1, … and outputs out0, ….
+    """Convert an ONNX sub-model of float tensors to the two files of an ncnn network.
+
+    The inputs of the network are named in0, in1, …, and its outputs out0, out1, ….
 
     Args:
         model: The sub-model.
@@ -82,12 +89,12 @@ def convert_to_ncnn(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> En
 
 
 def find_unsupported_nodes(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> dict[int, str]:
-    """Return the nodes for which ncnn has no exact counterpart: the reason by index of the node."""
+    """Return the nodes for which ncnn has no exact counterpart: by index of the node, the reason."""
     return _Converter(model, weights).find_unsupported()
 
 
 class _Converter:
-    """The state of a conversion: the sub-model's shapes and constants, and the layers so far."""
+    """The state of a conversion to ncnn: the sub-model's shapes and constants, and the layers created so far."""
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
         self.graph = model.graph
@@ -117,7 +124,7 @@ class _Converter:
         convert_node(self, node, _attributes(node))
 
     def find_unsupported(self) -> dict[int, str]:
-        """Return the nodes that cannot be converted: the reason by index of the node.
+        """Return the nodes that cannot be converted: by index of the node, the reason.
 
         Do not use the converter's layers afterwards, because the layers of these nodes are missing.
         """
@@ -148,7 +155,7 @@ class _Converter:
         self.layers.append(_Layer(kind, tuple(inputs), (output,), parameters or {}, weights, has_kernel))
 
     def find_fusible(self, name: str) -> _Layer | None:
-        """Return the layer that computes a tensor, if the next operator can be fused into this layer.
+        """Return the layer that computes the tensor `name`, if the next operator can be fused into this layer.
 
         The result is None if no layer computes the tensor, or if several nodes read it.
         """
@@ -162,24 +169,24 @@ class _Converter:
         self.producers[layer.outputs[0]] = index
 
     def blob_shape(self, name: str) -> Shape:
-        """Return the shape of a tensor without its batch axis of size 1."""
+        """Return the shape of a tensor without its batch axis; raise UnsupportedByEngine if ncnn has no such shape."""
         shape: Shape | None = self.shapes.get(name)
         if shape is None or not 2 <= len(shape) <= 4 or shape[0] != 1 or 0 in shape:
             raise UnsupportedByEngine(f"a tensor of shape {shape}")
         return shape[1:]
 
     def axis(self, axis: int, name: str) -> int:
-        """Return the axis of the blob (which has no batch axis) that is axis `axis` of the tensor `name`."""
+        """Return the axis of ncnn's blob, which has no batch axis, for an axis of the ONNX tensor `name`."""
         rank = len(self.blob_shape(name)) + 1
         if axis % rank == 0:
             raise UnsupportedByEngine("an operation along the batch axis")
         return axis % rank - 1
 
     def operand(self, name: str, rank: int) -> str:
-        """Return the name of the blob with a node's input, the tensor `name`.
+        """Return the name of the blob for the tensor `name`, an input of a node.
 
-        A constant becomes a layer of its own. Its shape gets leading ones up to `rank` axes and then loses the batch
-        axis.
+        If the tensor is a constant, a layer for it is added. The blob's shape is that of the constant with leading ones
+        up to `rank` axes, without the batch axis.
         """
         if name not in self.constants:
             return name
@@ -192,7 +199,10 @@ class _Converter:
         return blob
 
     def fuse_activation(self, node: onnx.NodeProto, activation: Mapping[int, Parameter]) -> bool:
-        """Make `node` the activation of the convolution that computes its input; return True if that is possible."""
+        """Fuse an activation node into the convolution or inner product before it; return True if that is possible.
+
+        `activation` has ncnn's parameters of the activation.
+        """
         layer = self.find_fusible(node.input[0])
         if layer is None or not layer.has_kernel or ACTIVATION in layer.parameters:
             return False
@@ -249,7 +259,7 @@ def _as_floats(array: NDArray[Any]) -> Array:
 
 
 def _size_parameters(shape: Shape) -> dict[int, Parameter]:
-    """Return the parameters for the extents of a blob of at most three axes: 0 is the last axis, 1 the one before."""
+    """Return ncnn's parameters for the extents of a blob: parameter 0 is the last axis, 1 the axis before it, ...."""
     return dict(enumerate(reversed(shape)))
 
 
@@ -260,12 +270,15 @@ def _format_parameter(key: int, value: Parameter) -> str:
 
 
 def _format_number(value: float) -> str:
-    """Return a number with all digits of a float32. Only a float has an exponent, by which ncnn recognizes floats."""
+    """Format a number of a .param file; floats get an exponent, by which ncnn distinguishes them from integers."""
     return str(value) if isinstance(value, int) else f"{float(np.float32(value)):.9e}"
 
 
 def _split_shared_blobs(layers: Sequence[_Layer], outputs: set[str]) -> list[_Layer]:
-    """Add a layer `Split` after each blob with several readers, because a blob of ncnn has one reader."""
+    """Add a layer `Split` after each blob with several readers, because a blob of ncnn can have only one reader.
+
+    A network output is a reader too; `outputs` has the names of these blobs.
+    """
     readers = Counter(name for layer in layers for name in layer.inputs)
     copies: dict[str, list[str]] = {}
     result = []
@@ -329,10 +342,11 @@ def _convert_gemm(converter: _Converter, node: onnx.NodeProto, attributes: Mappi
 def _convert_activation(
     number: int, kind: str, read: Callable[[_Converter, onnx.NodeProto, Mapping[str, Any]], Sequence[float]]
 ) -> Callable[[_Converter, onnx.NodeProto, Mapping[str, Any]], None]:
-    """Return a function that converts an activation.
+    """Return a function that converts an activation node.
 
     The activation is fused into the previous layer if possible; otherwise it becomes a layer of type `kind`. `number`
-    is ncnn's number of the fused activation, or 0 if the activation is never fused. `read` returns its parameters.
+    is ncnn's number of the fused activation, or 0 if the activation is never fused. `read` returns the activation's
+    parameters.
     """
 
     def convert(converter: _Converter, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
@@ -364,7 +378,8 @@ def _convert_pool(converter: _Converter, node: onnx.NodeProto, attributes: Mappi
     if len(kernel) != 2 or not is_plain or len(node.output) > 1:
         raise UnsupportedByEngine(f"a {node.op_type} with auto_pad, dilations or indices")
     sizes, counts = (converter.blob_shape(name)[1:] for name in (node.input[0], node.output[0]))
-    # With ceil_mode, the last window may reach beyond the padding. The padding is then enlarged.
+    # With ceil_mode, the last window may reach beyond the padding by `missing` rows or columns. ncnn gets as much more
+    # padding.
     missing = [(counts[i] - 1) * strides[i] + kernel[i] - sizes[i] - pads[i] - pads[i + 2] for i in (0, 1)]
     if max(missing) > 0 and node.op_type == "AveragePool":
         raise UnsupportedByEngine("an AveragePool whose windows reach beyond the padding")
@@ -405,7 +420,10 @@ def _convert_binary(converter: _Converter, node: onnx.NodeProto, _: Mapping[str,
 
 
 def _convert_swish(converter: _Converter, node: onnx.NodeProto) -> bool:
-    """Replace a Sigmoid and the Mul of its input and output by a layer Swish; return True if that is possible."""
+    """Replace a Sigmoid and the following Mul of its input and output by one Swish layer.
+
+    Return True if `node` is such a Mul.
+    """
     for gate, value in (node.input, reversed(node.input)):
         layer = converter.find_fusible(gate)
         if layer is not None and layer.kind == "Sigmoid" and layer.inputs == (value,):
@@ -490,7 +508,8 @@ def _convert_resize(converter: _Converter, node: onnx.NodeProto, attributes: Map
     if not is_nearest or before[0] != after[0] or any(b % a for a, b in zip(before[1:], after[1:], strict=True)):
         raise UnsupportedByEngine("a Resize other than nearest-neighbour with integer factors")
     # ncnn repeats each row and column. Resize does the same with an integer factor and the default modes, or with
-    # asymmetric and floor. If it does not for another pair of these modes, the comparison with onnxruntime shows it.
+    # the modes asymmetric and floor. Other pairs of the modes below may differ; the comparison with onnxruntime, which
+    # follows each conversion, then rejects the network.
     if attributes.get("coordinate_transformation_mode", b"half_pixel") not in (b"half_pixel", b"asymmetric"):
         raise UnsupportedByEngine("a Resize with aligned corners")
     if attributes.get("nearest_mode", b"round_prefer_floor") not in (b"floor", b"round_prefer_floor"):

@@ -29,7 +29,7 @@ DeliveredFrames = tuple[dict[str, dict[str, NDArray[Any]]], ...]
 
 @dataclass(frozen=True)
 class MpiArtifact:
-    """A loaded artifact.
+    """A loaded artifact of target `mpi`.
 
     Attributes:
         directory: The artifact's directory.
@@ -169,8 +169,8 @@ def read_finished_outputs(artifact: MpiArtifact, directory: Path, kept_frames: i
         if (partial := directory / f".{device}.part").is_dir():
             partial.rename(directory / device)
     finished: list[dict[str, dict[str, NDArray[Any]]]] = []
-    # The last file may be incomplete, because the run failed while the file was written. Then, an error ends the loop,
-    # so that the file's frame does not count as finished.
+    # The last file may be incomplete, because the run failed while the file was written. Reading it then raises an
+    # error, which ends the loop. The frame of this file is computed again.
     with contextlib.suppress(OSError, ValueError, EOFError):
         for frame in range(kept_frames):
             outputs = _read_frame(artifact, directory, frame)

@@ -26,8 +26,8 @@ MIN_FRAMES, MAX_FRAMES = 5, 2000
 def time_artifact(artifact: Path, seconds: float) -> dict[str, Any]:
     """Run an artifact for about `seconds` seconds and return its measured times.
 
-    "frames" has the seconds of each frame. "send" is the median duration of a send in the last frame, in seconds: from
-    the call of MPI_Isend until the program finds the send complete. It is None if nothing is sent.
+    In the result, "frames" has the seconds of each frame. "send" is the median duration of a send in the last frame, in
+    seconds: from the call of MPI_Isend until the program finds the send complete. It is None if nothing is sent.
     """
     frame = {"x": np.zeros((1, 1, 1, 1), np.float32)}
     first = MpiTarget().run(artifact, [frame] * MIN_FRAMES, RunOptions())

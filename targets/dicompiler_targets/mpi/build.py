@@ -1,9 +1,7 @@
-"""Builds the C++ program of a package (a host's directory of an artifact).
+"""Builds the C++ program of a package (a host's directory of an artifact), and caches the executable.
 
-Executables are cached by the content of their sources.
-
-The runtime sources, which are the same for all programs, are compiled once for each set of tools. Each program then
-only needs its main.cc to be compiled and linked.
+Executables are cached by the content of their sources. The runtime sources, which are the same for all programs, are
+compiled once for each set of tools. For each program, only its main.cc is compiled and linked.
 """
 
 from __future__ import annotations
@@ -44,7 +42,7 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
         directory.mkdir(parents=True, exist_ok=True)
     program = programs / hashlib.sha256(main_source).hexdigest()[:32]
     with (tree / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # other processes may build in the same directory
+        fcntl.flock(lock, fcntl.LOCK_EX)  # Other processes may build in the same directory, one at a time.
         if not _is_intact(program, digests / program.name):
             _compile(tree, sources, main_source, toolchain, sanitize)
             with tempfile.TemporaryDirectory(dir=tree) as temporary:
@@ -62,7 +60,7 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
 
 
 def _link_libraries(programs: Path, libraries: Path) -> None:
-    """Link the directory `libraries` as `lib` in the directory `programs`; programs load their libraries from there."""
+    """Create the link `lib` to `libraries` in the directory `programs`, from which executables load their libraries."""
     link = programs / "lib"
     if libraries.is_dir() and not link.is_symlink():
         link.symlink_to(Path(os.path.relpath(libraries, programs)))
@@ -133,7 +131,7 @@ def _compile(
 
 
 def _run_command(command: Sequence[str], log: Path) -> None:
-    """Run a command and append its output to the log. Raise DicompilerError with its first error if it fails."""
+    """Run a build command and append its output to the log; if it fails, raise DicompilerError with its first error."""
     environment = os.environ | {"LC_ALL": "C", "PATH": get_search_path()}
     with log.open("a+", encoding="utf-8", errors="replace") as file:
         start = file.tell()

@@ -187,9 +187,9 @@ def uninstall(directory: Path, options: RunOptions) -> Mapping[str, bool]:
 
 
 def _or_unreachable(artifact: MpiArtifact, work: Callable[[], Result]) -> Result | ssh.UnreachableHost:
-    """Return the result of `work`.
+    """Call `work` and return its result; return the error if a host is unreachable and there are failure plans.
 
-    If a host is unreachable and the artifact has failure plans, return the error, because another plan may work.
+    The caller can then continue with a failure plan, which does not use the devices of that host.
     """
     try:
         return work()
@@ -349,9 +349,8 @@ def _make_script_arguments(host: PackageHost, path: str) -> list[str]:
 def _probe_host(commands: ssh.RemoteCommands, host: PackageHost, sums: Mapping[str, str]) -> PackageState:
     """Return the state of the package (directory of the artifact) on a host.
 
-    `sums` has the SHA-256 digests of the files to be checked, by name.
-
-    Raise RunError if the host is unreachable or lacks a tool.
+    `sums` has the SHA-256 digests of the files to be checked, by name. Raise RunError if the host is unreachable or
+    lacks a tool.
     """
     listing = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
     arguments = _make_script_arguments(host, host.package_directory)
@@ -479,7 +478,7 @@ def _fetch_outputs(commands: ssh.RemoteCommands, host: PackageHost, target: Path
     arguments = [ssh.quote_path(host.run_directory)]
     done = commands.run(host.location, FETCH_SCRIPT, arguments, max_output_bytes=MAX_OUTPUT_BYTES)
     if done.exit_code:
-        return  # the host has written no outputs
+        return  # The run directory is missing, so the host has written no outputs.
     try:
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(done.output))) as archive:
             # The archive comes from another host. Only regular files below the target directory are extracted.

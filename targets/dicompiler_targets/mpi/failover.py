@@ -46,9 +46,8 @@ class UnfinishedRun(Exception):
 def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions, run_once: RunOnce) -> RunResult:
     """Run mpirun until all frames (inference requests) are finished.
 
-    After a failure, mpirun is run again with a failure plan, which is a plan that does not use certain devices.
-
-    The result combines all runs of mpirun, and contains each frame once. Raise RunError if no failure plan excludes the
+    After a failure, mpirun is run again with a failure plan, which is a plan that does not use certain devices. The
+    result combines all runs of mpirun, and contains each frame once. Raise RunError if no failure plan excludes the
     failed devices, and UsageError if no failure plan excludes the devices in `options.start_without`.
     """
     run = _FailoverRun(artifact, options, len(frames))
@@ -68,7 +67,7 @@ class _FailoverRun:
     """A run of an artifact, which consists of one call of mpirun, and one more call after each failure.
 
     Attributes:
-        down: The devices that are down.
+        down: Names of the devices that have failed.
         roles: Index of the first role that the next call uses, and number of roles. A role is the normal plan, a
             failure plan, or a replica of either. If n roles are used, number i mod n of them computes frame i.
         finished: The outputs of the frames that earlier calls have finished.
@@ -112,7 +111,8 @@ class _FailoverRun:
             cause = self._describe_missing_plan(self.down.union(failed.devices))
             raise RunError(f"{unfinished.failure}; {cause}") from None
         self.roles = roles
-        # If no frame was finished since the previous failure, the interruption that began with that failure continues.
+        # The times of an interruption are kept if no frame was finished since the previous failure, because the
+        # interruption that began with that failure then continues.
         if unfinished.finished_frames or not self.events:
             self._noticed_at = unfinished.failure.noticed_at
             self._working_until = self._noticed_at - failed.silent_s
@@ -122,11 +122,12 @@ class _FailoverRun:
             all_down = tuple(device for device in self._artifact.devices if device in self.down)
             at_s = time.perf_counter() - self._start
             self._report_event(RunEvent("failure", name, failed.reason, all_down, at_s, len(self.finished)))
-        # A failed run has no report, but the result needs one. So at least the last frame is computed again.
+        # A failed run of mpirun has no report, but the result needs one. Therefore, at least the last frame is computed
+        # again.
         self.finished = self.finished[: self._frame_count - 1]
 
     def report_takeover(self, result: RunResult) -> None:
-        """Report the takeover: when the remaining devices finished their first frame after the failure.
+        """Report the takeover to the user: the remaining devices have finished their first frame after a failure.
 
         `result` is the result of the last call of mpirun.
         """

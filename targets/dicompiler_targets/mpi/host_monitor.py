@@ -17,11 +17,11 @@ from typing import NamedTuple
 from dicompiler.plugin_api.artifacts import DeviceLocation, ssh
 
 DEFAULT_HEARTBEAT_S = 2.0
-"""Seconds between two heartbeats. A restart of mpirun takes seconds anyway, so that early detection gains little."""
+"""Default seconds between two heartbeats. A restart of mpirun takes seconds, so earlier detection would gain little."""
 MAX_MISSED_HEARTBEATS = 3
-"""A host has failed if it misses more heartbeats than this number.
+"""Number of heartbeats in a row that a host may miss, before it is considered failed.
 
-A rank has failed if more consecutive heartbeats than this number report that it is stopped."""
+In the same way, a rank has failed if more heartbeats in a row than this number report that its process is stopped."""
 START_SCRIPT = 'echo $$ >"$0"; exec "$@"'
 """A shell script that writes the rank's process ID to a file and starts it. Arguments: the file, the rank's command."""
 HEARTBEAT_SCRIPT = f"""
@@ -52,7 +52,7 @@ class FailedDevices(NamedTuple):
 
 
 class MonitoredHost(NamedTuple):
-    """A host to be monitored.
+    """A host that HostMonitor monitors by heartbeats.
 
     Attributes:
         host: Name of the host.

@@ -1,6 +1,6 @@
 """Runs mpirun, reads its output and that of the ranks (MPI processes), and finds the cause of failures.
 
-A command line → the report that rank 0 prints, or an error of one line that names the failed rank and its device.
+command line ⇒ the report that rank 0 prints, or an error of one line that names the failed rank and its device
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, role
 
 
 def count_kept_frames(frames: int, options: RunOptions) -> int:
-    """Return the number of frames whose outputs are returned."""
+    """Return how many of the `frames` frames of a run keep their outputs, by the option `kept_frames`."""
     return frames if options.kept_frames is None else min(options.kept_frames, frames)
 
 
@@ -151,7 +151,10 @@ def run_mpirun(
 def _wait_for_end(
     process: subprocess.Popen[bytes], seconds: float, find_failure: Callable[[], FailedDevices | None]
 ) -> FailedDevices | None:
-    """Wait until mpirun has ended, devices have failed, or `seconds` have passed. Return the failed devices."""
+    """Wait until mpirun has ended, devices have failed, or `seconds` have passed.
+
+    Return the failed devices, or None if there are none.
+    """
     deadline = time.monotonic() + seconds
     while (failed := find_failure()) is None and (now := time.monotonic()) < deadline:
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -181,7 +184,7 @@ def make_environment() -> dict[str, str]:
 
 
 def _stop_mpirun(process: subprocess.Popen[bytes], seconds: float) -> None:
-    """Terminate mpirun, which ends its ranks. If mpirun takes longer than `seconds`, kill it and the ranks."""
+    """Terminate mpirun, which then ends its ranks; if it takes longer than `seconds`, kill it and the ranks."""
     if process.poll() is None:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
@@ -192,9 +195,9 @@ def _stop_mpirun(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None:
-    """Return the device whose rank has ended, or None if the messages in `errors` do not show it.
+    """Return the device whose rank (MPI process) has ended, or None if the messages in `errors` do not show it.
 
-    mpirun reports the rank, or other ranks report that they have lost their connection to it.
+    mpirun reports this rank, or other ranks report that they have lost their connection to it.
     """
     ended = re.search(r"process rank (\d+)\b[^()]*? on signal (\d+)", " ".join(_clean_lines(errors)))
     messages = _find_rank_messages(errors)
@@ -233,7 +236,7 @@ def find_cause(artifact: MpiArtifact, errors: str, exit_code: int) -> str:
 
 
 def _clean_lines(errors: str) -> list[str]:
-    stripped = (line.strip("\0 \t") for line in errors.splitlines())  # mpirun adds null bytes to lines of remote ranks
+    stripped = (line.strip("\0 \t") for line in errors.splitlines())  # mpirun adds null bytes to remote ranks' lines.
     return [line for line in stripped if line and "plm:ssh: Warning: " not in line]
 
 
@@ -243,8 +246,8 @@ def _find_rank_messages(errors: str) -> list[str]:
     If there are no such messages, return all messages of ranks.
     """
     lines = _clean_lines(errors)
-    # Messages after this line do not show the cause. To end all ranks, mpirun also resumes stopped ranks, which then
-    # print further messages.
+    # Messages after the first line "MPI_ABORT was invoked" do not show the cause. To end all ranks, mpirun also resumes
+    # stopped ranks, which then print further messages.
     aborted = (index for index, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked"))
     end = next(aborted, len(lines))
     messages = [
@@ -267,7 +270,7 @@ def _read_device_report(report: Mapping[str, Any]) -> DeviceReport:
         tuple(
             TimelineEntry(kind, index, frame, max(0.0, start), end)
             for kind, index, frame, start, end in sorted(report["timeline"], key=lambda entry: entry[3])
-            if end > 0  # times are relative to the start of the last frame; activities before it are omitted
+            if end > 0  # Times are relative to the start of the last frame; activities before it are omitted.
         ),
     )
 

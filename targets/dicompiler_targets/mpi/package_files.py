@@ -1,8 +1,7 @@
 """The text files of a package, which is the directory of one host in an artifact.
 
-They are the placement of the ranks (MPI processes), the tables of sent tensors, and the run script.
-
-The same program gives the same text.
+These files are the placement of the ranks (MPI processes), the tables of sent tensors, and the run script. The same
+program gives the same text.
 """
 
 from __future__ import annotations
@@ -80,8 +79,8 @@ def place_ranks(program: Program, platform: Platform | None, threads: int) -> tu
     next free cores of their host, in order. A GPU gets one core for its process.
 
     Args:
-        program: The program.
-        platform: The platform. A device that the platform does not describe gets one core.
+        program: The program of all devices.
+        platform: The platform, with the cores of each device. A device that it does not describe gets one core.
         threads: Number of threads that compute a segment (an ONNX submodel); 0: as many as the device has cores.
     """
     descriptions = {device.name: device for device in platform.devices} if platform is not None else {}
@@ -134,7 +133,9 @@ def make_transfer_table(program: Program, end: str, other_end: str) -> str:
     for transfer in program.all_transfers:
         peers = table[getattr(transfer, end)].setdefault(transfer.value.name, [])
         peer = ranks[getattr(transfer, other_end)]
-        if peer not in peers:  # several replicas of a plan may send the same tensor to the same rank
+        if (
+            peer not in peers
+        ):  # Several replicas of a plan may send the same tensor to the same rank; it is listed once.
             peers.append(peer)
     rows = [f" {json.dumps(device)}: {json.dumps(tensors)}" for device, tensors in table.items()]
     return "{\n" + ",\n".join(rows) + "\n}\n"

@@ -1,4 +1,4 @@
-"""Target `mpi`: its options and its implementation of the base class."""
+"""Target `mpi`, which writes C++ programs for MPI: its options, and its implementation of the base class."""
 
 from __future__ import annotations
 

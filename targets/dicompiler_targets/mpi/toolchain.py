@@ -25,14 +25,18 @@ INSTALL_HINTS = {
     "libonnxruntime.so": "'pip install onnxruntime', or 'apt install libonnxruntime-dev' from Debian 13 on",
 }
 EXTRA_PROGRAMS = ("mpirun", "mpicxx", "cmake")
-"""Programs that are in the Python packages of the extra `mpi`."""
+"""Programs that 'pip install dicompiler[mpi]' installs."""
 
 
 @dataclass(frozen=True)
 class Toolchain:
-    """Paths of the tools that build and start programs.
+    """Paths of the tools that build and start the C++ program of an artifact.
 
     Attributes:
+        mpirun: Program of Open MPI that starts ranks (MPI processes).
+        mpicxx: Compiler wrapper of Open MPI, from which CMake gets its compiler options.
+        cmake: The program CMake.
+        compiler: The C++ compiler.
         include: Directory of onnxruntime's headers.
         library: Library of onnxruntime.
         ncnn: Directory of ncnn's headers and library; None if the program does not use ncnn.

@@ -1,7 +1,6 @@
 // Implements the engine interface with ncnn, in float32 or in the precision that the last line of a segment's file
-// states. The blobs (tensors) of a network are named in0, in1, … and
-// out0, out1, …, in the order of the inputs and outputs of Rank::run. ncnn has no batch axis, so tensors of shape
-// (1, …) are passed without their first axis.
+// states. The blobs (tensors) of a network are named in0, in1, … and out0, out1, …, in the order of the inputs and
+// outputs of Rank::run. ncnn has no batch axis, so tensors of shape (1, …) are passed without their first axis.
 #include <ncnn/cpu.h>
 #include <ncnn/net.h>
 #include <ncnn/platform.h>
@@ -167,7 +166,7 @@ public:
         const auto precision = read_precision(path);
         check_precision(path, precision);
         net_.opt = options;
-        // By default, ncnn rounds values to 16 bits if the processor supports it.
+        // By default, ncnn rounds values to 16 bits if the processor supports it, so these options are set explicitly.
         const auto is_fp16 = precision == "fp16";
         net_.opt.use_fp16_packed = net_.opt.use_fp16_storage = net_.opt.use_fp16_arithmetic = is_fp16;
         net_.opt.use_bf16_storage = precision == "bf16";

@@ -165,7 +165,7 @@ private:
         if (count <= 0) return false;
         std::sort(completed_indices_.begin(), completed_indices_.begin() + count);
         std::vector<Request> completed;
-        for (int i = count; i-- > 0;) {  // from the last one, so that the other indices stay valid
+        for (int i = count; i-- > 0;) {  // From the last request, so that the indices of the others stay valid.
             const auto index = static_cast<std::size_t>(completed_indices_[static_cast<std::size_t>(i)]);
             completed.push_back(requests_[index]);
             requests_[index] = requests_.back();

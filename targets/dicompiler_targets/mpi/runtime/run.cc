@@ -217,7 +217,7 @@ ExecutionTimes execute_frames(const RankTask& task, DeviceFiles& files, const Fr
     try {
         loaded = load_segments(*engine, task.roles, directory);
     } catch (const Error&) {
-        files.check();  // throws another error if a damaged file is the cause
+        files.check();  // Throws an error that names the file, if a damaged file is the cause.
         throw;
     }
     files.check();
@@ -279,7 +279,7 @@ void run_rank(const Program& program, const Options& options, int self) {
 }  // namespace
 
 int run_program(const Program& program, int argc, char** argv) {
-    // The process ends when its parent ends. With a small timer slack, short sleeps do not take much longer.
+    // The kernel kills this process when its parent ends. A small timer slack (in ns) makes short sleeps precise.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     prctl(PR_SET_TIMERSLACK, 1000);
     int provided = 0, self = 0, count = 0;

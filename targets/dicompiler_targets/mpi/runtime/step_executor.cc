@@ -149,8 +149,8 @@ std::size_t StepExecutor::find_missing_receive(const InFlightFrame& frame) const
 }
 
 StepExecutor::InFlightFrame* StepExecutor::find_ready_frame() {
-    // For each role: the next step of the previous frame. A frame may execute only a step before it. Otherwise, it
-    // would overtake the previous frame.
+    // For each role: the next step of the previous frame. A frame may only execute steps before this step. Otherwise,
+    // it would overtake the previous frame.
     std::vector<std::size_t> limits;
     for (const auto& rank : roles_) limits.push_back(rank.steps.size() + 1);
     for (auto& frame : frames_) {
