@@ -1,7 +1,7 @@
 """Search for the smallest arena (working memory) with which TFLite-micro can run a model.
 
-The search tries sizes, because the size that TFLite-micro itself reports is too small. Trials run in a separate
-process, because TFLite-micro ends its process if an arena is far too small.
+The search runs the model with different sizes, because the size that TFLite-micro itself reports is too small. Trials
+run in a separate process, because TFLite-micro ends its process if an arena is far too small.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FIRST_ARENA_BYTES, MAX_ARENA_BYTES = 1 << 12, 1 << 30
 TIMEOUT_S = 600.0
 
 _arena_cache: dict[bytes, int] = {}
-"""Arena sizes that were measured in this process, by the model's digest."""
+"""Arena sizes in bytes that were measured in this process, by the SHA-256 of the model."""
 
 
 def measure_arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
@@ -49,7 +49,10 @@ def measure_arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
 
 
 def _run_trials(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
-    """Search the arenas of the models in a separate process."""
+    """Return the size of the smallest arena of each model, which a separate process finds.
+
+    `names` are used in the error for a model that TFLite-micro cannot run.
+    """
     input_bytes = b"".join(struct.pack("<Q", len(model)) + model for model in models)
     code = f"from {__name__} import main; main()"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -74,7 +77,7 @@ def _run_trials(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
 
 def main() -> None:
     """Run the process of the search: read models from stdin, each after its length, and print their arena sizes."""
-    import_optional(RUNTIME_MODULE)  # This import comes before the fork, so that the trials need not repeat it.
+    import_optional(RUNTIME_MODULE)  # The child processes of the trials inherit the imported module.
     data, at = sys.stdin.buffer.read(), 0
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
@@ -86,10 +89,10 @@ def main() -> None:
 
 
 def find_least_arena(trials: ArenaTrials) -> int:
-    """Return the smallest arena in which the model runs.
+    """Return the bytes of the smallest arena in which a model runs.
 
     Running a model takes long. Therefore, the search first finds the smallest arena in which the tensors of the model
-    can be allocated. It then runs the model in this and larger arenas.
+    can be allocated. It then runs the model in this arena and, if necessary, in larger ones.
     """
     loadable = search_least_size(lambda size: trials.fits_arena(size, False))
     return loadable if trials.fits_arena(loadable) else search_least_size(trials.fits_arena, loadable)

@@ -1,9 +1,10 @@
 """Lowering of AveragePool and GlobalAveragePool.
 
-In float32, an AVERAGE_POOL_2D is followed by a MUL if TFLite counts the padding of a window differently from ONNX.
+An average divides a sum by the number of elements. ONNX and TFLite may count padding elements differently. In float32,
+a MUL after the AVERAGE_POOL_2D corrects the averages of the windows with a different count.
 
 In int8, there is no MUL, because it would round a second time. Only tiles (pieces of the image on different devices)
-with padding would need it, so results would depend on the split into tiles. Instead, neighbouring windows that count
+with padding would need it, so results would depend on the split into tiles. Instead, neighbouring windows that average
 the same number of elements form a block. Each block is cropped from the image and averaged without padding.
 """
 
@@ -30,19 +31,21 @@ from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, make_refusa
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, permute
 
 UNIT_WEIGHT = 64
-"""The integer that represents the weight 1. TFLite-micro multiplies a sum of weighted elements by a scale and rounds,
-then shifts the result and rounds again. A large integer makes the shift large and the second rounding precise."""
+"""The int8 number that represents the weight 1 in a convolution that averages.
+
+TFLite-micro multiplies a sum of weighted elements by a scale and rounds, then shifts the result and rounds again. With
+a large number, the shift is large and the second rounding is precise."""
 
 
 @dataclass(frozen=True)
 class WindowBlock:
-    """Neighbouring windows along an axis that average the same number of elements.
+    """Neighbouring windows of an average pool along an axis that average the same number of elements.
 
     Attributes:
         start: Position, along the axis, of the first element that the windows read.
         stop: Position after the last element that the windows read.
-        span: Number of elements of a window.
-        out: Number of windows.
+        span: Number of elements that each window averages.
+        out: Number of windows in the block.
     """
 
     start: int
@@ -65,10 +68,10 @@ def lower_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower GlobalAveragePool to AVERAGE_POOL_2D over the image.
+    """Lower GlobalAveragePool to an AVERAGE_POOL_2D with one window that covers the whole image.
 
-    If input and output have different quantizations, the node is lowered to MEAN instead. Like onnxruntime, MEAN rounds
-    once.
+    If input and output have different quantizations, the node is lowered to MEAN instead, which rounds once, as
+    onnxruntime does.
     """
     windows, x = make_global_windows(writer.graph, node), writer.read_tensor(node.inputs[0], "image")
     if _is_rescaled(writer.graph, node):
@@ -118,7 +121,7 @@ def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[Wind
 
 
 def _find_blocks(axis: WindowAxis, include: bool) -> list[WindowBlock]:
-    """Group the windows along an axis into blocks. All windows of a block average the same number of elements.
+    """Group the windows of an average pool along an axis into blocks that average the same number of elements.
 
     A window averages its elements inside the image and, if `include` is True, inside the node's padding. Consecutive
     windows that average all their elements form one block. Every other window is a block of its own.
@@ -138,8 +141,8 @@ def _find_blocks(axis: WindowAxis, include: bool) -> list[WindowBlock]:
 def _pool_integers(writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], include: bool) -> None:
     """Lower an average pool in int8.
 
-    A block contains neighbouring windows that average the same number of elements. Each block is averaged by an
-    operation of its own, and the results are concatenated. `include` is True if averages include the padding.
+    A block contains neighbouring windows that average the same number of elements. Each block is averaged by its own
+    operation, and the results are concatenated. `include` is True if averages include the padding.
     """
     x = writer.read_tensor(node.inputs[0], "image")
     blocks = [_find_blocks(axis, include) for axis in windows]
@@ -163,15 +166,15 @@ def _average_block(
     blocks: tuple[WindowBlock, WindowBlock],
     windows: Sequence[WindowAxis],
 ) -> int:
-    """Return the tensor with the averages of a block: windows that average the same number of elements.
+    """Add the operation that averages a block (windows with the same number of elements); return the result's index.
 
     AVERAGE_POOL_2D computes the averages. If input and output have different quantizations, DEPTHWISE_CONV_2D computes
     the averages instead. Its weights are 1 / (number of elements of a window).
 
     Args:
-        writer: The writer of the model.
+        writer: The writer of the TFLite graph.
         node: The average pool.
-        x: The image.
+        x: Index of the image's tensor.
         blocks: The windows of the block along height and along width.
         windows: All windows of the pool along height and along width; only their strides are used.
     """
@@ -195,9 +198,10 @@ def _average_block(
 
 
 def _crop(writer: TfliteWriter, x: int, blocks: tuple[WindowBlock, WindowBlock]) -> int:
-    """Add a slice of image `x` to the region that the windows read, and return the index of the slice's output.
+    """Add a slice that crops an image to the region that some windows read; return the index of the slice's output.
 
-    If the windows read the whole image, return `x`. `blocks` are the windows along height and along width.
+    `x` is the index of the image. If the windows read the whole image, return `x`. `blocks` are the windows along
+    height and along width.
     """
     batch, height, width, channels = writer.get_shape(x)
     if all((block.start, block.stop) == (0, extent) for block, extent in zip(blocks, (height, width), strict=True)):

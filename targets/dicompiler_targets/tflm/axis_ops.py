@@ -15,9 +15,10 @@ from dicompiler_targets.tflm.writer import TfliteWriter
 
 
 def lower_softmax(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Softmax or LogSoftmax, with its axis moved to the end.
+    """Lower Softmax or LogSoftmax to the TFLite operator `code`, which works along the last axis.
 
-    Before opset 13, ONNX treats the axes from the attribute `axis` to the last one as a single axis.
+    A transpose moves the node's axis to the end if necessary. Before opset 13, ONNX treats the axes from the attribute
+    `axis` to the last one as a single axis.
     """
     name, shape = node.inputs[0], writer.graph.get_shape(node.inputs[0])
     rank = len(shape)
@@ -59,7 +60,7 @@ def lower_reduction(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
         raise make_refusal(node, "it reduces no axis", "remove it")
     kept, form = bool(node.get_attribute("keepdims", 1)), writer.get_form(name)
     if not kept:
-        form = "plain"  # The result has fewer than four axes, so it has ONNX's order of axes (no channels last).
+        form = "plain"  # The result has fewer than four axes, so its axes must have ONNX's order, not channels last.
     where = sorted(get_axis_position(axis, len(shape), form) for axis in along)
     inputs = [writer.read_tensor(name, form), writer.add_constant(np.asarray(where, np.int32), "axes")]
     writer.add_operation(
@@ -96,7 +97,7 @@ def lower_lrn(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def _negative_power(writer: TfliteWriter, x: int, beta: float) -> int:
-    """Return the index of the tensor x ^ -beta, for positive x."""
+    """Add operations that compute x ^ -beta for a tensor of positive numbers; return the index of the result."""
 
     def unary(code: str, source: int, options: str = "") -> int:
         output = writer.add_like(source, writer.get_shape(source))

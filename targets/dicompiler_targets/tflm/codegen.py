@@ -1,4 +1,4 @@
-"""Generation of the C++ sources that differ between devices.
+"""Generation of those C++ sources of a microcontroller's firmware that differ between devices.
 
 These are the models as arrays, the resolver (which registers the operators with TFLite-micro), the size of the memory,
 and the tables of the program, which list the device's work for a frame (inference request). The same device gives the
@@ -52,7 +52,7 @@ class SegmentCopies:
 
 
 def make_data_header(name: str, data: bytes) -> str:
-    """Return the text of model_NAME_data.h."""
+    """Return the text of model_NAME_data.h, the C++ header that declares the array with a model."""
     return (
         f"{GENERATED_NOTE}#pragma once\n\n#include <cstddef>\n\n"
         f"constexpr std::size_t k_model_{name}_bytes = {len(data)};\n"
@@ -77,7 +77,7 @@ def get_resolver_method(code: str) -> str:
 
 
 def make_resolver(codes: Sequence[str]) -> str:
-    """Return the text of resolver.cc, which registers exactly these operators."""
+    """Return the text of resolver.cc, which registers the operators `codes` with TFLite-micro, and no others."""
     adds = "".join(f"    if (operators.{get_resolver_method(code)}() != kTfLiteOk) return nullptr;\n" for code in codes)
     # A device that only forwards tensors has no operators, but the C++ template needs a number of at least 1.
     count = max(1, len(codes))
@@ -91,10 +91,10 @@ def make_resolver(codes: Sequence[str]) -> str:
 
 
 def make_arena_header(layout: MemoryLayout, peers: int, incoming: int) -> str:
-    """Return the text of arena.h, which has the size of a device's memory and the sizes of two tables.
+    """Return the text of arena.h, with the size of a device's memory and the lengths of two tables.
 
     `peers` is the number of devices that this device exchanges tensors with. `incoming` is the number of tensors that
-    it receives for a frame.
+    it receives for a frame (inference request).
     """
     sizes = {"kMemoryBytes": layout.size_bytes, "kPeerSlots": peers, "kIncomingSlots": incoming}
     lines = "".join(f"constexpr std::size_t {key} = {max(value, 1)};\n" for key, value in sizes.items())
@@ -157,7 +157,7 @@ def make_program_source(
 
 
 def _make_table(head: str, entries: Sequence[str], none: str) -> str:
-    """Return the text of a C++ array that begins with `head`.
+    """Return the text of a constant C++ array; `head` is its type and name.
 
     C++ has no arrays of length 0. Therefore, an array without entries gets the unused entry `none`.
     """
@@ -206,9 +206,9 @@ def _make_copy_literal(copy: StridedCopy, tensors: Mapping[str, int]) -> str:
 def _make_transfer_table(
     kind: str, transfers: Sequence[tuple[Transfer, str]], peers: Sequence[str], tensors: Mapping[str, int]
 ) -> str:
-    """Return the C++ table of a device's transfers: the indices of transfer, peer and tensor.
+    """Return the C++ table of a device's transfers: for each, the indices of the transfer, its peer and its tensor.
 
-    `kind` is "Incoming" or "Outgoing". `transfers` has the device at the other end of each transfer.
+    `kind` is "Incoming" or "Outgoing". `transfers` has pairs of a transfer and its peer, the device at its other end.
     """
     entries = [
         f"{{{transfer.index}, {peers.index(peer)}, {tensors[transfer.value.name]}}}" for transfer, peer in transfers

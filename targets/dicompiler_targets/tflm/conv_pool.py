@@ -1,7 +1,7 @@
 """Lowering of convolutions and maximum pools: operators with windows that slide over images.
 
-TFLite's paddings SAME and VALID are used if they fit. Otherwise, a PAD before the operator adds elements that do not
-change the result.
+TFLite's paddings SAME and VALID are used if one of them equals the padding of the ONNX node. Otherwise, a PAD before
+the operator adds elements that do not change the result.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ ACTIVATION_CODES = {"NONE": 0, "RELU": 1, "RELU_N1_TO_1": 2, "RELU6": 3}
 
 @dataclass(frozen=True)
 class WindowAxis:
-    """The windows of an operator along one axis.
+    """The windows of a convolution or pool along one axis.
 
     Attributes:
-        extent: Length of the input along the axis.
+        extent: Number of elements of the input along the axis.
         out: Number of windows.
-        span: Number of elements from the first to the last element of a window.
-        stride: Distance between two windows.
+        span: Number of elements from the first to the last element of a window, including the gaps of dilations.
+        stride: Distance between the first elements of two windows.
         begin_pad: Number of padding elements at the beginning.
         end_pad: Number of padding elements at the end, as the node declares it. `needed_end_pad` is the number that
             the last window reads.
@@ -91,7 +91,7 @@ def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], val
     amounts = [[0, 0], *([axis.begin_pad, axis.needed_end_pad] for axis in windows), [0, 0]]
     padded = writer.add_like(index, tuple(extent + sum(both) for extent, both in zip(shape, amounts, strict=True)))
     inputs = [index, writer.add_constant(np.asarray(amounts, np.int32), "pads")]
-    if value == 0:  # In a quantized image, PAD writes the zero point, which means 0.
+    if value == 0:  # PAD writes 0; in a quantized image, it writes the zero point, which means 0 too.
         writer.add_operation("PAD", inputs, [padded], "Pad")
         return padded
     tensor = writer.tensors[index]
@@ -190,7 +190,7 @@ def lower_conv_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def make_zero_bias(writer: TfliteWriter, count: int, x: int, quantization: QuantizationParams | None) -> int:
-    """Return a bias of `count` zeros, because LiteRT requires a bias.
+    """Add a constant bias of `count` zeros, because LiteRT requires a bias; return the index of its tensor.
 
     `x` is the index of the convolution's input tensor. `quantization` is the quantization of the weights.
     """
@@ -204,7 +204,7 @@ def make_zero_bias(writer: TfliteWriter, count: int, x: int, quantization: Quant
 def make_pool_axes(graph: SegmentGraph, node: SegmentNode) -> tuple[WindowAxis, WindowAxis]:
     """Return the windows of a pool along height and width.
 
-    Raises DicompilerError if the pool returns indices or has dilations.
+    Raise DicompilerError if the pool returns indices or has dilations.
     """
     if len([name for name in node.outputs if name]) > 1:
         raise make_refusal(node, "its second output is used", "TFLite-micro has no indices; use target sockets")
@@ -228,7 +228,7 @@ def add_pool(
 
 
 def lower_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower MaxPool to MAX_POOL_2D. If a PAD is needed, it adds the lowest possible value."""
+    """Lower MaxPool to MAX_POOL_2D; if a PAD is needed, it adds the lowest value, which never is the maximum."""
     windows = make_pool_axes(writer.graph, node)
     lowest = float(np.finfo(np.float32).min)
     x, scheme = choose_padding(writer, writer.read_tensor(node.inputs[0], "image"), windows, lowest)
@@ -236,7 +236,7 @@ def lower_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def make_global_windows(graph: SegmentGraph, node: SegmentNode) -> list[WindowAxis]:
-    """Return the windows of a global pool: along height and width, one window over the whole image."""
+    """Return the windows of a global pool along height and width: one window that covers the whole image."""
     shape = graph.get_shape(node.inputs[0])
     if len(shape) != 4:
         raise make_refusal(
@@ -246,22 +246,22 @@ def make_global_windows(graph: SegmentGraph, node: SegmentNode) -> list[WindowAx
 
 
 def lower_global_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower GlobalMaxPool to MAX_POOL_2D over the image."""
+    """Lower GlobalMaxPool to a MAX_POOL_2D with one window that covers the whole image."""
     windows = make_global_windows(writer.graph, node)
     add_pool(writer, node, "MAX_POOL_2D", writer.read_tensor(node.inputs[0], "image"), VALID_PADDING, windows)
 
 
 _WINDOW_OPERATORS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 _AXIS_ATTRIBUTE_DEFAULTS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
-"""Attributes with one entry for each axis, and the entry for the axis of extent 1 that `widen_windows` adds."""
+"""Attributes with one number for each axis. The values are the numbers for the axis that `widen_windows` adds."""
 
 
 def widen_windows(graph: SegmentGraph) -> SegmentGraph:
-    """Return the graph with 1-D windows replaced by 2-D windows over images of height 1.
+    """Return the graph with 1-D windows replaced by 2-D windows, because TFLite-micro has only 2-D windows.
 
-    TFLite-micro has only 2-D windows.
+    The input becomes an image of height 1:
 
-    Conv (N, C, L) ⇒ Reshape (N, C, 1, L) → Conv → Reshape (N, C, L)
+        Conv (N, C, L) ⇒ Reshape (N, C, 1, L) → Conv → Reshape (N, C, L)
     """
     for node in graph.nodes:
         if node.op in _WINDOW_OPERATORS and len(graph.get_shape(node.inputs[0])) == 3:

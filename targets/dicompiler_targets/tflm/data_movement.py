@@ -57,7 +57,7 @@ def add_strided_slice(writer: TfliteWriter, name: str, output: str, ranges: Sequ
 
 
 def lower_slice(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Slice with constant ranges and positive steps."""
+    """Lower Slice with constant ranges and positive steps to STRIDED_SLICE."""
     shape = writer.graph.get_shape(node.inputs[0])
     starts, ends = read_integers(writer, node, 1, "starts"), read_integers(writer, node, 2, "ends")
     assert starts is not None and ends is not None
@@ -112,7 +112,7 @@ def lower_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
     if rank == 4:
         wanted = [
             order[axis] for axis in NCHW_TO_NHWC
-        ]  # Entry i is the input's axis (in ONNX) that becomes axis i of the output in NHWC order.
+        ]  # Entry i is the input's axis, in ONNX's order, that becomes axis i of the output in the order N, H, W, C.
         writer.set_alias(
             node.output,
             "image",

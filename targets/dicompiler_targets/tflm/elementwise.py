@@ -45,7 +45,10 @@ def read_operand(writer: TfliteWriter, name: str, form: AxisForm, rank: int) -> 
 
 
 def add_binary(writer: TfliteWriter, code: str, inputs: Sequence[int], output: int, activation: str = "NONE") -> None:
-    """Add an operation with two operands. The activation is fused if the operator supports it."""
+    """Add an operation with two operands and, if the operator supports it, a fused activation.
+
+    `inputs` and `output` are indices of tensors. MAXIMUM and MINIMUM ignore the activation.
+    """
     if code in _FUSED_OPTIONS:
         writer.add_operation(
             code, inputs, [output], _FUSED_OPTIONS[code], FusedActivationFunction=ACTIVATION_CODES[activation]
@@ -55,9 +58,9 @@ def add_binary(writer: TfliteWriter, code: str, inputs: Sequence[int], output: i
 
 
 def add_scalar_chain(writer: TfliteWriter, x: int, steps: Sequence[tuple[str, float]]) -> int:
-    """Apply operations one after another to tensor `x`; a step is an operator and its second operand.
+    """Apply operations one after another to the tensor with index `x`; return the index of the result.
 
-    Returns the index of the result.
+    A step is the name of a TFLite operator and its second operand, a number.
     """
     for code, number in steps:
         output = writer.add_like(x, writer.get_shape(x))
@@ -84,7 +87,10 @@ def lower_variadic(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_unary(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower an operator with one input to the TFLite operator `code` of the same meaning."""
+    """Lower an operator with one input to the TFLite operator `code`, which computes the same.
+
+    `options` is the name of the TFLite operator's options table without "Options", or "".
+    """
     x, form = writer.read_held(node.inputs[0])
     writer.add_operation(code, [x], [writer.add_output(node.output, form)], options)
 
@@ -98,7 +104,7 @@ def lower_alias(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_cast(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Cast between types of TFLite-micro."""
+    """Lower Cast to CAST; a Cast to the same type becomes another name of the tensor."""
     if writer.graph.dtypes[node.output] == writer.tensors[writer.read_tensor(node.inputs[0])].dtype:
         lower_alias(writer, node)
     else:
@@ -127,7 +133,7 @@ def lower_clip(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_leaky_relu(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower LeakyRelu to LEAKY_RELU."""
+    """Lower LeakyRelu to the TFLite operator LEAKY_RELU."""
     x, form = writer.read_held(node.inputs[0])
     slope = node.get_attribute("alpha", 0.01)
     writer.add_operation("LEAKY_RELU", [x], [writer.add_output(node.output, form)], "LeakyRelu", Alpha=slope)
@@ -168,14 +174,14 @@ def lower_batch_normalization(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_elu(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Elu with alpha 1 to ELU."""
+    """Lower Elu to the TFLite operator ELU; refuse the node if alpha is not 1."""
     if node.get_attribute("alpha", 1.0) != 1.0:
         raise make_refusal(node, "alpha is not 1", "use target sockets")
     lower_unary("ELU", "", writer, node)
 
 
 def lower_reciprocal(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Reciprocal to DIV."""
+    """Lower Reciprocal to a DIV of the constant 1 by the input."""
     form = writer.get_form(node.inputs[0])
     inputs = [writer.add_constant(np.ones(1, np.float32), "one"), writer.read_tensor(node.inputs[0], form)]
     add_binary(writer, "DIV", inputs, writer.add_output(node.output, form))

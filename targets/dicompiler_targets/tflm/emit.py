@@ -43,8 +43,8 @@ class CompiledDevice:
         program: The device's part of the program.
         hoisted_segments: Segments (ONNX submodels) of the device. Slices and Concats at their inputs and outputs are
             replaced by copies that the device's program makes.
-        lowered_models: The model of each segment; None if the segment only copies data.
-        models: The distinct models of the device.
+        lowered_models: The TFLite model of each segment; None if the segment only copies data.
+        models: The distinct models of the device. Segments with equal models share one.
         needed_arenas: For each distinct model, the smallest arena in bytes.
         layout: Memory layout of the device.
         peers: The devices that this device exchanges tensors with.
@@ -66,7 +66,7 @@ class CompiledDevice:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """Operators of all models, sorted."""
+        """TFLite's names of the operators in all models of the device, sorted."""
         return tuple(sorted({code for model in self.lowered_models if model is not None for code in model.operators}))
 
     @property
@@ -82,10 +82,10 @@ class CompiledDevice:
 
 
 def compile_devices(program: Program, margin: float) -> tuple[CompiledDevice, ...]:
-    """Compile all models, measure their arenas, and lay out the memory of each device.
+    """Compile the segments of all devices to TFLite models, measure their arenas, and plan the memory of each device.
 
     `margin` is the fraction by which arenas (working memory of TFLite-micro for a model) are larger than necessary:
-    0.05 adds 5 %. Raises DicompilerError if TFLite-micro cannot express or run a segment.
+    0.05 adds 5 %. Raise DicompilerError if TFLite-micro cannot express or run a segment.
     """
     for value in (*program.inputs, *program.outputs, *(t.value for t in program.transfers)):
         if value.shape is None:
@@ -136,13 +136,13 @@ def _compile_device(
 
 
 def write_program(program: Program, margin: float, boards: Mapping[str, Host], directory: Path) -> None:
-    """Write the artifact to a directory.
+    """Write the artifact of a program to a directory.
 
     Args:
         program: Program of all devices.
         margin: Fraction by which arenas (working memory of TFLite-micro) are larger than necessary: 0.05 adds 5 %.
         boards: Host of each device. memory.json lists its RAM and flash next to the needed sizes.
-        directory: Directory that is filled.
+        directory: The artifact's directory, which exists.
 
     Raises:
         DicompilerError: A device's name cannot be the name of a directory, or TFLite-micro cannot express a segment.
@@ -165,7 +165,7 @@ def write_program(program: Program, margin: float, boards: Mapping[str, Host], d
 
 
 def _make_files(program: Program, device: CompiledDevice) -> Iterable[tuple[str, bytes]]:
-    """Yield name and content of each file of the device."""
+    """Yield name and content of each file in a device's directory."""
     yield from read_runtime_sources("tflm", (".cc", ".h", ".txt")).items()
     for name, data in device.model_files.items():
         yield f"model_{name}.tflite", data
@@ -235,9 +235,10 @@ def _describe_copy(copy: StridedCopy) -> Json:
 
 
 def _collect_copies(hoisted: HoistedSegment, views: Container[str] = ()) -> codegen.SegmentCopies:
-    """Return the copies of a segment, except for tensors in `views`, which lie inside another tensor.
+    """Return the copies that a device makes before and after it runs the model of a segment.
 
-    In the copies, an index denotes an input or output of the model, and a name denotes a tensor of the device.
+    Tensors in `views` lie inside another tensor, so they need no copy. In the copies, an index denotes an input or
+    output of the model, and a name denotes a tensor of the device.
     """
     inner = hoisted.segment
     ports = {name: i for i, name in enumerate(inner.outputs)} if inner is not None else {}

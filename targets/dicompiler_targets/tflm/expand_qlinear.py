@@ -29,12 +29,12 @@ DYNAMIC_OPERATORS = (
     "DynamicQuantizeMatMul",
     "MatMulIntegerToFloat",
 )
-"""Operators of networks whose activations are quantized at run time."""
+"""Operators of networks whose activations are quantized at run time, which TFLite-micro does not support."""
 
 
 @dataclass
 class _QLinearRewriter:
-    """A model in which QLinear operators are being replaced."""
+    """A model in which QLinear operators are being replaced by operators in QDQ form; `nodes` are the new nodes."""
 
     model: onnx.ModelProto
     weights: Mapping[str, Weight]
@@ -53,7 +53,8 @@ class _QLinearRewriter:
     def add_dequantized(self, node: onnx.NodeProto, index: int, axis: int | None = None) -> str:
         """Add a DequantizeLinear of input `index` of a node; return the name of its output.
 
-        The scale and the zero point are the next two inputs of the node.
+        The scale and the zero point are the next two inputs of the node. If the scale has several values, they belong
+        to the indices of `axis`.
         """
         inputs = [name for name in node.input[index : index + 3] if name]
         attributes = {} if axis is None or self.get_constant(inputs[1]).size == 1 else {"axis": axis}
@@ -147,7 +148,7 @@ def _make_refusal(node: onnx.NodeProto, cause: str, remedy: str) -> DicompilerEr
 def expand_qlinear(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> onnx.ModelProto:
     """Return the model with float operators between DequantizeLinear and QuantizeLinear instead of QLinear operators.
 
-    Raises DicompilerError, which names the node, if a scale is not constant or activations are quantized at run time.
+    Raise DicompilerError, which names the node, if a scale is not constant or activations are quantized at run time.
     """
     for node in model.graph.node:
         if node.op_type in DYNAMIC_OPERATORS:

@@ -19,7 +19,7 @@ from dicompiler.plugin_api import DicompilerError, Shape
 CONSTANT_ALIGNMENT_BYTES = 16
 """Alignment of the data of constants in the file."""
 TFLITE_TYPES = {"float32": "FLOAT32", "int8": "INT8", "int32": "INT32", "bool": "BOOL"}
-"""numpy's name of a type → TFLite's name. Networks on microcontrollers use only these types."""
+"""TFLite's names of element types, by numpy's name. Networks on microcontrollers can use only these types."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TfliteTensor:
     """A tensor of a TFLite graph.
 
     Attributes:
-        name: Name for messages; it is not written to the file.
+        name: Name of the tensor, only for debugging; it is not written to the file.
         dtype: NumPy's name of the element type.
         shape: The shape.
         data: Data of a constant; None for any other tensor.
@@ -81,7 +81,7 @@ class TfliteOperation:
 
 
 def import_optional(module: str) -> Any:
-    """Import a package that only this target needs; raise DicompilerError if it is not installed."""
+    """Import a package that only target `tflm` needs; raise DicompilerError if it is not installed."""
     try:
         return importlib.import_module(module)
     except ImportError as error:
@@ -96,7 +96,10 @@ def serialize_model(
     inputs: Sequence[int],
     outputs: Sequence[int],
 ) -> bytes:
-    """Return the .tflite file of a graph. The same arguments give the same bytes."""
+    """Return the .tflite file of a graph; `inputs` and `outputs` are indices in `tensors`.
+
+    The same arguments give the same bytes.
+    """
     schema, flatbuffers = import_optional("tflite"), import_optional("flatbuffers")
     builder = flatbuffers.Builder(1024)
     constants = [tensor.data for tensor in tensors if tensor.data is not None]
@@ -175,7 +178,8 @@ def _write_offsets(builder: Any, values: Sequence[int]) -> int:
 
 
 def _write_tensor(schema: Any, builder: Any, tensor: TfliteTensor, buffer: int) -> int:
-    # The name is omitted, so that equal models of two tiles are the same file, which a device stores once.
+    # The tensor's name is not written, so that the models of two equal tiles are equal files, which a device stores
+    # once.
     values: dict[str, Any] = {"Shape": _write_integers(builder, tensor.shape)}
     if tensor.quantization is not None:
         quantization = tensor.quantization
@@ -190,7 +194,8 @@ def _write_tensor(schema: Any, builder: Any, tensor: TfliteTensor, buffer: int) 
 
 def _write_operator_code(schema: Any, builder: Any, code: str) -> int:
     number = getattr(schema.BuiltinOperator, code)
-    # Readers use the larger of both fields; old readers know only the one-byte field.
+    # New readers use the larger of the fields BuiltinCode and DeprecatedBuiltinCode. Old readers know only the latter
+    # field, which has one byte.
     return _write_table(
         schema, builder, "OperatorCode", DeprecatedBuiltinCode=min(number, 127), Version=1, BuiltinCode=number
     )

@@ -1,6 +1,7 @@
 """Fusion of normalization, bias and activation into the operator before them.
 
-TFLite-micro has no operator for these, or supports them only as options of other operators. Examples:
+TFLite-micro has no BatchNormalization. A bias or activation that is an option of another operator needs neither an
+additional operation nor an additional tensor. Examples:
 
     Conv → BatchNormalization ⇒ Conv;   Conv → Add(constant) ⇒ Conv with bias;   Conv → Relu ⇒ Conv with activation
 """
@@ -16,14 +17,14 @@ from numpy.typing import NDArray
 from dicompiler_targets.tflm.graph import SegmentGraph, SegmentNode, make_refusal
 
 _ACTIVATION_FUSING_OPERATORS = ("Conv", "Gemm", "MatMul", "Add", "Sub", "Mul", "Div", "MaxPool", "AveragePool")
-"""ONNX operators whose TFLite operators apply an activation themselves."""
+"""ONNX operators whose TFLite operators can apply an activation to their result."""
 
 
 def fuse_operators(graph: SegmentGraph) -> SegmentGraph:
-    """Return the graph with nodes fused as far as possible.
+    """Return the graph with normalizations, biases and activations fused into the nodes before them.
 
     A node is fused into the node before it only if no other node reads the tensor between them, and if that tensor is
-    not an output of the segment.
+    not an output of the segment (the graph's ONNX submodel).
     """
     changed = True
     while changed:
@@ -71,7 +72,7 @@ def _fuse_pair(
 
 
 def find_activation(graph: SegmentGraph, node: SegmentNode) -> str | None:
-    """Return the TFLite activation that the node computes; None if it computes something else."""
+    """Return TFLite's name of the activation that the node computes ("RELU" or "RELU6"); None for other nodes."""
     if node.op == "Relu":
         return "RELU"
     if node.op == "Clip":
@@ -98,7 +99,7 @@ def get_clip_bounds(graph: SegmentGraph, node: SegmentNode) -> tuple[float | Non
 
 
 def get_batch_norm_affine(graph: SegmentGraph, node: SegmentNode) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return factor and shift of a BatchNormalization, for each channel in float64: y = factor * x + shift."""
+    """Return factor and shift of each channel, in float64, so that a BatchNormalization is y = factor * x + shift."""
     scale, bias, mean, variance = (graph.constants[name].astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + node.get_attribute("epsilon", 1e-5))
     return factor, bias - mean * factor

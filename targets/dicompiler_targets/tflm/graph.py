@@ -19,7 +19,7 @@ from dicompiler_targets.tflm.expand_qlinear import expand_qlinear
 from dicompiler_targets.tflm.flatbuffer import TFLITE_TYPES, QuantizationParams
 
 _HIGH_RANK_OPERATORS = ("Reshape", "Transpose")
-"""Operators whose tensors may have a rank over 4, as in a channel shuffle, because they only move data."""
+"""Operators whose tensors may have more than four axes, because they only move data, as in a channel shuffle."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class SegmentNode:
         inputs: Names of the inputs; empty for an omitted input.
         outputs: Names of the outputs.
         attributes: Attributes by name.
-        opset: Version of the operator set.
-        activation: TFLite activation that is applied to the output.
+        opset: Version of ONNX's operator set.
+        activation: TFLite activation that is fused into the node, such as "RELU"; "NONE" for none.
     """
 
     op: str
@@ -81,7 +81,7 @@ class SegmentGraph:
     quantizations: Mapping[str, QuantizationParams] = field(default_factory=dict)
 
     def map_readers(self) -> dict[str, list[SegmentNode]]:
-        """Return the nodes that read each tensor, by tensor name."""
+        """Return a dictionary: for each tensor, by name, the nodes that read it."""
         readers: dict[str, list[SegmentNode]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -94,14 +94,14 @@ class SegmentGraph:
 
 
 def make_refusal(node: SegmentNode, cause: str, remedy: str) -> DicompilerError:
-    """Return the error for a node that TFLite-micro cannot express."""
+    """Return the error for a node that TFLite-micro cannot express, with the cause and the remedy."""
     return DicompilerError(f"target tflm: node {node.name!r} ({node.op}): {cause}: {remedy}")
 
 
 def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGraph:
-    """Return the graph of a segment (an ONNX submodel of a device).
+    """Return the graph of a segment (an ONNX submodel of a device), in the form that the lowering to TFLite reads.
 
-    Raises DicompilerError, which names the node, if a tensor has no static shape or a type that TFLite-micro lacks.
+    Raise DicompilerError, which names the node, if a tensor has no static shape or a type that TFLite-micro lacks.
     """
     model = expand_qlinear(segment.model, weights)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
@@ -128,7 +128,7 @@ def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGrap
 
 
 def select_needed(steps: Sequence[Any], outputs: Iterable[Any]) -> list[Any]:
-    """Return those of the nodes or operations in `steps` that the outputs depend on, in the same order."""
+    """Return those nodes or operations of `steps` on which the tensors `outputs` depend, in the same order."""
     wanted, chosen = set(outputs), []
     for step in reversed(steps):
         if wanted.intersection(step.outputs):
@@ -172,7 +172,7 @@ def _check_tensor(node: SegmentNode, name: str, kind: Any) -> None:
 def check_ranks(graph: SegmentGraph) -> None:
     """Raise DicompilerError, which names the node, if a tensor has more than four axes.
 
-    Reshape and Transpose may have such tensors, because they only move data.
+    Tensors of Reshape and Transpose may have more, because these operators only move data.
     """
     for node in graph.nodes:
         for name in (*node.inputs, *node.outputs):

@@ -19,18 +19,20 @@ from dicompiler_targets.tflm.resize import can_resize_integers
 
 DEQUANTIZE_OP, QUANTIZE_OP = "DequantizeLinear", "QuantizeLinear"
 QUANTIZATION_OPERATORS = (DEQUANTIZE_OP, QUANTIZE_OP, *REWRITES)
-"""Operators that only quantized networks have."""
+"""ONNX operators by which a quantized network is recognized."""
 RESCALING_OPERATORS = {
     **{"Conv": (0, 1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1)},
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), (0,)),
 }
-"""Operators whose output may have a different scale from the inputs, and the indices of their quantized inputs."""
+"""Operators whose output may have another scale than the inputs, and the indices of their quantized inputs."""
 SCALE_PRESERVING_OPERATORS = (
     "MaxPool", "GlobalMaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
     "Transpose", "Slice", "Concat", "Resize", "Identity",
 )  # fmt: skip
-"""Operators that TFLite computes only if input and output have the same scale. If the network has different scales, a
-QUANTIZE converts the output. For Concat, it converts each input whose scale differs from that of the output.
+"""Operators that TFLite computes in int8 only if input and output have the same scale.
+
+If the network has different scales, a QUANTIZE converts the output. For Concat, it converts each input whose scale
+differs from that of the output.
 """
 FIXED_SCALE_OPERATORS = {"Softmax": (1 / 256, -128), "Sigmoid": (1 / 256, -128), "Tanh": (1 / 128, 0)}
 """Scale and zero point that TFLite requires for the int8 output of these operators.
@@ -42,7 +44,7 @@ DATA_MOVEMENT_OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transp
 def read_parameters(graph: SegmentGraph, node: SegmentNode) -> QuantizationParams:
     """Return scale and zero point of a QuantizeLinear or DequantizeLinear.
 
-    Raises DicompilerError if TFLite does not support them.
+    Raise DicompilerError if TFLite does not support them.
     """
     if any(name and name not in graph.constants for name in node.inputs[1:]) or node.get_attribute("block_size", 0):
         # With the option --wire-dtype int8-block, devices send tensors as int8 with a scale for each block. The nodes
@@ -65,11 +67,11 @@ def read_parameters(graph: SegmentGraph, node: SegmentNode) -> QuantizationParam
 
 @dataclass(frozen=True)
 class _QuantizedTensors:
-    """The quantized tensors of a graph.
+    """The quantized tensors of a graph in QDQ form.
 
     Attributes:
         dequantized: The DequantizeLinear nodes, each by the name of its output.
-        params: Quantization of each quantized tensor.
+        params: Scale and zero point of each quantized tensor, by name.
     """
 
     dequantized: Mapping[str, SegmentNode]
@@ -77,7 +79,7 @@ class _QuantizedTensors:
 
 
 def convert_to_integer(graph: SegmentGraph) -> SegmentGraph:
-    """Return the graph with int8 operators, as far as TFLite-micro has them.
+    """Return a graph in QDQ form with int8 operators instead, as far as TFLite-micro has them.
 
     If an operator stays in float32, its quantized constants are converted to float32.
     """
@@ -121,9 +123,9 @@ def _propagate_params(graph: SegmentGraph, params: Mapping[str, QuantizationPara
 
 
 def _can_convert(graph: SegmentGraph, node: SegmentNode, last: SegmentNode, known: _QuantizedTensors) -> bool:
-    """Return True if TFLite-micro can compute the node on 8-bit integers.
+    """Return True if TFLite-micro can compute a node in QDQ form on 8-bit integers.
 
-    `last` is the QuantizeLinear that reads the node's output.
+    `last` is the QuantizeLinear that reads the node's output. DequantizeLinear nodes compute the node's inputs.
     """
     if graph.dtypes[last.output] != "int8" or last.output not in known.params:
         return False
@@ -163,7 +165,7 @@ def _can_convert(graph: SegmentGraph, node: SegmentNode, last: SegmentNode, know
 def _convert_node(
     graph: SegmentGraph, node: SegmentNode, last: SegmentNode, known: _QuantizedTensors
 ) -> tuple[SegmentGraph, list[SegmentNode]]:
-    """Return the nodes that compute `node` on integers, and the graph with their tensors.
+    """Return the graph with the tensors of an integer version of `node`, and the nodes of this version.
 
     `last` is the QuantizeLinear that reads the node's output. If the quantizations of inputs and output must be equal
     but are not, nodes that change the quantization are added before or after the node.

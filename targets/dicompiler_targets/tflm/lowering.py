@@ -1,6 +1,6 @@
 """Lowering of a segment (an ONNX submodel of a device) to a TFLite model.
 
-Segment ──hoist_segment_copies──► HoistedSegment ──lower_segment──► LoweredModel (the .tflite file)
+    Segment ──hoist_segment_copies──► HoistedSegment ──lower_segment──► LoweredModel (the .tflite file)
 
 `hoist_segment_copies` removes the Slices and Concats at the inputs and outputs of the segment. The device's program
 copies their bytes itself, without TFLite.
@@ -55,7 +55,7 @@ _ANY_TYPE_LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] =
     integer_ops.DEQUANTIZE_OP: partial(elementwise.lower_unary, "DEQUANTIZE", "Dequantize"),
     **dict.fromkeys((integer_ops.QUANTIZE_OP, "Requantise"), partial(elementwise.lower_unary, "QUANTIZE", "Quantize")),
 }
-"""Lowerings of operators that accept any type. All other operators compute in float32 or on quantized integers."""
+"""Lowerings of ONNX operators with inputs of any type. All other operators need float32 or quantized integers."""
 _UNARY_CODES = {
     **{"Exp": ("EXP", "Exp"), "Log": ("LOG", ""), "Sqrt": ("SQRT", ""), "Abs": ("ABS", "Abs"), "Neg": ("NEG", "Neg")},
     **{"Floor": ("FLOOR", ""), "Ceil": ("CEIL", ""), "Sin": ("SIN", ""), "Cos": ("COS", "")},
@@ -99,7 +99,7 @@ LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] = {
     "LRN": axis_ops.lower_lrn,
     **dict.fromkeys(("Resize", "Upsample"), resize.lower_resize),
 }
-"""Lowerings of all supported ONNX operators."""
+"""Functions that lower the supported ONNX operators, by operator. Each adds TFLite operations for a node."""
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class LoweredModel:
 
     Attributes:
         data: Content of the .tflite file.
-        operators: Names of the operators that the model uses, sorted.
+        operators: TFLite's names of the operators that the model uses, sorted.
         activation_bytes: Maximum bytes of the tensors that exist at the same time, without constants.
         inputs: Inputs of the model.
         outputs: Outputs of the model.
@@ -141,7 +141,7 @@ class LoweredModel:
 
 
 def to_wire_shape(shape: Shape) -> Shape:
-    """Return the shape of a tensor in models and between devices: (N, H, W, C) for four axes, else as in ONNX."""
+    """Return the shape in which models and transfers have a tensor: (N, H, W, C) for four axes, else as in ONNX."""
     return permute(shape, NCHW_TO_NHWC) if get_natural_form(shape) == "image" else shape
 
 
@@ -167,7 +167,7 @@ def make_wire_copies(
 def lower_segment(segment: Segment, weights: Mapping[str, Weight]) -> LoweredModel:
     """Return the TFLite model of a segment (an ONNX submodel of a device).
 
-    Raises DicompilerError, which names the node, if TFLite-micro cannot express the segment.
+    Raise DicompilerError, which names the node, if TFLite-micro cannot express the segment.
     """
     graph = widen_windows(integer_ops.convert_to_integer(fuse_operators(read_segment(segment, weights))))
     check_ranks(graph)

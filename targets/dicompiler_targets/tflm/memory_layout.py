@@ -2,9 +2,9 @@
 
 An arena is the working memory of TFLite-micro for one model. A segment is an ONNX submodel of the device.
 
-A tensor at the border of a segment is in memory from the step that computes it to its last reader. A graph input or a
-received tensor is in memory from the start of the frame to its last reader. An arena is in memory while its model runs.
-Tensors and arenas share bytes if their lifetimes do not overlap.
+An output of a segment is in memory from the step that computes it to its last reader. A graph input or a received
+tensor is in memory from the start of the frame (inference request) to its last reader. An arena is in memory while its
+model runs. Tensors and arenas share bytes if their lifetimes do not overlap.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dicompiler_targets.tflm.graph import get_type_name
 from dicompiler_targets.tflm.lowering import WireTensor, make_wire_copies, to_wire_shape
 
 BUFFER_ALIGNMENT_BYTES = 16
-"""Alignment of arenas, and of tensors that are not views of another tensor."""
+"""Alignment of arenas, and of all tensors that do not lie inside another tensor."""
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,10 @@ class PlacedTensorBuffer:
     """A tensor with its place in memory.
 
     Attributes:
-        tensor: The tensor.
-        first_step: First step of the frame at which the tensor is in memory.
+        tensor: Name, type and shape of the tensor.
+        first_step: First step of a frame (inference request) at which the tensor is in memory; 0 is the frame's start.
         last_step: Last step at which the tensor is in memory.
-        offset: Offset in bytes.
+        offset: Offset in the device's memory, in bytes.
     """
 
     tensor: WireTensor
@@ -44,13 +44,13 @@ class PlacedTensorBuffer:
 
 
 def make_wire_tensor(value: TensorSpec) -> WireTensor:
-    """Describe a tensor of the program in the form in which devices send it. The tensor must have a static shape."""
+    """Describe a tensor, which must have a static shape, in the form in which devices send it (channels last)."""
     assert value.shape is not None
     return WireTensor(value.name, get_type_name(value.dtype), to_wire_shape(value.shape))
 
 
 def list_received(device: DeviceProgram) -> tuple[int, ...]:
-    """Return the indices of the transfers that the device receives."""
+    """Return the indices of the transfers (tensors of other devices) that a device receives, in the order of steps."""
     return tuple(step.index for step in device.steps if step.kind == "receive")
 
 
@@ -59,10 +59,10 @@ class MemoryLayout:
     """The memory layout of a device: where tensors and arenas (working memory of models) lie.
 
     Attributes:
-        buffers: Tensors by name.
-        arena_offsets: For each segment, the offset of its model's arena; None if the segment only copies data.
+        buffers: The tensors with their offsets, by name.
+        arena_offsets: For each segment, the offset of its model's arena in bytes; None if the segment only copies data.
         frees_arena: For each segment, True if tensors or other arenas may use the arena's bytes after the model ran.
-        size_bytes: Size of the whole memory.
+        size_bytes: Bytes of the whole memory.
         views: Names of tensors that lie inside another tensor, so that they need no copy.
     """
 
@@ -105,7 +105,7 @@ def plan_memory(
             last[program.transfers[step.index].value.name] = time
     last |= dict.fromkeys(device.model_outputs, len(steps) + 1)
     views = _find_views(hoisted_segments)
-    for name in reversed(views):  # The tensor that contains a view must exist as long as the view.
+    for name in reversed(views):  # A tensor that contains another one must exist as long as that one.
         last[views[name][0]] = max(last[views[name][0]], last[name])
     times = [time for time, step in enumerate(steps, 1) if step.kind == "run"]
     blocks = _find_arena_spans(models, times, len(steps) + 1)
@@ -132,8 +132,10 @@ def plan_memory(
 def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[str, int]]:
     """Return outputs of segments that are a contiguous range of another tensor of the device, such as rows of an image.
 
+    Such an output needs no memory and no copy.
+
     Returns:
-        For each such output, in the order of computation: the other tensor, and the offset in bytes within that tensor.
+        For each such output, by name and in the order of computation: the other tensor, and the offset in bytes in it.
     """
     views: dict[str, tuple[str, int]] = {}
     for hoisted in hoisted_segments:
@@ -206,5 +208,5 @@ def _place_spans(
 
 
 def _get_end(spans: Mapping[str | int, _Lifetime], places: Mapping[str | int, int]) -> int:
-    """Return the highest end of all placed buffers (tensors and arenas)."""
+    """Return the offset after the last byte of all placed buffers (tensors and arenas), which is the memory's size."""
     return max((places[name] + span.size for name, span in spans.items()), default=0)

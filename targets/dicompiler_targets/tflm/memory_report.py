@@ -1,7 +1,7 @@
 """RAM and flash of devices, and the layers that need the most of them.
 
-Arenas (working memory of TFLite-micro for a model) and buffers are measured on this host, with pointers of 8 bytes. The
-report also estimates their sizes on boards, with pointers of 4 bytes.
+Arenas (working memory of TFLite-micro for a model) are measured on this host, which has pointers of 8 bytes. The report
+also estimates their sizes on boards, which have pointers of 4 bytes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from dicompiler_targets.tflm.codegen import DeviceModels
 
 MEMORY_FORMAT = "dicompiler.tflm-memory/1"
 POINTER_SIZE_SHARE = 0.6
-"""The records of tensors, nodes and operators in an arena: their size with pointers of 4 bytes, divided by their size
-with pointers of 8 bytes. The value is estimated from the fields of the records."""
+"""Size of an arena's records of tensors, nodes and operators with pointers of 4 bytes, divided by that with 8 bytes.
+
+The value is estimated from the fields of the records."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,11 @@ class DeviceSizes:
 
     @property
     def details(self) -> dict[str, int]:
-        """Further sizes for reports. `ram_32_bit_estimate` is the RAM with 4-byte pointers, without the stack."""
+        """Further sizes in bytes for reports, by name.
+
+        `ram_32_bit_estimate` is the RAM on a board with pointers of 4 bytes, without the stack. `beside_arena` is the
+        RAM for tensors outside of the largest arena.
+        """
         records = max(0, self.arena_bytes - self.activation_bytes)
         return {
             "ram_32_bit_estimate": self.ram_bytes - records + int(records * POINTER_SIZE_SHARE),
@@ -113,7 +118,7 @@ def _get_activation_sizes(segment: Segment) -> dict[str, int]:
 
 
 def _find_heaviest_layer(segment: Segment, measure: Callable[[Segment], Mapping[str, int]]) -> str:
-    """Return a text for errors that names the layer with the largest node.
+    """Return a text that names the layer with the largest node of a segment, for the error if memory is too small.
 
     The size of a node is the sum of the bytes of its inputs and outputs. `measure` returns the bytes of a segment's
     tensors by name.

@@ -1,4 +1,4 @@
-"""The references with which `verify` compares the outputs of TFLite-micro.
+"""The references with which `dicompiler verify` compares the outputs of TFLite-micro.
 
 All outputs must equal those of onnxruntime within a tolerance. Outputs of a quantized network must also be bit-equal to
 those of the unsplit network in TFLite-micro, and equal those of LiteRT within one step of the output's scale.
@@ -28,7 +28,7 @@ from dicompiler_targets.tflm.lowering import LoweredModel, lower_segment
 from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, NHWC_TO_NCHW
 
 FLOAT_TOLERANCE = 1e-4
-"""Tolerance in float32, as a share of max|reference|."""
+"""Largest difference of a float32 output from its reference, divided by max|reference|."""
 SPARE_ARENA_BYTES = 1 << 20
 """Bytes that `MicroRuntime` adds to its arena for TFLite-micro's records of tensors and operators."""
 LITERT_MODULE = "ai_edge_litert.interpreter"
@@ -81,9 +81,10 @@ def check_quantized(
 def _compare_outputs(
     name: str, reference: Mapping[str, Any], result: RunResult, allowed: Mapping[str, Tolerance] | None
 ) -> list[Check]:
-    """Return a check for each output of each device. Without `allowed` tolerances, outputs must be bit-equal.
+    """Return a check for each output of each device, which compares it with `reference`.
 
-    `name` describes the reference in the names of the checks.
+    If `allowed`, the tolerances by output name, is None, outputs must be bit-equal. `name` describes the reference in
+    the names of the checks.
     """
     frames = result.outputs_by_device[:1] or ({"": result.outputs[0]},)
     return [
@@ -118,7 +119,7 @@ class ModelRuntime(ABC):
 
 
 class MicroRuntime(ModelRuntime):
-    """A model in TFLite-micro, with ample memory. Raises RunError if TFLite-micro rejects the model."""
+    """A model in TFLite-micro, with more memory than it needs. Raises RunError if TFLite-micro rejects the model."""
 
     def __init__(self, model: LoweredModel) -> None:
         super().__init__(model)

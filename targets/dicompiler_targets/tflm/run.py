@@ -29,12 +29,12 @@ class TflmDevice:
 
     Attributes:
         manifest: Manifest of the device.
-        models: Interpreters by the name of the model's file.
+        models: TFLite-micro's interpreters, by the name of the model's file.
         steps: Steps of the device without receives, because senders write directly to the receiver's `tensors`.
         next_step: Index of the next step.
         tensors: Bytes of the tensors in the device's memory, by name.
         sent_bytes: Number of sent bytes by index of the transfer.
-        segments_s: Seconds of each segment.
+        segments_s: Seconds that each segment has taken in all frames.
     """
 
     manifest: Mapping[str, Any]
@@ -240,9 +240,9 @@ def _to_wire(array: NDArray[Any]) -> bytes:
 
 
 def _from_wire(data: bytes, stored: Mapping[str, Any], value: Mapping[str, Any]) -> NDArray[Any]:
-    """Convert the bytes of a tensor, as devices send it, to an array in ONNX's order of axes.
+    """Convert the bytes of a tensor, in the form in which devices send it, to an array in ONNX's order of axes.
 
-    `stored` describes the tensor as devices send it, and `value` describes it in ONNX's order.
+    `stored` describes the tensor in the form in which devices send it (channels last), and `value` in ONNX's order.
     """
     array: NDArray[Any] = np.frombuffer(data, stored["dtype"]).reshape(stored["shape"])
     plain = array.transpose(NHWC_TO_NCHW) if array.ndim == 4 else array

@@ -1,4 +1,4 @@
-"""The class of target `tflm`, with its options."""
+"""The class of target `tflm`, which writes firmware for microcontrollers, with its options."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class TflmTarget(Target):
     def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:
         """Measure the RAM and flash that each device needs.
 
-        Arenas (working memory of a model) are measured by trials in TFLite-micro on this host. The sizes of tensors
-        outside of the arenas and of models are added.
+        The sizes of arenas (working memory of TFLite-micro for a model) are found by trials on this host. The RAM also
+        has the tensors outside of the arenas, and the flash has the models.
         """
         from dicompiler_targets.tflm.emit import compile_devices
         from dicompiler_targets.tflm.memory_report import make_footprint
@@ -62,7 +62,10 @@ class TflmTarget(Target):
         )
 
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
-        """Return the tolerances: 1e-4 of max|reference| in float32; in a quantized network, some steps of the scale."""
+        """Return the tolerance of each output in `verify`.
+
+        It is 1e-4 of max|reference| in float32. In a quantized network, it is some steps of the output's scale.
+        """
         from dicompiler_targets.tflm.reference_checks import make_tolerances
 
         return make_tolerances(model)
@@ -74,13 +77,13 @@ class TflmTarget(Target):
         inputs: Mapping[str, NDArray[Any]],
         result: RunResult,
     ) -> tuple[Check, ...]:
-        """Compare the outputs of a quantized network with the unsplit network in TFLite-micro and in LiteRT."""
+        """Compare a quantized network's outputs with those of the unsplit network in TFLite-micro and in LiteRT."""
         from dicompiler_targets.tflm.reference_checks import check_quantized
 
         return check_quantized(model, make_uncut_program, inputs, result)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-        """Run all devices in this process, each model in TFLite-micro."""
+        """Run the programs of all devices in this process; TFLite-micro computes the models."""
         from dicompiler_targets.tflm.run import run_artifact
 
         return run_artifact(directory, frames, options)

@@ -1,8 +1,9 @@
 """Construction of a TFLite graph with as few transposes as possible.
 
-A tensor with four axes is stored as an image with channels last (N, H, W, C), between operators and between devices.
-All other tensors are stored plain, in ONNX's order. A tensor is converted to the other form only if an operator needs
-it, and at most once. If the order of the bytes is the same in both forms, the conversion is a RESHAPE.
+A tensor has one of two forms: "image" (four axes with channels last: N, H, W, C) or "plain" (ONNX's order of axes).
+Between operators and between devices, tensors with four axes are images, and all others are plain. A tensor is
+converted to the other form only if an operator needs it, and at most once. If the order of the bytes is the same in
+both forms, the conversion is a RESHAPE.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ from dicompiler_targets.tflm.graph import SegmentGraph, select_needed
 
 AxisForm = Literal["image", "plain"]
 NCHW_TO_NHWC = (0, 2, 3, 1)
-"""ONNX's axes (N, C, H, W) in the order of an image."""
+"""The positions of the axes N, H, W, C in ONNX's order (N, C, H, W)."""
 NHWC_TO_NCHW = (0, 3, 1, 2)
 
 
 def get_natural_form(shape: Shape) -> AxisForm:
-    """Return the axis order of a segment's input or output of this shape.
+    """Return the axis order of a segment's input or output with this shape.
 
     It is "image" (channels last) for four axes, else "plain" (ONNX's order).
     """
@@ -72,20 +73,22 @@ class TfliteWriter:
         self.tensors: list[TfliteTensor] = []
         self.operations: list[TfliteOperation] = []
         self.flattened_images: dict[str, str] = {}
-        """For each matrix that is an image flattened from axis 1 on: the image's name.
+        """For each matrix that is an image flattened from axis 1 on, by name: the image's name.
 
-        `read_tensor` adds the RESHAPE to the matrix when an operator needs it."""
+        `read_tensor` adds the RESHAPE from the image to the matrix only when an operator needs the matrix."""
         self._held: dict[tuple[str, AxisForm], int] = {}
         self._constants: dict[tuple[str, Shape, bytes, QuantizationParams | None], int] = {}
         self._reshape_sources: dict[int, int] = {}
-        """For each result of a RESHAPE, its input. A second RESHAPE of the result reads that input directly."""
+        """For each result of a RESHAPE (an index of a tensor), the input of the RESHAPE.
+
+        A second RESHAPE of the result reads that input directly, so that no chain of RESHAPEs is built."""
         for name in graph.inputs:
             self.add_output(name, get_natural_form(graph.shapes[name]))
 
     # -- tensors
 
     def get_form(self, name: str) -> AxisForm:
-        """Return the form (axis order) in which the graph has a tensor.
+        """Return the form (axis order) in which the TFLite graph already has a tensor.
 
         If the graph has both forms, return "image" (channels last) for four axes, else "plain" (ONNX's order).
         """
@@ -94,7 +97,7 @@ class TfliteWriter:
         return other if (name, other) in self._held and (name, known) not in self._held else known
 
     def get_shape(self, index: int) -> Shape:
-        """Return the shape of a TFLite tensor."""
+        """Return the shape of the TFLite tensor with this index, in the axis order of the TFLite graph."""
         return self.tensors[index].shape
 
     def add_tensor(self, name: str, dtype: str, shape: Shape, quantization: QuantizationParams | None = None) -> int:
@@ -111,13 +114,13 @@ class TfliteWriter:
         return index
 
     def set_alias(self, name: str, form: AxisForm, index: int) -> None:
-        """Let `name` in the given form (axis order) denote the existing tensor `index`."""
+        """Let the ONNX tensor `name`, in the given form (axis order), be the existing TFLite tensor `index`."""
         self._held[name, form] = index
 
     def add_constant(
         self, data: NDArray[Any], name: str = "constant", quantization: QuantizationParams | None = None
     ) -> int:
-        """Add a constant, unless an equal one exists; return its index."""
+        """Add a constant tensor, unless an equal one exists; return the tensor's index."""
         array = np.ascontiguousarray(data)
         array = array.astype(np.int32) if array.dtype == np.int64 else array
         key = (str(array.dtype), array.shape, array.tobytes(), quantization)
@@ -151,7 +154,7 @@ class TfliteWriter:
         return index
 
     def read_held(self, name: str) -> tuple[int, AxisForm]:
-        """Return the index of a tensor in the form (axis order) in which the graph has it, and this form."""
+        """Return the index of a tensor in the form (axis order) in which the graph has it, and that form."""
         form = self.get_form(name)
         return self.read_tensor(name, form), form
 
@@ -160,7 +163,10 @@ class TfliteWriter:
     def add_operation(
         self, code: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **values: Any
     ) -> None:
-        """Add an operation. `options` is the name of its options table without "Options"; `values` are the fields."""
+        """Add an operation with TFLite's operator `code`.
+
+        `options` is the name of the operator's options table without "Options", and `values` are the table's fields.
+        """
         self.operations.append(TfliteOperation(code, tuple(inputs), tuple(outputs), options, values))
 
     def add_reshape(self, index: int, shape: Shape, output: int | None = None) -> int:
@@ -232,7 +238,10 @@ class TfliteWriter:
     def _count_activation_bytes(
         self, operations: Sequence[TfliteOperation], inputs: Sequence[int], outputs: Sequence[int]
     ) -> int:
-        """Return the peak bytes of the tensors; each exists from the operation that computes it to its last reader."""
+        """Return the maximum bytes of tensors that exist at the same time, without constants.
+
+        A tensor exists from the operation that computes it to the last operation that reads it.
+        """
         first = dict.fromkeys(inputs, 0)
         last = dict(first)
         for time, operation in enumerate(operations, 1):

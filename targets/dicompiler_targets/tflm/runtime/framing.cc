@@ -48,7 +48,7 @@ bool FramedTransport::Send(int outgoing, const void* data) {
          Write(transfer.peer, crc, kCrcBytes);
 }
 
-// Receives while it writes. Otherwise two peers that send to each other would block for ever.
+// Writes all bytes, and receives meanwhile. Otherwise, two peers that send to each other would block forever.
 bool FramedTransport::Write(int peer, const unsigned char* data, std::size_t bytes) {
   while (bytes > 0) {
     const long count = WriteSome(peer, data, bytes);
@@ -98,7 +98,7 @@ bool FramedTransport::ReceiveFrom(int peer, bool* progressed) {
     if (stream.incoming < 0) return false;
   }
   const std::size_t bytes = kTensors[kIncoming[stream.incoming].tensor].bytes;
-  // A message of the next frame stays in the stream until this frame no longer needs the buffer.
+  // A tensor of the next frame stays in the stream until this frame no longer needs the buffer of the tensor.
   if (posted_[stream.incoming] == nullptr || complete_[stream.incoming]) return true;
   unsigned char* payload = static_cast<unsigned char*>(posted_[stream.incoming]);
   const std::size_t position = stream.received - kHeaderBytes;

@@ -24,7 +24,7 @@ class FramedTransport : public Transport {
   virtual long ReadSome(int peer, unsigned char* data, std::size_t bytes) = 0;
   virtual long WriteSome(int peer, const unsigned char* data, std::size_t bytes) = 0;
 
-  // Called if nothing could be read or written. May wait for a short time.
+  // Is called if nothing could be read or written. It may wait for a short time.
   virtual void Idle() {}
 
  private:

@@ -1,5 +1,5 @@
-// The main program of a device: sets up, then processes one frame after another. It is the same for all devices; they
-// differ in program.cc, resolver.cc, arena.h and the models.
+// The main program of a device: sets up, then computes one frame (inference request) after another. It is the same for
+// all devices; they differ in program.cc, resolver.cc, arena.h and the models.
 #include <cstring>
 #include <new>
 
@@ -30,7 +30,7 @@ void Unload() {
   loaded_model = -1;
 }
 
-// Sets up a model in its arena, which shares one memory with the tensors. A model that is loaded already is kept.
+// Creates the interpreter of a model in the model's arena. If the model is loaded already, its interpreter is kept.
 bool Load(int model, std::size_t arena_offset) {
   if (model == loaded_model) return true;
   Unload();
@@ -121,7 +121,7 @@ bool SetUp(int argc, char** argv) {
 
 enum class FrameResult { kDone, kNoMoreFrames, kFailed };
 
-// Processes one frame. There are no more frames when the inputs, or the peers, have ended.
+// Computes one frame. There are no more frames when the inputs of the network, or the peers, have ended.
 FrameResult ProcessFrame() {
   for (int i = 0; i < kIncomingCount; ++i) GetTransport().Post(i, GetData(kIncoming[i].tensor));
   for (int i = 0; i < kInputCount; ++i) {
@@ -132,7 +132,7 @@ FrameResult ProcessFrame() {
     const Step& step = kSteps[i];
     if (step.kind == StepKind::kRun) {
       const Segment& segment = kSegments[step.index];
-      // A device without inputs of its own ends when the peers that it receives from end.
+      // A device without inputs of the network ends when the peers that it receives from have ended.
       if (!ReceiveInputs(segment)) return kInputCount == 0 ? FrameResult::kNoMoreFrames : FrameResult::kFailed;
       if (!Run(segment)) return FrameResult::kFailed;
     } else if (!GetTransport().Send(step.index, GetData(kOutgoing[step.index].tensor))) {

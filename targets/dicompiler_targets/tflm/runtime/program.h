@@ -6,7 +6,8 @@
 
 namespace dicompiler {
 
-// A tensor outside of the arenas, at an offset of the device's memory. Images are channels last (N, H, W, C).
+// A tensor outside of the arenas (working memory of models), at an offset in the device's memory. Images have channels
+// last (N, H, W, C).
 struct Tensor {
   std::size_t offset;
   std::size_t bytes;
@@ -56,7 +57,7 @@ struct Transfer {
   int tensor;
 };
 
-// An input or output of the network. `index`: its number there.
+// An input or output of the network. `index`: its number among the network's inputs or outputs.
 struct NetworkTensor {
   int index;
   int tensor;
@@ -70,8 +71,8 @@ struct Step {
   int index;
 };
 
-extern const int kDevice;         // number of this device
-extern const int kPeerDevices[];  // numbers of the devices that it exchanges tensors with
+extern const int kDevice;         // the number of this device
+extern const int kPeerDevices[];  // the numbers of the devices that this device exchanges tensors with (its peers)
 extern const char* const kPeerNames[];
 extern const int kPeerCount;
 extern const Tensor kTensors[];
