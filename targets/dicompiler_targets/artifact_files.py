@@ -74,7 +74,7 @@ class StridedCopy:
 
     @property
     def end_offsets(self) -> tuple[int, int]:
-        """Two offsets: behind the last byte that is read from the source, and behind the last byte that is written."""
+        """Offsets behind the last byte that is read from the source, and that is written to the target."""
         source_end, target_end = self.source_offset + self.run_bytes, self.target_offset + self.run_bytes
         for count, source_stride, target_stride in self.loops:
             source_end += (count - 1) * source_stride
@@ -114,13 +114,13 @@ class CopiedTensor:
     pieces: tuple[CopiedRegion, ...]
 
     def is_identity(self, name: str) -> bool:
-        """Return True if the tensor is a complete copy of the tensor with this name."""
+        """Return True if this tensor is a copy of the whole tensor `name`, so that no copy is needed."""
         return self.pieces == _make_whole_tensor(name, self.shape, self.dtype).pieces
 
 
 @dataclass(frozen=True)
 class HoistedSegment:
-    """A segment from which the data movement (Slice, Concat, Identity) at its inputs and outputs was moved out.
+    """A segment (ONNX sub-model) without the data movement (Slice, Concat, Identity) at its inputs and outputs.
 
     Attributes:
         segment: The remaining segment, which computes; None if the original segment only moves data.
@@ -416,7 +416,7 @@ def _make_inner_segment(
     outputs: Sequence[str],
     infos: Mapping[str, onnx.ValueInfoProto],
 ) -> Segment:
-    """Return the part of a segment that stays: its model consists of `nodes`, with the given inputs and outputs."""
+    """Return the part of a segment that stays: a model of `nodes` with the given inputs and outputs."""
     source, proto = segment.model, onnx.ModelProto()
     proto.CopyFrom(source)
     del proto.graph.node[:], proto.graph.input[:], proto.graph.output[:], proto.graph.initializer[:]
@@ -459,8 +459,8 @@ class DeviceContents:
         weights: Large weights by name, which are stored in the file of weights.
         nested_weights: For each weight that is stored inside a larger one, the larger one's name and the offset in
             bytes.
-        segments: Segments by file name.
-        networks: Segments that are converted for another engine than onnxruntime, by file name. They have no ONNX file.
+        segments: The segments that onnxruntime computes, by name of their ONNX file.
+        networks: The segments that are converted for another engine than onnxruntime, by name of their file.
         segment_files: For each role, the file name of each segment.
     """
 
@@ -627,7 +627,7 @@ def make_device_contents(
 
 
 def describe_copies(hoisted: HoistedSegment) -> Json:
-    """Return the entries of a manifest for the copies before and after a segment; {} if there are none."""
+    """Return the manifest entries for the copies before and after a segment; {} if there are none."""
     sides = {"assembled_inputs": hoisted.copied_inputs, "assembled_outputs": hoisted.copied_outputs}
     return {
         key: [_describe_copied_tensor(name, copied, hoisted.values) for name, copied in tensors.items()]

@@ -21,9 +21,9 @@ WEIGHTS_FILE = "weights.bin"
 
 
 def read_runtime_sources(target: str, suffixes: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the content, by name, of the source files of a target's runtime, which are copied into every artifact.
+    """Return the content, by name, of the source files of a target's runtime.
 
-    Only the files whose names end with one of the `suffixes` are returned.
+    These files are copied into every artifact. Only those whose names end with one of the `suffixes` are returned.
     """
     folder = resources.files(f"dicompiler_targets.{target}").joinpath("runtime")
     files = sorted(folder.iterdir(), key=lambda file: file.name)

@@ -165,9 +165,10 @@ def describe_packages(engine: str) -> list[Json]:
 
 
 def predict_engine_bytes(program: Program) -> dict[str, int]:
-    """Return the bytes that each device's engine needs in addition to those of onnxruntime; 0 for onnxruntime.
+    """Return the bytes that each device's engine needs in addition to those of onnxruntime.
 
-    The segments of all roles (the normal plan, its replicas and the failure plans) are counted.
+    The result is 0 if onnxruntime is the engine. The segments of all roles (the normal plan, its replicas and the
+    failure plans) are counted.
     """
     return {
         device.device: 0

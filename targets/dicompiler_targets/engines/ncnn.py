@@ -1,9 +1,9 @@
-"""The engine ncnn, https://github.com/Tencent/ncnn, and a prediction of the memory that it needs for weights.
+"""The engine ncnn, and a prediction of the memory that it needs for weights.
 
-ncnn copies all weights when it loads them. For 3×3 convolutions of stride 1, it keeps transformed weights instead,
-which are up to WINOGRAD_GROWTH times as large. The prediction is an upper bound, because the transformation that ncnn
-chooses depends on the processor and the channels. For example, ncnn needed 3.9 times the weights of ResNet-18 on an
-x86-64 host, and 1.4 times those of VGG16 and MobileNetV2.
+ncnn (https://github.com/Tencent/ncnn) copies all weights when it loads them. For 3×3 convolutions of stride 1, it keeps
+transformed weights instead, which are up to WINOGRAD_GROWTH times as large. The prediction is an upper bound, because
+the transformation that ncnn chooses depends on the processor and the channels. For example, ncnn needed 3.9 times the
+weights of ResNet-18 on an x86-64 host, and 1.4 times those of VGG16 and MobileNetV2.
 """
 
 from __future__ import annotations

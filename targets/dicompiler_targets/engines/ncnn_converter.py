@@ -94,7 +94,7 @@ def find_unsupported_nodes(model: onnx.ModelProto, weights: Mapping[str, Weight]
 
 
 class _Converter:
-    """The state of a conversion to ncnn: the sub-model's shapes and constants, and the layers created so far."""
+    """The state of a conversion to ncnn: shapes and constants of the sub-model, and layers so far."""
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
         self.graph = model.graph
@@ -169,7 +169,10 @@ class _Converter:
         self.producers[layer.outputs[0]] = index
 
     def blob_shape(self, name: str) -> Shape:
-        """Return the shape of a tensor without its batch axis; raise UnsupportedByEngine if ncnn has no such shape."""
+        """Return the shape of a tensor without its batch axis.
+
+        Raise UnsupportedByEngine if ncnn has no such shape.
+        """
         shape: Shape | None = self.shapes.get(name)
         if shape is None or not 2 <= len(shape) <= 4 or shape[0] != 1 or 0 in shape:
             raise UnsupportedByEngine(f"a tensor of shape {shape}")
@@ -275,9 +278,10 @@ def _format_number(value: float) -> str:
 
 
 def _split_shared_blobs(layers: Sequence[_Layer], outputs: set[str]) -> list[_Layer]:
-    """Add a layer `Split` after each blob with several readers, because a blob of ncnn can have only one reader.
+    """Add a layer `Split` after each blob that has several readers.
 
-    A network output is a reader too; `outputs` has the names of these blobs.
+    In ncnn, a blob (tensor) can have only one reader. A network output is a reader too; `outputs` has the names of
+    these blobs.
     """
     readers = Counter(name for layer in layers for name in layer.inputs)
     copies: dict[str, list[str]] = {}

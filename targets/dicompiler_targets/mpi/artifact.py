@@ -139,7 +139,7 @@ def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Pa
 
 
 def write_inputs(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Write an .npz file for each frame.
+    """Write an .npz file with the inputs of each frame (inference request).
 
     If all frames are the same object, write a single file, which the program reads for all frames.
     """

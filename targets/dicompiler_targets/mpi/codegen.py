@@ -214,7 +214,7 @@ def describe_program(
     shapes.
 
     Args:
-        program: The program.
+        program: The program of all devices.
         placements: The device, host and cores of each rank.
         files: The file name of each segment (an ONNX submodel), for each device and each role (the normal plan, a
             replica or a failure plan).

@@ -187,9 +187,9 @@ def uninstall(directory: Path, options: RunOptions) -> Mapping[str, bool]:
 
 
 def _or_unreachable(artifact: MpiArtifact, work: Callable[[], Result]) -> Result | ssh.UnreachableHost:
-    """Call `work` and return its result; return the error if a host is unreachable and there are failure plans.
+    """Call `work`; return its result, or its error if a host is unreachable and there are failure plans.
 
-    The caller can then continue with a failure plan, which does not use the devices of that host.
+    After the error, the caller can use a failure plan, which does not use the devices of that host.
     """
     try:
         return work()

@@ -51,10 +51,10 @@ def write_program(
     preprocessing: ImagePreprocessing,
     directory: Path,
 ) -> None:
-    """Write artifact.json and the packages.
+    """Write the artifact of a program: artifact.json, and a package (directory) for each host.
 
     Args:
-        program: The program.
+        program: The program of all devices.
         placements: The placement of each rank (MPI process), in the order of the program's devices.
         optimization: The optimization level of onnxruntime.
         provider: The execution provider of onnxruntime for devices that are GPUs.
@@ -187,7 +187,7 @@ def _make_manifest(
         if placement.host == host:
             roles = [role.devices[rank] for role in program.roles]
             inputs = [find_device_inputs(role, role.devices[rank]) for role in program.roles]
-            # The states of a rank are inputs too, because a frame may set their initial values.
+            # The states (tensors kept for the next frame) of a rank are inputs too, because a frame may set them.
             states = {state.past for state in program.devices[rank].states}
             ranks.append(
                 {

@@ -127,7 +127,7 @@ class _FailoverRun:
         self.finished = self.finished[: self._frame_count - 1]
 
     def report_takeover(self, result: RunResult) -> None:
-        """Report the takeover to the user: the remaining devices have finished their first frame after a failure.
+        """Report to the user that the remaining devices have finished their first frame after a failure.
 
         `result` is the result of the last call of mpirun.
         """

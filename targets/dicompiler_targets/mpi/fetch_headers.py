@@ -77,7 +77,7 @@ def _fetch_headers(target: Path) -> None:
             raise DicompilerError(f"{name} is not on this host")
     with tempfile.TemporaryDirectory(dir=get_cache_directory()) as temporary:
         scratch = Path(temporary)
-        scratch.chmod(0o755)  # apt downloads as another user, who must be able to enter the directory
+        scratch.chmod(0o755)  # apt downloads as another user, who must be able to enter the directory.
         (scratch / "lists" / "partial").mkdir(parents=True)
         (scratch / "own.list").write_text("".join(find_apt_sources(APT_DIRECTORY, _read_codename())), encoding="utf-8")
         options = {

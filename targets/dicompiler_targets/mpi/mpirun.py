@@ -37,7 +37,7 @@ PEER_ENDED_MESSAGE = "its connection to another rank was closed, which has ended
 
 
 class RankFailure(RunError):
-    """The error for failed ranks. MPI has ended all other ranks too.
+    """The error for failed ranks (MPI processes). MPI has ended all other ranks too.
 
     Attributes:
         failed_devices: The devices of the failed ranks, and the reason.
@@ -195,7 +195,7 @@ def _stop_mpirun(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None:
-    """Return the device whose rank (MPI process) has ended, or None if the messages in `errors` do not show it.
+    """Return the device whose rank (MPI process) has ended; None if the messages in `errors` do not tell.
 
     mpirun reports this rank, or other ranks report that they have lost their connection to it.
     """

@@ -1,4 +1,4 @@
-"""Target `mpi`, which writes C++ programs for MPI: its options, and its implementation of the base class."""
+"""The class of target `mpi`, which writes C++ programs for MPI, with its options."""
 
 from __future__ import annotations
 

@@ -98,10 +98,11 @@ class SocketsArtifact:
 
     @classmethod
     def load(cls, directory: Path) -> SocketsArtifact:
-        """Load an artifact and check its JSON files; raise DicompilerError if they are damaged or inconsistent.
+        """Load an artifact and check its JSON files.
 
-        The copies of the runtime in the artifact must be identical to the installed runtime, because devices on this
-        host run the installed one. The devices themselves check their other files.
+        Raise DicompilerError if the files are damaged or inconsistent. The copies of the runtime in the artifact must
+        be identical to the installed runtime, because devices on this host run the installed one. The devices
+        themselves check their other files.
         """
         document = load_artifact(directory)
         try:

@@ -280,7 +280,7 @@ class ClusterState:
         return process
 
     def _send_peers(self, name: str, extra: dict[str, Any]) -> None:
-        """Send a device the PEERS message, with the addresses of all devices that are up and the entries `extra`."""
+        """Send a device the PEERS message: the addresses of all devices that are up, and the entries `extra`."""
         addresses = {other: self.processes[other].address for other in self.up}
         proof = self._acceptor.credentials.make_proof(COORDINATOR_NAME, name)
         content = {"addresses": addresses, "in_flight": self._in_flight, **proof, **extra}

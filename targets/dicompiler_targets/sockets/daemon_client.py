@@ -109,7 +109,10 @@ class ResidentCluster:
         return cluster
 
     def save(self) -> None:
-        """Write the file that lists the resident devices. Only its owner can read it, because it contains the token."""
+        """Write the file that lists the resident devices.
+
+        Only its owner can read the file, because it contains the secret token.
+        """
         document = {"format": RESIDENT_FORMAT, **asdict(self)}
         del document["directory"]
         path = self.state_file(self.directory)
@@ -133,7 +136,7 @@ class ResidentCluster:
         return not all(is_loopback(host) for host, _ in self.addresses.values())
 
     def run_options(self, options: RunOptions) -> RunOptions:
-        """Return `options` for a run on the resident devices, with the TLS keys and `insecure` of these devices.
+        """Return `options` for a run on the resident devices, with their `keys` and `insecure`.
 
         Raise UsageError if an option needs new processes.
         """
@@ -147,7 +150,10 @@ class ResidentCluster:
         return replace(options, keys=keys, insecure=options.insecure or self.insecure)
 
     def load_keys(self, options: RunOptions) -> TlsKeys | None:
-        """Return the coordinator's TLS keys; None if TLS is not used. Raise UsageError if they cannot be loaded."""
+        """Return the coordinator's TLS keys; None if TLS is not used.
+
+        Raise UsageError if the keys cannot be loaded.
+        """
         try:
             return None if options.keys is None else TlsKeys(options.keys / "coordinator")
         except ValueError as error:
@@ -289,7 +295,7 @@ class DaemonConnector:
         return process
 
     def next_process(self, seconds: float) -> DeviceProcess | None:
-        """Wait for the next device that answers, and return its process; None if none answers within `seconds`.
+        """Wait for the next device that answers; return its process, or None after `seconds`.
 
         Raise RunError if a device refused the run.
         """

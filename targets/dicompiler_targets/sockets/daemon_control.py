@@ -1,4 +1,4 @@
-"""Start, stop and status of resident devices (daemons on other hosts) over ssh, for `dicompiler deploy`.
+"""Start, stop and status of resident devices (daemons on other hosts), for `dicompiler deploy`.
 
 artifact that is installed on its hosts ⇒ running daemons, and a file that lists their addresses for `daemon_client`
 """
@@ -110,9 +110,9 @@ class ResidentDevices:
         return tuple(sorted(started))
 
     def hand_over(self, directory: Path) -> None:
-        """List the running devices for the artifact in `directory`, and no longer for this artifact.
+        """Move the list of running devices from this artifact to the artifact in `directory`.
 
-        The method `start` for the other artifact then makes the devices load it.
+        The method `start` for the other artifact then lets the running devices load that artifact.
         """
         cluster = ResidentCluster.load(self.directory)
         if cluster is not None:

@@ -248,7 +248,7 @@ class _DeviceCopier:
 
     Attributes:
         commands: Runs commands over ssh.
-        artifact: The artifact.
+        artifact: The artifact whose files are copied.
         location: How to reach the host.
         copies: The content that the directories on the host must have.
         state: The files that the host has.
@@ -332,7 +332,7 @@ def _longest_copy_bytes(copies: Mapping[str, Sequence[DirectoryCopy]]) -> int:
 
 
 def _plan_copies(artifact: SocketsArtifact, location: DeviceLocation, keys: Path | None) -> list[DirectoryCopy]:
-    """Return the directories that a device needs on its host: one with its files, and one with its TLS keys."""
+    """Return the directories that a device needs on its host, one with its files and one with TLS keys."""
     source = artifact.directory / location.device
     files = {name: source / name for name in artifact.device_files(location.device)}
     key_files = _key_files(keys, location.device, artifact.directory)
@@ -368,7 +368,9 @@ def _damaged_files(copies: Sequence[DirectoryCopy], found_files: Sequence[FoundF
 
 
 def device_locations(artifact: SocketsArtifact, options: RunOptions) -> dict[str, DeviceLocation]:
-    """Return the host of each device that is not started manually, with the device's settings in the hosts file.
+    """Return the location of each device: its host, and its settings in the hosts file.
+
+    Devices that are started manually are omitted.
 
     Raise UsageError if the options have no hosts file, or if they pin devices to cores of this host.
     """
@@ -450,7 +452,7 @@ def _probe_host(
 
 
 def last_error_line(result: ssh.CommandResult) -> str:
-    """Return the last line that a command wrote to stderr, or its exit code if it wrote none, for an error message."""
+    """Return the last line that a command wrote to stderr, or its exit code, for an error message."""
     lines = result.errors.strip().splitlines() or [f"exit code {result.exit_code}"]
     return one_line(lines[-1])
 
@@ -551,7 +553,7 @@ class RemoteStarter:
         )
 
     def save_output(self, device: str, output: bytes, has_failed: bool) -> None:
-        """Write a device's output to a file, if the user asked for logs or if the device failed and printed text."""
+        """Write a device's output to a file, if the user asked for logs or the device failed."""
         if self.options.logs is None and not (has_failed and output):
             return
         try:

@@ -328,7 +328,7 @@ def end_process(process: DeviceProcess) -> None:
     """Kill a process and wait for its end, but not longer than a second."""
     if process.popen is not None:
         process.popen.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # The process is stuck in the kernel.
+        with contextlib.suppress(subprocess.TimeoutExpired):  # It is stuck in the kernel.
             process.popen.wait(1)
     process.close()
 
@@ -442,7 +442,7 @@ class RunAcceptor:
             self._joined_devices.discard(device)
 
     def next_process(self, seconds: float) -> DeviceProcess | None:
-        """Wait for the next device that connects, and return its process; None if none connects within `seconds`.
+        """Wait for the next device that connects; return its process, or None after `seconds`.
 
         Raise RunError if a device of this run was refused.
         """
@@ -519,9 +519,9 @@ class OncePerFrame:
         self._seen: set[tuple[MessageType, int]] = set()
 
     def admit(self, message_type: MessageType, frame: int = 0) -> None:
-        """Record a message.
+        """Record that the device has sent a message of this type for a frame.
 
-        Raise ProtocolError if the device has sent a message of this type for this frame before.
+        Raise ProtocolError if the device has sent such a message before.
         """
         if (message_type, frame) in self._seen:
             suffix = f" for frame {frame}" * (message_type is not MessageType.READY)
@@ -551,7 +551,7 @@ class DeviceMessages:
         schedule: RoleSchedule,
         expects_ready: Callable[[str], bool],
     ) -> None:
-        """Create an empty queue.
+        """Create an empty queue of messages.
 
         `role_ios` has the inputs and outputs of each role (the normal plan, a replica or a failure plan). `names` are
         the names of all devices by their index. `expects_ready` returns True if the device with the given name may send

@@ -92,7 +92,7 @@ def _write_device_files(
 
 
 def _write_manifests(program: Program, manifests: Sequence[Json], directory: Path) -> None:
-    """Compute the digest of the artifact, and write artifact.json and the manifest of each device with this digest."""
+    """Write artifact.json and the manifest of each device, with the digest of the whole artifact."""
     # The manifests list every file with its digest, so a digest of all manifests identifies the whole artifact.
     digest = hashlib.sha256("".join(map(format_json, manifests)).encode()).hexdigest()
     for manifest in manifests:
@@ -177,7 +177,7 @@ def _role_document(
 
 
 def _describe_onnx_versions(segments: Iterable[Segment]) -> Json:
-    """Return the entry `onnx` of a manifest: the IR version and opset that the device's onnxruntime must support.
+    """Return the manifest entry `onnx`: the IR version and opset that onnxruntime must support.
 
     Return an empty object if onnxruntime computes none of the segments.
     """
@@ -189,16 +189,16 @@ def _describe_onnx_versions(segments: Iterable[Segment]) -> Json:
 
 
 def _describe_network(engine: str, hoisted: HoistedSegment, file: str) -> Json:
-    """Return the manifest entry `engine` of a segment for another engine than onnxruntime; {} for onnxruntime."""
+    """Return the manifest entry `engine` of a segment; {} if onnxruntime computes the segment."""
     if hoisted.segment is None or not file.endswith(NETWORK_SUFFIX):
         return {}
     return {"engine": describe_network(engine, hoisted.segment.model.graph, network_weights_file(file))}
 
 
 def _non_tensor_names(segment: Segment) -> Json:
-    """Return the manifest entry `unsized` of a segment: names of inputs and outputs that are strings or not tensors.
+    """Return the manifest entry `unsized` of a segment; {} if it has only tensors of numbers.
 
-    Return {} if there are none.
+    The entry has the names of the inputs and outputs that are strings or not tensors.
     """
     graph = segment.model.graph
     values = (*graph.input, *graph.output)

@@ -156,9 +156,10 @@ class EventLog:
 
 @dataclass
 class _FailedProcess:
-    """The process of a failed device, which is killed at `kill_at` (time.monotonic) unless it has ended by then.
+    """The process of a failed device.
 
-    `is_explained` is True after the reason of the failure was reported.
+    It is killed at `kill_at` (time.monotonic) unless it has ended by then. `is_explained` is True after the reason of
+    the failure was reported.
     """
 
     process: DeviceProcess
@@ -234,9 +235,10 @@ Only the first MAX_CANDIDATES suspected devices are candidates, and at most MAX_
 
 
 class Suspicions:
-    """The suspicions of a run (reports that a device may have failed) before it is decided which devices have failed.
+    """The suspicions of a run: reports that a device may have failed.
 
-    `ClusterState` adds suspicions. When they are due, it continues the run without some of the suspected devices.
+    `ClusterState` adds suspicions. When they are due, it decides which devices have failed, and continues the run
+    without them.
     """
 
     def __init__(self, heartbeat_s: float, peers: Mapping[str, Collection[str]]) -> None:
@@ -267,9 +269,9 @@ class Suspicions:
     def find_due(self, up: Collection[str]) -> list[DeviceFailure]:
         """Return the suspicions that must be resolved now, in the order of their arrival.
 
-        `up` has the names of the devices that are up. If processes have ended, and this was added more than
-        CAUSE_WAIT_S ago, only these suspicions are returned. Otherwise, all reports that one device cannot reach
-        another are returned in two cases:
+        `up` has the names of the devices that are up. A suspicion because a device's process has ended is due after
+        CAUSE_WAIT_S. If there are such suspicions, only they are returned. Otherwise, all reports that one device
+        cannot reach another are returned in two cases:
 
         - The first of them is old enough: LINK_WAIT_S plus LINK_WAIT_HEARTBEATS heartbeat intervals have passed.
         - At least two devices have reported the same device, and they are all of its peers that are up.
@@ -304,10 +306,10 @@ def choose_left_out(
 
 
 def rank_suspects(suspicions: Sequence[DeviceFailure]) -> list[str]:
-    """Return the devices that report or are reported, sorted by the number of devices from which they are cut off.
+    """Return the devices in the suspicions; the device that is cut off from the most others is first.
 
-    The device with the largest number is first. Among equal devices, the one with the most reports about it comes
-    first, and then the one that was named first.
+    These are the devices that report and the devices that are reported. Among equal devices, the one with the most
+    reports about it comes first, and then the one that was named first.
     """
     links = {frozenset((suspicion.device, suspicion.reporter)) for suspicion in suspicions}
     link_counts = Counter(name for link in links for name in link)

@@ -126,7 +126,7 @@ class InProcessSession(Session):
 
     @contextlib.contextmanager
     def _device_errors_as_run_errors(self) -> Iterator[None]:
-        """Turn each error in the context into a RunError that names the device."""
+        """Return a context manager that turns each error into a RunError that names the device."""
         try:
             yield
         except Exception as error:
@@ -160,5 +160,5 @@ class InProcessSession(Session):
         return self.artifact.first_outputs({self._device: self._outputs})
 
     def _store_output(self, value: Mapping[str, Any], _frame: int, payload: Any, _keep: Any) -> None:
-        """Store a copy of an output of the executor; a copy, because onnxruntime reuses the memory of `payload`."""
+        """Store a copy of an output, because onnxruntime will reuse the memory of `payload`."""
         self._outputs[value["name"]] = from_payload(np.array(payload, np.uint8), value)

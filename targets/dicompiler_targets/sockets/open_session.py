@@ -80,7 +80,7 @@ def open_session(directory: Path, options: RunOptions) -> Session:
 
         install(directory, options)
     elif access.connector is None and len(artifact.devices) == 1 and not _needs_process(options):
-        from dicompiler_targets.sockets.in_process_session import InProcessSession  # Loads onnxruntime, which is slow.
+        from dicompiler_targets.sockets.in_process_session import InProcessSession  # Slow: it loads onnxruntime.
 
         return InProcessSession(artifact, access.options)
     return ClusterSession(artifact, access.options, access.start, access.connector)

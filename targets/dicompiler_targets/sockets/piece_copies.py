@@ -103,7 +103,7 @@ def is_pieced(path: Path) -> bool:
 
 
 def _missing_bytes(path: Path, ranges: Sequence[pieces.Range]) -> Iterator[bytes]:
-    """Yield the bytes of a file in ranges whose source is SENT, which means that no old file on the host has them.
+    """Yield the bytes of a file that no old file on the host has: those in ranges whose source is SENT.
 
     Together, the ranges are the whole file.
     """

@@ -75,7 +75,7 @@ def _piece_ends(file: IO[bytes], size: int) -> Iterator[int]:
 
 
 def _possible_ends(file: IO[bytes]) -> Iterator[int]:
-    """Yield the offsets at which the hash of the preceding 16 words (64 bytes) begins with CUT_BITS zero bits."""
+    """Yield the offsets at which the hash of the preceding 64 bytes begins with CUT_BITS zero bits."""
     before, offset = np.zeros(0, np.uint32), 0
     while block := file.read(_BLOCK_BYTES):
         words = np.concatenate([before, np.frombuffer(block[: len(block) // 4 * 4], "<u4").astype(np.uint32)])
@@ -97,7 +97,7 @@ def _hash_windows(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def join_ranges(ranges: Sequence[Range]) -> list[Range]:
-    """Join consecutive ranges of bytes that are adjacent in their source too; the order is that of the new file."""
+    """Join consecutive ranges of a new file that are adjacent in their source too."""
     joined: list[Range] = []
     for source, offset, length in ranges:
         previous = joined[-1] if joined else None

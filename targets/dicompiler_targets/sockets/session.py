@@ -88,7 +88,7 @@ class TurnLock:
 
 
 class SessionGuard:
-    """Lets the calls of several threads use a session one at a time, and ends the session at its first error.
+    """Lets one thread at a time use a session, and ends the session at its first error.
 
     Calls of a session that has ended raise a RunError with the reason of its end. A forked child process cannot use the
     session: its calls raise a RunError, and change neither the session nor its devices.
@@ -144,9 +144,9 @@ class SessionGuard:
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
-        """Return a context manager in which only this thread uses the session; an exception in it ends the session.
+        """Return a context manager in which only this thread uses the session.
 
-        Raise RunError if the session has ended already.
+        An exception in the context ends the session. Raise RunError if the session has ended already.
         """
         with self.take_turn():
             self.check_end()
@@ -186,7 +186,8 @@ class InFlightFrame:
         active_devices: The devices that take part in the frame.
         deadline: When the frame must be finished. Its clock stops while the user's code runs between two calls of the
             session: time.monotonic minus the session's `_caller_s`.
-        outputs: For each sink device, the payload of each received output, by index of the output.
+        outputs: For each sink (device that sends outputs to this process): the payload of each received output, by
+            index of the output.
         missing_outputs: Number of outputs that have not arrived.
         compute_s: For each device that has finished its work on the frame, the seconds in which it computed.
         received: For each pair of sender and receiver, the bytes that the receiver has reported with this frame, and
@@ -278,7 +279,7 @@ class FrameReader:
                 self._notify()
         except StopIteration:
             self.is_exhausted = True
-        except BaseException as error:  # `stream` raises it again, in the user's thread.
+        except BaseException as error:  # `stream` raises the error again, in the user's thread.
             self._fail(error)
         self._notify()
 
@@ -489,9 +490,10 @@ class ClusterSession(Session):
         return [name for name in oldest.active_devices if name not in oldest.compute_s]
 
     def _current_deadline(self) -> float:
-        """Return the deadline of the oldest frame or, if no frame is in flight, of the change to other plans (roles).
+        """Return the deadline (time.monotonic) of the oldest frame.
 
-        The deadline (time.monotonic) is later by the time in which the user's code ran between calls of the session.
+        If no frame is in flight, return the deadline of the change to other plans (roles). Deadlines are later by the
+        time in which the user's code ran between calls of the session.
         """
         if len(self._window):
             return self._in_flight_frames[self._window.oldest].deadline + self._caller_s
@@ -591,7 +593,7 @@ class ClusterSession(Session):
                 )
 
     def _wait_for_outputs(self, frame: InFlightFrame) -> dict[str, dict[str, Any]]:
-        """Wait for a frame's outputs, and return them by sink (device that collects the outputs) and output name."""
+        """Wait for a frame's outputs; return them by sink (device that sends outputs) and output name."""
         self._wait_until_none(lambda: self._awaited_devices() if frame.missing_outputs else [])
         outputs: dict[str, dict[str, Any]] = {}
         for device, payloads in frame.outputs.items():
@@ -605,7 +607,10 @@ class ClusterSession(Session):
     # -- events
 
     def _wait_until_none(self, awaited: Callable[[], list[str]], deadline: float | None = None) -> None:
-        """React to messages of the devices until `awaited` returns no device; default deadline: the oldest frame's."""
+        """React to messages of the devices until `awaited` returns no device.
+
+        The default deadline is that of the oldest frame.
+        """
         while waiting := awaited():
             self._handle_events(waiting, deadline=deadline)
 
@@ -687,9 +692,10 @@ class ClusterSession(Session):
         self._event_log.add(event, is_final=kind != "failure")
 
     def _log_takeover(self) -> None:
-        """Log a takeover (the other devices use a failure plan now) if devices have failed since the last takeover.
+        """Log a takeover if devices have failed since the last takeover.
 
-        Call this method when a frame is finished, or when no frame is in flight.
+        A takeover means that the other devices use a failure plan now. Call this method when a frame is finished, or
+        when no frame is in flight.
         """
         if (takeover := self._cluster.pop_takeover()) is not None:
             device, takeover_s = takeover
@@ -715,8 +721,8 @@ class ClusterSession(Session):
 def default_heartbeat_s(artifact: SocketsArtifact) -> float:
     """Return the default seconds between two heartbeats of a device.
 
-    They are few with failure plans. Without failure plans, noticing a failure early is useless, because the run ends
-    anyway.
+    With failure plans, the interval is short, so that a failure is noticed early. Without them, noticing it early is
+    useless, because the run ends anyway.
     """
     return COVERED_HEARTBEAT_S if artifact.make_schedule().tolerates_failures else UNCOVERED_HEARTBEAT_S
 
@@ -726,7 +732,10 @@ def timeout_error(title: str, options: RunOptions, suffix: str = "") -> RunError
 
 
 def check_frames_in_flight(options: RunOptions, devices: int) -> int:
-    """Return how many frames may be in flight with this number of devices; raise UsageError for invalid options."""
+    """Return how many frames may be in flight with this number of devices.
+
+    Raise UsageError for invalid options.
+    """
     frames = options.resolve_in_flight(devices, MAX_FRAMES_IN_FLIGHT)
     if options.heartbeat_s is not None and not 0.05 <= options.heartbeat_s <= 3600:
         raise UsageError(f"run: the heartbeat must be between 0.05 and 3600 s, not {options.heartbeat_s:g}")

@@ -1,4 +1,4 @@
-"""The target `sockets`, which writes a directory for each device, with its options and its runtime costs."""
+"""The class of target `sockets`, which writes a directory for each device, with its options."""
 
 from __future__ import annotations
 

@@ -166,10 +166,11 @@ def _average_block(
     blocks: tuple[WindowBlock, WindowBlock],
     windows: Sequence[WindowAxis],
 ) -> int:
-    """Add the operation that averages a block (windows with the same number of elements); return the result's index.
+    """Add the operation that averages a block, and return the index of its result.
 
-    AVERAGE_POOL_2D computes the averages. If input and output have different quantizations, DEPTHWISE_CONV_2D computes
-    the averages instead. Its weights are 1 / (number of elements of a window).
+    A block consists of windows that average the same number of elements. AVERAGE_POOL_2D computes the averages. If
+    input and output have different quantizations, DEPTHWISE_CONV_2D computes the averages instead. Its weights are 1 /
+    (number of elements of a window).
 
     Args:
         writer: The writer of the TFLite graph.

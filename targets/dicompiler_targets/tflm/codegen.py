@@ -77,7 +77,7 @@ def get_resolver_method(code: str) -> str:
 
 
 def make_resolver(codes: Sequence[str]) -> str:
-    """Return the text of resolver.cc, which registers the operators `codes` with TFLite-micro, and no others."""
+    """Return the text of resolver.cc, which registers exactly the operators `codes` with TFLite-micro."""
     adds = "".join(f"    if (operators.{get_resolver_method(code)}() != kTfLiteOk) return nullptr;\n" for code in codes)
     # A device that only forwards tensors has no operators, but the C++ template needs a number of at least 1.
     count = max(1, len(codes))
@@ -206,7 +206,7 @@ def _make_copy_literal(copy: StridedCopy, tensors: Mapping[str, int]) -> str:
 def _make_transfer_table(
     kind: str, transfers: Sequence[tuple[Transfer, str]], peers: Sequence[str], tensors: Mapping[str, int]
 ) -> str:
-    """Return the C++ table of a device's transfers: for each, the indices of the transfer, its peer and its tensor.
+    """Return the C++ table of a device's transfers: the indices of each transfer, its peer and its tensor.
 
     `kind` is "Incoming" or "Outgoing". `transfers` has pairs of a transfer and its peer, the device at its other end.
     """

@@ -190,7 +190,7 @@ def lower_conv_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def make_zero_bias(writer: TfliteWriter, count: int, x: int, quantization: QuantizationParams | None) -> int:
-    """Add a constant bias of `count` zeros, because LiteRT requires a bias; return the index of its tensor.
+    """Add a bias of `count` zeros, because LiteRT requires a bias; return the index of its tensor.
 
     `x` is the index of the convolution's input tensor. `quantization` is the quantization of the weights.
     """
@@ -228,7 +228,7 @@ def add_pool(
 
 
 def lower_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower MaxPool to MAX_POOL_2D; if a PAD is needed, it adds the lowest value, which never is the maximum."""
+    """Lower MaxPool to MAX_POOL_2D; a PAD, if needed, adds the lowest float, which is never the maximum."""
     windows = make_pool_axes(writer.graph, node)
     lowest = float(np.finfo(np.float32).min)
     x, scheme = choose_padding(writer, writer.read_tensor(node.inputs[0], "image"), windows, lowest)
@@ -257,7 +257,7 @@ _AXIS_ATTRIBUTE_DEFAULTS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "ou
 
 
 def widen_windows(graph: SegmentGraph) -> SegmentGraph:
-    """Return the graph with 1-D windows replaced by 2-D windows, because TFLite-micro has only 2-D windows.
+    """Return the graph with 2-D windows instead of 1-D windows, which TFLite-micro does not have.
 
     The input becomes an image of height 1:
 

@@ -19,7 +19,7 @@ def get_axis_position(axis: int, rank: int, form: AxisForm) -> int:
 
 
 def lower_concat(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Concat to CONCATENATION."""
+    """Lower Concat to the TFLite operator CONCATENATION."""
     form = find_common_form(writer, node.inputs, node.output)
     rank = len(writer.graph.shapes[node.output])
     inputs = [writer.read_tensor(name, form) for name in node.inputs]

@@ -82,7 +82,7 @@ class CompiledDevice:
 
 
 def compile_devices(program: Program, margin: float) -> tuple[CompiledDevice, ...]:
-    """Compile the segments of all devices to TFLite models, measure their arenas, and plan the memory of each device.
+    """Compile the segments of all devices to TFLite models, and plan the memory of each device.
 
     `margin` is the fraction by which arenas (working memory of TFLite-micro for a model) are larger than necessary:
     0.05 adds 5 %. Raise DicompilerError if TFLite-micro cannot express or run a segment.

@@ -34,7 +34,7 @@ DYNAMIC_OPERATORS = (
 
 @dataclass
 class _QLinearRewriter:
-    """A model in which QLinear operators are being replaced by operators in QDQ form; `nodes` are the new nodes."""
+    """A model whose QLinear operators are being replaced by QDQ form; `nodes` are the new nodes."""
 
     model: onnx.ModelProto
     weights: Mapping[str, Weight]

@@ -44,9 +44,9 @@ class TfliteTensor:
     Attributes:
         name: Name of the tensor, only for debugging; it is not written to the file.
         dtype: NumPy's name of the element type.
-        shape: The shape.
+        shape: The shape, in the axis order of the TFLite graph.
         data: Data of a constant; None for any other tensor.
-        quantization: The quantization; None for a tensor that is not quantized.
+        quantization: Scale and zero point; None for a tensor that is not quantized.
     """
 
     name: str

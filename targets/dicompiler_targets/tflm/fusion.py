@@ -72,7 +72,7 @@ def _fuse_pair(
 
 
 def find_activation(graph: SegmentGraph, node: SegmentNode) -> str | None:
-    """Return TFLite's name of the activation that the node computes ("RELU" or "RELU6"); None for other nodes."""
+    """Return TFLite's name of a node's activation ("RELU" or "RELU6"); None for other nodes."""
     if node.op == "Relu":
         return "RELU"
     if node.op == "Clip":

@@ -99,7 +99,7 @@ def make_refusal(node: SegmentNode, cause: str, remedy: str) -> DicompilerError:
 
 
 def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGraph:
-    """Return the graph of a segment (an ONNX submodel of a device), in the form that the lowering to TFLite reads.
+    """Return the graph of a segment (an ONNX submodel of a device), for the lowering to TFLite.
 
     Raise DicompilerError, which names the node, if a tensor has no static shape or a type that TFLite-micro lacks.
     """
@@ -128,7 +128,7 @@ def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGrap
 
 
 def select_needed(steps: Sequence[Any], outputs: Iterable[Any]) -> list[Any]:
-    """Return those nodes or operations of `steps` on which the tensors `outputs` depend, in the same order."""
+    """Return those nodes or operations of `steps` on which `outputs` (tensors) depend, in the same order."""
     wanted, chosen = set(outputs), []
     for step in reversed(steps):
         if wanted.intersection(step.outputs):

@@ -84,7 +84,7 @@ def _add_product(
     output: int,
     activation: str,
 ) -> None:
-    """Add the operation that multiplies a matrix of shape (M, K) by a constant weight and gives shape (M, N).
+    """Add the product of a matrix of shape (M, K) and a constant weight, which has shape (M, N).
 
     In float32, the product is a FULLY_CONNECTED. In int8, it is a CONV_2D on M images of one pixel, because
     TFLite-micro and LiteRT round the results of CONV_2D in the same way, but not those of FULLY_CONNECTED.

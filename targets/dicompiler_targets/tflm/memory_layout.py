@@ -50,7 +50,7 @@ def make_wire_tensor(value: TensorSpec) -> WireTensor:
 
 
 def list_received(device: DeviceProgram) -> tuple[int, ...]:
-    """Return the indices of the transfers (tensors of other devices) that a device receives, in the order of steps."""
+    """Return the indices of the transfers (tensors of other devices) that a device receives."""
     return tuple(step.index for step in device.steps if step.kind == "receive")
 
 
@@ -208,5 +208,5 @@ def _place_spans(
 
 
 def _get_end(spans: Mapping[str | int, _Lifetime], places: Mapping[str | int, int]) -> int:
-    """Return the offset after the last byte of all placed buffers (tensors and arenas), which is the memory's size."""
+    """Return the bytes of memory that the placed buffers (tensors and arenas) need: their highest end."""
     return max((places[name] + span.size for name, span in spans.items()), default=0)

@@ -118,7 +118,7 @@ def _get_activation_sizes(segment: Segment) -> dict[str, int]:
 
 
 def _find_heaviest_layer(segment: Segment, measure: Callable[[Segment], Mapping[str, int]]) -> str:
-    """Return a text that names the layer with the largest node of a segment, for the error if memory is too small.
+    """Return a text with the layer of a segment's largest node, for the error if memory is too small.
 
     The size of a node is the sum of the bytes of its inputs and outputs. `measure` returns the bytes of a segment's
     tensors by name.

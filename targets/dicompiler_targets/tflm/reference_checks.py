@@ -119,7 +119,10 @@ class ModelRuntime(ABC):
 
 
 class MicroRuntime(ModelRuntime):
-    """A model in TFLite-micro, with more memory than it needs. Raises RunError if TFLite-micro rejects the model."""
+    """A model in TFLite-micro, with more memory than it needs.
+
+    Creating the object raises RunError if TFLite-micro rejects the model.
+    """
 
     def __init__(self, model: LoweredModel) -> None:
         super().__init__(model)

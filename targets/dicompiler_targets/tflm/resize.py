@@ -52,11 +52,11 @@ def _nearest_pixels(node: SegmentNode, x: NDArray[Any], extent: int) -> NDArray[
 
 
 def _tflite_positions(extent: int, out: int, corners: bool, half: bool) -> NDArray[Any]:
-    """Return the position of each output pixel in the input along an axis, as TFLite computes it in single precision.
+    """Return the position of each output pixel in the input along an axis, as TFLite computes it.
 
-    `extent` and `out` are the numbers of input and output pixels. `corners` and `half` are TFLite's options
-    align_corners and half_pixel_centers. RESIZE_NEAREST_NEIGHBOR uses the returned positions. If `half` is True,
-    RESIZE_BILINEAR uses the positions minus 0.5, which the caller must subtract.
+    TFLite uses single precision. `extent` and `out` are the numbers of input and output pixels. `corners` and `half`
+    are TFLite's options align_corners and half_pixel_centers. RESIZE_NEAREST_NEIGHBOR uses the returned positions. If
+    `half` is True, RESIZE_BILINEAR uses the positions minus 0.5, which the caller must subtract.
     """
     factor = (extent - 1) / (out - 1) if corners and out > 1 else extent / out
     x = np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0.0)

@@ -28,7 +28,7 @@ class TflmDevice:
     """The state of a device during a run.
 
     Attributes:
-        manifest: Manifest of the device.
+        manifest: Content of the device's manifest.json.
         models: TFLite-micro's interpreters, by the name of the model's file.
         steps: Steps of the device without receives, because senders write directly to the receiver's `tensors`.
         next_step: Index of the next step.
@@ -240,7 +240,7 @@ def _to_wire(array: NDArray[Any]) -> bytes:
 
 
 def _from_wire(data: bytes, stored: Mapping[str, Any], value: Mapping[str, Any]) -> NDArray[Any]:
-    """Convert the bytes of a tensor, in the form in which devices send it, to an array in ONNX's order of axes.
+    """Convert the bytes of a tensor, as devices send it, to an array in ONNX's order of axes.
 
     `stored` describes the tensor in the form in which devices send it (channels last), and `value` in ONNX's order.
     """

@@ -77,7 +77,7 @@ class TflmTarget(Target):
         inputs: Mapping[str, NDArray[Any]],
         result: RunResult,
     ) -> tuple[Check, ...]:
-        """Compare a quantized network's outputs with those of the unsplit network in TFLite-micro and in LiteRT."""
+        """Compare the outputs of a quantized network with the unsplit network in TFLite-micro and in LiteRT."""
         from dicompiler_targets.tflm.reference_checks import check_quantized
 
         return check_quantized(model, make_uncut_program, inputs, result)

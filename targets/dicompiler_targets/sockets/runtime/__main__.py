@@ -57,10 +57,11 @@ def main() -> int:
 
 
 def _start_detached() -> int:
-    """Start this command again in the background; return the exit code when clients can connect to the new process.
+    """Start this command again in the background, and return the exit code.
 
-    The secret token, with which clients prove that they belong to the cluster, is read from standard input. The process
-    ID and the address of the new process are printed as a line of JSON.
+    The function returns when clients can connect to the new process. The secret token, with which clients prove that
+    they belong to the cluster, is read from standard input. The process ID and the address of the new process are
+    printed as a line of JSON.
     """
     token = sys.stdin.readline().strip()
     reader, writer = os.pipe()
@@ -120,7 +121,7 @@ def _load_manifest(path: Path) -> dict[str, Any]:
 
 
 def _end_with_stdin() -> None:
-    """End this process when its standard input ends, which means that the process that started it has ended."""
+    """End this process when its standard input ends, because its parent process has then ended."""
     while os.read(0, 4096):
         continue
     os._exit(1)

@@ -1,4 +1,4 @@
-"""Sensors of a board, read from files of the kernel: its temperature, and whether it lowers its clock rate."""
+"""Sensors of a board in files of the kernel: temperature, and flags for a lowered clock rate."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ class EventLoop:
         self._is_polling = False
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.can_spin, self._last_wait_s = cores > 1 + local_processes, 0.0
-        self._helper_event = threading.Event()  # Set while the helper should run the loop.
+        self._helper_event = threading.Event()  # Set while the helper thread should run the loop.
         self._helper_event.set()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -195,7 +195,7 @@ class EventLoop:
     def wake(self) -> None:
         """Make the thread that runs the loop check the channels and the condition of `run_until` again."""
         if self._is_polling:
-            with contextlib.suppress(OSError):  # The pipe is full or closed.
+            with contextlib.suppress(OSError):  # The pipe is full, so the thread wakes anyway, or closed.
                 os.write(self._wake_write, b"\0")
 
     def close(self) -> None:
@@ -233,7 +233,7 @@ class EventLoop:
                     if number == self._wake_read:
                         os.read(number, 4096)
                     continue
-                if event != READ:  # There is space to send, or the connection ended, which sending detects.
+                if event != READ:  # There is space to send, or the connection ended, which `push` detects.
                     channel.push()
                 if event != WRITE:
                     channel.receive()
@@ -263,7 +263,7 @@ class EventLoop:
         due = time.monotonic() + tick_s
         while not self._is_closed:
             self._helper_event.wait(max(0.0, due - time.monotonic()))
-            if self._driver_lock.acquire(blocking=False):  # This fails while the main thread runs the loop.
+            if self._driver_lock.acquire(blocking=False):  # This fails while another thread runs it.
                 try:
                     self.running_since = time.perf_counter()
                     while self._helper_drives and (left_s := due - time.monotonic()) > 0:
@@ -310,7 +310,7 @@ Buffer = bytes | memoryview
 
 
 class HeartbeatTimeout(Exception):
-    """Error for a connection on which not even heartbeats arrive: the other end has stopped, or the network is down."""
+    """Error: not even heartbeats arrive, because the other end has stopped or the network is down."""
 
 
 class SendPacing:

@@ -50,7 +50,7 @@ class DaemonLog:
     """The log of a daemon: its messages and all output of its process, in a file if a path is given."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._lock = path, threading.RLock()  # Several threads write.
+        self._path, self._lock = path, threading.RLock()  # The lock is needed, because several threads write.
         if path is not None:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
@@ -130,10 +130,10 @@ class DeviceDaemon:
         files.check()
 
     def _load_artifact(self) -> None:
-        """Load a new artifact (compiled program), whose files have replaced the old ones in the device's directory.
+        """Load a new artifact (compiled program) from the device's directory.
 
-        The old sessions are released first, because the board may not have memory for both. If the new artifact cannot
-        be loaded, ProtocolError is raised, and the daemon ends.
+        Its files have replaced the old ones there. The old sessions are released first, because the board may not have
+        memory for both. If the new artifact cannot be loaded, ProtocolError is raised, and the daemon ends.
         """
         try:
             manifest = read_manifest(self._directory / "manifest.json")

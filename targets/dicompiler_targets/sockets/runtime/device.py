@@ -151,7 +151,7 @@ class PeerConnections:
         return {"device": self._name, "digest": self._manifest["digest"], **proof}
 
     def adopt_run(self, message: Mapping[str, Any]) -> None:
-        """Store the run ID and the devices' hosts from `message`, the PEERS message that the coordinator sends.
+        """Store the run ID and the devices' hosts from `message`, the coordinator's PEERS message.
 
         Raise DeviceError if the message does not prove that the coordinator has sent it.
         """
@@ -307,7 +307,7 @@ class PeerConnections:
     # -- failures
 
     def set_down(self, down: set[str]) -> int:
-        """Disconnect the failed devices that the coordinator reports; return how many were not reported before."""
+        """Disconnect the failed devices that the coordinator reports; return the number of new ones."""
         count = len(down - self.down)
         self.down = down
         for peer in sorted(down - self.disconnected):
@@ -666,7 +666,7 @@ class DeviceRun:
     # -- messages of peers
 
     def _make_peer_callbacks(self, peer: str) -> ChannelCallbacks:
-        """Return three callbacks for the channel to a peer: check a header, deliver a message, react to the end."""
+        """Return the channel callbacks for a peer: check a header, deliver a message, react to the end."""
         ends = (peer, self.name)
         transfers_by_role = [
             {t["index"]: t for t in role["transfers"] if (t["sender"], t["receiver"]) == ends}
@@ -777,7 +777,7 @@ class DeviceRun:
                 executor.wait(seen)
 
     def _handle_orders(self, executor: StepExecutor, next_frame: int) -> int:
-        """Drop, skip and begin frames as the coordinator has ordered; return the number of the next frame to begin."""
+        """Drop, skip and begin frames as the coordinator has ordered; return the next frame's number."""
         if (first := self._mailbox.pop("drop")) is not None:
             executor.drop_stopped()
             next_frame = self._unacknowledged_change = first
@@ -819,10 +819,11 @@ class DeviceRun:
 def make_checked_sessions(
     files: FileIntegrity, directory: Path, manifest: Mapping[str, Any], threads: int
 ) -> list[Any]:
-    """Create the sessions of all segments (ONNX sub-models), while the digests of the device's files are computed.
+    """Create the sessions of all segments (ONNX sub-models), and check the device's files meanwhile.
 
-    `threads` is the number of threads that compute a segment. Raise ValueError for a missing or damaged file, or a
-    segment that onnxruntime cannot load.
+    `FileIntegrity.check` must be called afterwards, to wait for the digests of the files. `threads` is the number of
+    threads that compute a segment. Raise ValueError for a missing or damaged file, or a segment that onnxruntime cannot
+    load.
     """
     files.begin_digests()
     try:
@@ -833,7 +834,7 @@ def make_checked_sessions(
 
 
 def make_report(executor: StepExecutor, channels: Iterable[MessageChannel] = ()) -> dict[str, Any]:
-    """Return a device's measurements at the end of a run: sums over all frames, and a timeline of the last frame.
+    """Return a device's measurements: sums over all frames of a run, and a timeline of the last frame.
 
     The timeline lists segments, waits and sends that ended after the announcement of the last frame, sorted by their
     start. Its times are in seconds since this announcement.

@@ -51,9 +51,9 @@ class DeviceError(Exception):
 class Mailbox:
     """Tensors and orders that have arrived for one device, by key.
 
-    DeviceRun creates the object and puts items in. A tensor's key is its frame number and its name; the executor takes
-    it out. An order is a message of the coordinator or of a peer without a tensor; its key is a string or starts with
-    a string, for example ("frame", 3) for the announcement of frame 3.
+    DeviceRun creates the object and puts items in, and the executor takes tensors out. A tensor's key is the pair of
+    its frame number and its name. Orders are all other messages from the coordinator or another device. Their keys are
+    strings, or tuples that start with a string: ("frame", 3) for the announcement of frame 3.
 
     Attributes:
         changes: Number of changes so far. A waiting thread compares it to notice that something arrived.
@@ -105,7 +105,10 @@ class Mailbox:
             raise self._failure
 
     def pop(self, key: Any) -> Any:
-        """Remove and return the item with this key, None if it is missing; raise the error passed to `fail`, if any."""
+        """Remove and return the item with this key; None if it is missing.
+
+        Raise the error that was passed to `fail`, if any.
+        """
         self.check()
         return self._items.pop(key, None)
 
@@ -325,16 +328,19 @@ class StepExecutor:
             self._roles.append(RoleSteps(role, first, sessions[first : first + count]))
             first += count
         self.frames: list[FrameExecution] = []
-        self._states: dict[tuple[int, str], Any] = {}  # Keys: the frame that reads the state, and its name.
+        self._states: dict[tuple[int, str], Any] = {}  # Keys: number of the frame that reads the state, its name.
         self._next_number = 0  # The number of the last frame that began, plus 1.
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
-        self._last_run_s: dict[int, float] = {}  # Duration of the last call of each segment that has run.
+        self._last_run_s: dict[int, float] = {}  # Seconds of the last call of each segment that has run.
         self.announced_at = 0.0
         self.timeline: list[tuple[str, int, int, float, float]] = []
 
     def begin_frame(self, number: int, announced_at: float, deadline: float) -> None:
-        """Add a frame that was announced at `announced_at` (time.perf_counter); `deadline` is a time.monotonic."""
+        """Add a frame that was announced at `announced_at` (time.perf_counter).
+
+        The device must finish it by `deadline` (time.monotonic).
+        """
         self.announced_at = announced_at
         self.timeline = [entry for entry in self.timeline if entry[4] > announced_at]
         resets_states: bool | None = self._mailbox.pop(("reset states", number))
@@ -382,7 +388,7 @@ class StepExecutor:
                 try:
                     self._run_segment(step, frame) if step.is_segment else self._post_step(step, frame)
                 except ValueError as error:
-                    if frame.number < self._first_valid:  # `stop_before` stopped the frame during the step.
+                    if frame.number < self._first_valid:  # Expected: `stop_before` stopped the frame during the step.
                         return True
                     raise _add_senders(error, frame.role) from error
                 for name in step.released:
@@ -450,7 +456,8 @@ class StepExecutor:
         """Return a received tensor or stored state as a value for onnxruntime, or as bytes if only copies read it."""
         buffer_set = frame.buffer_set or self._take_buffers(frame)
         view = buffer_set.views.get(name)
-        if isinstance(payload, ort.OrtValue):  # This is a large state, which was not copied.
+        # A large state (output of the previous frame) was stored as an onnxruntime value, without a copy.
+        if isinstance(payload, ort.OrtValue):
             if view is None:
                 return payload
             payload = value_to_bytes(payload, frame.role.received[name])
@@ -570,10 +577,10 @@ def _make_run_options() -> Any:
 
 @contextlib.contextmanager
 def _emulated_duration(end: float) -> Iterator[None]:
-    """Let the context last until `end` (time.perf_counter), to emulate a slower board.
+    """Return a context manager that ends at the time `end` (time.perf_counter), to emulate a slower board.
 
-    If `end` is in the future, the context's code runs with idle priority, so that it does not delay the other emulated
-    boards on this host.
+    If `end` is in the future, the code in the context runs with idle priority, so that it does not delay the other
+    emulated boards on this host.
     """
     has_time = end > time.perf_counter()
     if has_time:

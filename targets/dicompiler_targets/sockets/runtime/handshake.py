@@ -125,7 +125,10 @@ errors.
 
 @dataclass
 class _PendingConnection:
-    """An accepted connection whose handshake has not started. `is_ready` is True once its first byte has arrived."""
+    """An accepted connection whose handshake has not started.
+
+    `is_ready` is True once its first byte has arrived.
+    """
 
     socket: socket.socket
     host: str
@@ -159,7 +162,7 @@ class ConnectionAcceptor(ConnectionQueue):
         super().__init__()
         self._listener, self._keys, self._greet_connection = listener, keys, greet_connection
         self._is_member_host = is_member_host
-        self._pending: dict[int, _PendingConnection] = {}  # By file descriptor, in the order of arrival.
+        self._pending: dict[int, _PendingConnection] = {}  # By file descriptor, oldest first.
         self._greeting: dict[socket.socket, str] = {}
         self._unknown_allowed_at = 0.0
         self._refusals = threading.Semaphore(MAX_REFUSALS)
@@ -176,7 +179,7 @@ class ConnectionAcceptor(ConnectionQueue):
             self._closed = True
             for connection in self._greeting:
                 _shut_down(connection)
-        _shut_down(self._listener)  # This wakes the thread in `_accept_all`.
+        _shut_down(self._listener)  # This wakes the thread in `_accept_all`, which then ends.
         self._listener.close()
 
     def _accept_all(self) -> None:
@@ -218,7 +221,7 @@ class ConnectionAcceptor(ConnectionQueue):
             self._poll.register(connection, select.POLLIN)
 
     def _mark_ready(self, number: int) -> None:
-        """Note that a byte has arrived on a pending connection, or remove the connection if it has ended."""
+        """Mark a connection on which a byte has arrived as ready; remove a connection that has ended."""
         pending = self._pending[number]
         try:
             pending.is_ready = bool(pending.socket.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
@@ -262,15 +265,15 @@ class ConnectionAcceptor(ConnectionQueue):
             if len(self._greeting) >= MAX_GREETINGS:
                 dropped = self._choose_dropped(self._greeting)
                 del self._greeting[dropped]
-                _shut_down(dropped)  # Its handshake fails and its thread ends.
+                _shut_down(dropped)  # The handshake of this connection fails, and its thread ends.
             self._greeting[pending.socket] = pending.host
         threading.Thread(target=self._greet, args=(pending,), daemon=True).start()
 
     def _choose_dropped(self, hosts: Mapping[Any, str]) -> Any:
-        """Return the connection to drop: the oldest one of the host with the most connections.
+        """Return the connection to drop if there are too many.
 
-        A member's host is chosen only if all connections are from members' hosts. `hosts` has the host of each
-        connection.
+        It is the oldest connection of the host with the most connections. A host of a run's member is chosen only if
+        all connections are from such hosts. `hosts` has the host of each connection.
         """
         counts = Counter(hosts.values())
         dropped_host = max(counts, key=lambda host: (not self._is_member_host(host), counts[host]))

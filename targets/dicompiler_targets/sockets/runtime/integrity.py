@@ -61,7 +61,10 @@ class FileIntegrity:
         pool.shutdown(wait=False)
 
     def check(self) -> None:
-        """Wait for the digests that `begin_digests` has started; raise ValueError if one differs from the manifest."""
+        """Wait for the digests that `begin_digests` has started.
+
+        Raise ValueError if a digest differs from that in the manifest.
+        """
         for name in tuple(self._digests):
             future = self._digests.pop(name)
             digest = self._compute_digest(name) if future.cancel() else future.result()

@@ -30,7 +30,7 @@ def role_manifests(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]
 
 
 def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Return, for each role (plan) in a device's manifest, True if the coordinator announces its frames to the device.
+    """Return, for each role (plan) in a device's manifest, True if its frames are announced to the device.
 
     A role is the normal plan, a replica of it, or a failure plan. Frames are announced to a device that has work in
     this role, or in another role for the same failed devices.
@@ -102,7 +102,7 @@ class RoleSchedule:
             )
         ends = [*(start for start, _ in self._changes[1:]), first_frame]
         needed = [change for change, end in zip(self._changes, ends, strict=True) if end > oldest_frame]
-        self._changes = [*needed, (first_frame, chosen)]  # One assignment, because other threads read the list.
+        self._changes = [*needed, (first_frame, chosen)]  # Replaced at once, because other threads read it.
 
     def role_index(self, frame: int) -> int:
         first, chosen = self._changes[-1]
@@ -153,7 +153,7 @@ class MessageType(IntEnum):
     READY = 3  # Device to coordinator: the device has created its onnxruntime sessions and is connected to all peers.
     BEGIN_FRAME = 4  # Coordinator to device: announces a frame. Header.index: the frame's time limit in milliseconds.
     INPUT = 5  # Coordinator to device: an input or an initial state of a frame.
-    TENSOR = 6  # Device to device: a transfer of a frame.
+    TENSOR = 6  # Device to device: a transfer (tensor for another device) of a frame.
     OUTPUT = 7  # Device to coordinator: an output of a frame.
     DONE = 8  # Device to coordinator: a frame is finished.
     # Header.index of DONE: microseconds since the frame's first segment began; 0: no segment. The payload is
@@ -163,8 +163,8 @@ class MessageType(IntEnum):
     REPORT = 11  # Device to coordinator: measurements of the run (JSON).
     ERROR = 12  # Any direction: the reason why the sender ends the connection (JSON).
     HEARTBEAT = 13  # Any direction: the sender is alive.
-    CHANGE_ROLES = 14  # Coordinator to device: failed devices, and the first frame that uses the new roles (JSON).
-    ROLES_CHANGED = 15  # Device to coordinator or device: the sender has changed roles, from frame Header.frame on.
+    CHANGE_ROLES = 14  # Coordinator to device: failed devices, and the first frame that uses other plans (JSON).
+    ROLES_CHANGED = 15  # Device to coordinator or device: the sender uses other plans, from frame Header.frame on.
     PEER_FAILED = 16  # Device to coordinator: the connection to a peer was lost, and the sender continues (JSON).
     RESET_STATES = 17  # Coordinator to device: sets a frame's states. Index 0: to zeros; 1: to the INPUT messages.
     TENSOR_OVERDUE = 18  # Device to coordinator: a tensor did not arrive in time; perhaps its sender has failed (JSON).
@@ -191,7 +191,7 @@ class ProtocolError(Exception):
 
 
 class PeerRefused(Exception):
-    """Error: the other end refused the connection; the exception's text is the reason that the other end sent."""
+    """Error: the other end refused the connection; the text is the reason that the other end sent."""
 
 
 class ConnectionClosed(ConnectionError):
@@ -357,7 +357,7 @@ class MessageReader:
 def read_messages(
     reader: MessageReader, check: Callable[[MessageHeader], None], deliver: Callable[[MessageHeader, Any], object]
 ) -> None:
-    """Call `deliver` with header and payload of each available message, until `deliver` returns a true value.
+    """Call `deliver` with header and payload of each available message, until it returns a true value.
 
     Heartbeats are not delivered. `check` is called, and errors are raised, as in MessageReader.read_message.
     """
@@ -469,10 +469,10 @@ class ReceiveFilter:
         seen.add(key)
 
     def _check_late(self, header: MessageHeader) -> None:
-        """Check a tensor that arrives after its frame was dropped; the receiver will read and discard the tensor.
+        """Check a tensor that arrives after its frame was dropped.
 
         Raise ProtocolError if no role (the normal plan, a replica or a failure plan) has a tensor of this index and
-        length.
+        length. Otherwise the receiver reads and discards the tensor.
         """
         lengths = [role[header.index]["bytes"] for role in self._roles if header.index in role]
         if header.length not in lengths and not (None in lengths and header.length <= MAX_UNPLANNED_BYTES):

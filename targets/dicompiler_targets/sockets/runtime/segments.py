@@ -96,7 +96,7 @@ class NetworkSession:
         return NetworkBinding()
 
     def run_with_iobinding(self, binding: NetworkBinding, _run_options: Any = None) -> None:
-        """Compute the outputs of a binding; ignore the run options, because the engine's call cannot be stopped."""
+        """Compute the outputs of a binding; the run options are ignored, because a call cannot be stopped."""
         inputs = [_float_view(binding.inputs[value.name]) for value in self._inputs]
         arrays = self._network.run(inputs, [value.shape for value in self._outputs])
         for value, array in zip(self._outputs, arrays, strict=True):
@@ -163,7 +163,7 @@ MAX_BUFFER_SETS = 8
 
 A frame in flight for which no set is left allocates memory for each tensor.
 """
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Parameters of glibc's mallopt.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Numbers of these parameters of glibc's mallopt.
 _INITIAL_THRESHOLD_BYTES, _LARGE_THRESHOLD_BYTES = 128 << 10, 32 << 20
 
 # -- tensors as bytes
@@ -198,11 +198,11 @@ def make_value(raw: Any, dtype: str, shape: Sequence[int]) -> Any:
 
 
 def value_to_bytes(tensor: Any, entry: Mapping[str, Any]) -> Any:
-    """Return the bytes of an onnxruntime value as a view of its memory; keep the value while you use the view.
+    """Return the bytes of an onnxruntime value as a view of its memory.
 
-    `entry` is the tensor's entry in the manifest. An array of bytes is returned as it is. If the entry has no shape,
-    the result is a copy that begins with rank and dimensions. Raise ValueError if the tensor does not have the type and
-    shape of the entry.
+    Keep the value while you use the view. `entry` is the tensor's entry in the manifest. An array of bytes is returned
+    as it is. If the entry has no shape, the result is a copy that begins with rank and dimensions. Raise ValueError if
+    the tensor does not have the type and shape of the entry.
     """
     if entry["dtype"] in UNSIZED_TYPES:
         return encode_value(tensor)
@@ -252,7 +252,7 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
 
 
 def _make_session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
-    """Return an onnxruntime session for a file; if it refuses a QuantizeLinear, try again with int8 allowed.
+    """Return an onnxruntime session for a file; if that fails for a QuantizeLinear, try again.
 
     On some processors, onnxruntime converts int8 to uint8 at optimization levels from "extended" on. It then refuses
     its own result: a QuantizeLinear of opset 21, which states its output type as an attribute (onnxruntime issue
@@ -314,7 +314,7 @@ def run_segment(
 def _run_non_tensor(
     session: Any, segment: Mapping[str, Any], values: Mapping[str, Any], places: Mapping[str, Any], run_options: Any
 ) -> dict[str, Any]:
-    """Run a segment with strings or values that are not tensors, which onnxruntime's IOBinding does not support."""
+    """Run a segment with strings or values that are not tensors, which an IOBinding does not support."""
     outputs = session.run(segment["outputs"], {name: values[name] for name in segment["inputs"]}, run_options)
     found = dict(zip(segment["outputs"], outputs, strict=True))
     for name in found.keys() - set(segment["unsized"]):
@@ -352,9 +352,10 @@ MemoryCopy = tuple[Any, Any]
 
 
 class RegionCopy:
-    """A copy from a region of one tensor to a region of another, in blocks that are contiguous in both tensors.
+    """A copy from a region of one tensor to a region of another.
 
-    The object has shapes and regions, but no memory. `views` returns the arrays to copy for given tensors in memory.
+    It copies blocks that are contiguous in both tensors. The object has shapes and regions, but no memory. `views`
+    returns the arrays to copy for given tensors in memory.
     """
 
     def __init__(self, source: RegionOfShape, target: RegionOfShape, element_bytes: int) -> None:
@@ -367,13 +368,13 @@ class RegionCopy:
         self._target_offset, self._target_strides = _offset_and_strides(*target, axis, element_bytes)
 
     def views(self, source: Any, target: Any) -> MemoryCopy:
-        """Return two arrays, views of the copied region in `target` and in `source`, the memory of the two tensors."""
+        """Return views of the copied region in `target` and in `source`, the memory of the two tensors."""
         target_view = np.ndarray(self._counts, self._type, target, self._target_offset, self._target_strides)
         return target_view, np.ndarray(self._counts, self._type, source, self._source_offset, self._source_strides)
 
 
 def _first_contiguous_axis(shape: Sequence[int], counts: Sequence[int]) -> int:
-    """Return the first axis such that a region's elements along this and all later axes are contiguous in memory.
+    """Return the first axis from which on the elements of a region are contiguous in a tensor's memory.
 
     `shape` is the shape of the tensor, and `counts` is the shape of the region.
     """
@@ -386,7 +387,10 @@ def _first_contiguous_axis(shape: Sequence[int], counts: Sequence[int]) -> int:
 def _offset_and_strides(
     shape: Sequence[int], region: Sequence[Sequence[int]], axis: int, element_bytes: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Return the offset of a region in a tensor's memory, and its strides along the axes before `axis`, in bytes."""
+    """Return a region's offset in a tensor's memory, and its strides along the axes before `axis`.
+
+    Both are in bytes.
+    """
     strides = tuple(element_bytes * math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return sum(begin * stride for (begin, _), stride in zip(region, strides, strict=True)), strides[:axis]
 
@@ -398,7 +402,7 @@ AssembledTensor = tuple[Mapping[str, Any], Sequence[CopiedPiece]]
 
 
 class SegmentIO:
-    """The copies before and after a segment (an ONNX sub-model), which are made by the runtime and not by onnxruntime.
+    """The copies that the runtime makes before and after a segment (ONNX sub-model), without onnxruntime.
 
     Received pieces of tensors are copied to their place in the tensor that the segment reads. Pieces for other devices
     are copied from the tensor that the segment computes. RoleSteps creates the object; the executor copies the inputs,
@@ -571,7 +575,7 @@ class BufferPool:
 
 
 def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) -> dict[str, tuple[str, Sequence[int]]]:
-    """Return type and shape of each tensor with at most MAX_BUFFERED_BYTES, by name; its shape must be known."""
+    """Return type and shape of each tensor of known shape with at most MAX_BUFFERED_BYTES, by name."""
     found: dict[str, tuple[str, Sequence[int]]] = {}
     candidates = [(v["name"], v["dtype"], v["shape"]) for v in (*manifest["inputs"], *manifest["transfers"])]
     candidates += [(value["tensor"], value["dtype"], value["shape"]) for value in manifest["outputs"]]
@@ -598,7 +602,7 @@ def _is_small(dtype: str, shape: Sequence[Any] | None) -> bool:
 
 @contextlib.contextmanager
 def freed_to_system() -> Iterator[None]:
-    """Let glibc return each freed block of 128 KiB or more to the system within the context.
+    """Return a context manager in which glibc returns each freed block of 128 KiB or more to the system.
 
     By default, glibc returns only the first such block. From then on, it keeps freed blocks up to the size of that
     block for later use. While onnxruntime creates a session, it allocates and frees copies of many weights. Up to a

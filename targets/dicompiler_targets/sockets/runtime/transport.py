@@ -185,9 +185,10 @@ class Connection:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
-        """Read from the socket into `view`; set `_drained_socket` to say whether all available bytes were read.
+        """Read from the socket into `view`.
 
-        Return the number of bytes, 0 at the end, None if none are available.
+        Set `_drained_socket` to true if all available bytes were read. Return the number of bytes, 0 at the end, None
+        if none are available.
         """
         if self._is_blocking:
             self._apply_deadline()
@@ -202,7 +203,7 @@ class Connection:
         return count
 
     def linger(self) -> None:
-        """Read and discard data for at most LINGER_S, so that the other end can read the error that was just sent.
+        """Read and discard data for a while, so that the other end can read the error that was just sent.
 
         If the connection were closed at once, the kernel could discard the error.
         """
@@ -234,7 +235,7 @@ class TlsConnection(Connection):
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=is_server)
         self._encrypted: bytes | memoryview = b""  # Encrypted bytes that the kernel has not accepted yet.
         self._chunk = memoryview(bytearray(CHUNK_BYTES))
-        self._may_have_plain = False  # The TLS object may have received bytes that were not decrypted yet.
+        self._may_have_plain = False  # True if some received bytes may not be decrypted yet.
         self.set_deadline(deadline)
         try:
             if is_server and connection.recv(len(MAGIC), socket.MSG_PEEK | socket.MSG_WAITALL) == MAGIC:
@@ -243,7 +244,7 @@ class TlsConnection(Connection):
                 raise ProtocolError("the other end does not use TLS: give keys to both ends (--keys)")
             self._handshake()
         except ssl.SSLError as error:
-            with contextlib.suppress(OSError):  # The TLS alert tells the other end the reason.
+            with contextlib.suppress(OSError):  # This sends the TLS alert, which has the reason.
                 self._flush()
             self.linger()
             raise tls_error(error) from None
