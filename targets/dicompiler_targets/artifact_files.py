@@ -302,7 +302,7 @@ def _find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[st
 def _find_copied_tensors(
     segment: Segment, identities: Mapping[str, CopiedTensor], max_axes: int, kept_outputs: Collection[str]
 ) -> tuple[dict[str, CopiedTensor], dict[str, CopiedTensor]]:
-    """Return the tensors that the runtime can copy before the model runs, and those that it can copy afterwards.
+    """Return the tensors that the runtime can copy before a segment's model runs, and after it runs.
 
     The first group has the segment's inputs, and results of Slice, Concat and Identity nodes that follow them. The
     second group has results of such nodes that lead to the segment's outputs. `identities` has the tensors that the
@@ -343,7 +343,7 @@ def _make_whole_tensor(name: str, shape: Shape, dtype: int) -> CopiedTensor:
 def _find_copies_of_node(
     node: onnx.NodeProto, known: Mapping[str, CopiedTensor], constants: Mapping[str, NDArray[Any]], max_axes: int
 ) -> CopiedTensor | None:
-    """Return the copies that replace a node, or None if the node does more than move tensors that are in `known`."""
+    """Return the copies that replace a node; None if the node does not only move tensors in `known`."""
     first = known.get(node.input[0]) if node.input and node.domain in ("", "ai.onnx") else None
     if first is None or len(first.shape) > max_axes:
         return None
@@ -591,7 +591,7 @@ CopyViews = tuple[NDArray[Any], NDArray[Any]]
 
 
 def hoist_device_copies(device: DeviceProgram) -> tuple[HoistedSegment, ...]:
-    """Move the operators that only copy data, such as Slice and Concat, out of the models of a device's segments.
+    """Move operators that only copy data, such as Slice, out of the models of a device's segments.
 
     The runtime makes these copies instead. An operator stays in its model in three cases: another segment of the device
     reads its output, the output is an output of the network, or the device keeps it as a state for the next frame.
@@ -654,7 +654,7 @@ def _describe_region(start: Shape, extent: Shape) -> list[list[int]]:
 
 
 def make_input_arrays(hoisted: HoistedSegment, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the inputs of a segment's model by name, after the copies that the runtime makes before the model.
+    """Make the copies before a segment's model runs, and return the model's inputs by name.
 
     The copies are made from `values`, the tensors that the device stores.
     """
@@ -697,7 +697,7 @@ def _make_views(
 
 
 def _make_copy_views(target: str, copy: StridedCopy, memory: Mapping[str, NDArray[Any]]) -> CopyViews:
-    """Return strided views of the target and source arrays, in which each element is a block of contiguous bytes."""
+    """Return strided views of the target and source arrays; each element is a block of contiguous bytes."""
     block = np.dtype(f"u{copy.run_bytes}" if copy.run_bytes in (1, 2, 4, 8) else f"V{copy.run_bytes}")
     counts, source_strides, target_strides = zip(*copy.loops, strict=True) if copy.loops else ((), (), ())
     source_bytes, target_bytes = (memory[name].reshape(-1).view(np.uint8) for name in (str(copy.source), target))

@@ -148,7 +148,7 @@ class _SegmentConverter:
 
 
 def describe_network(engine: str, graph: onnx.GraphProto, weights_file: str) -> Json:
-    """Return the entry `engine` of a segment in a manifest: the engine, the weights file, inputs and outputs."""
+    """Return the manifest entry `engine` of a segment: engine, weights file, inputs and outputs."""
     inputs, outputs = (
         [{"name": v.name, "shape": [d.dim_value for d in v.type.tensor_type.shape.dim]} for v in values]
         for values in (graph.input, graph.output)

@@ -97,7 +97,7 @@ def predict_ncnn_bytes(segments: Sequence[Segment]) -> int:
 
 
 def _weight_bytes(segment: Segment) -> dict[tuple[str, str], int]:
-    """Return the maximum bytes that ncnn keeps for each weight, by the names of the segment and of the weight."""
+    """Return the maximum bytes that ncnn keeps for each weight; keys: names of segment and weight."""
     sizes = constant_sizes(segment)
     kept = {(segment.name, name): size for name, size in sizes.items()}
     for node in segment.model.graph.node:

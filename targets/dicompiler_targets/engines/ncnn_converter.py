@@ -202,9 +202,10 @@ class _Converter:
         return blob
 
     def fuse_activation(self, node: onnx.NodeProto, activation: Mapping[int, Parameter]) -> bool:
-        """Fuse an activation node into the convolution or inner product before it; return True if that is possible.
+        """Fuse an activation node into the layer before it; return True if that is possible.
 
-        `activation` has ncnn's parameters of the activation.
+        Only convolutions and inner products can have a fused activation. `activation` has ncnn's parameters of the
+        activation.
         """
         layer = self.find_fusible(node.input[0])
         if layer is None or not layer.has_kernel or ACTIVATION in layer.parameters:
@@ -262,7 +263,7 @@ def _as_floats(array: NDArray[Any]) -> Array:
 
 
 def _size_parameters(shape: Shape) -> dict[int, Parameter]:
-    """Return ncnn's parameters for the extents of a blob: parameter 0 is the last axis, 1 the axis before it, ...."""
+    """Return ncnn's parameters for the extents of a blob: 0 is the last axis, 1 the axis before it."""
     return dict(enumerate(reversed(shape)))
 
 
@@ -273,7 +274,7 @@ def _format_parameter(key: int, value: Parameter) -> str:
 
 
 def _format_number(value: float) -> str:
-    """Format a number of a .param file; floats get an exponent, by which ncnn distinguishes them from integers."""
+    """Format a number of a .param file; floats get an exponent, by which ncnn recognizes them."""
     return str(value) if isinstance(value, int) else f"{float(np.float32(value)):.9e}"
 
 
@@ -322,7 +323,7 @@ def _convert_convolution(converter: _Converter, node: onnx.NodeProto, attributes
 
 
 def _read_bias(converter: _Converter, node: onnx.NodeProto, size: int) -> tuple[Array, ...]:
-    """Return the bias of a node, its third input, as a tuple of one array; an empty tuple if it has no bias."""
+    """Return the bias of a node (its third input) as a tuple of one array; () if it has no bias."""
     if len(node.input) < 3 or not node.input[2]:
         return ()
     bias = converter.constants.get(node.input[2])

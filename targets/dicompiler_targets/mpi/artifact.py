@@ -97,7 +97,10 @@ class MpiArtifact:
         return None if found is None else (plans.index(found), plans.count(found))
 
     def take_first_outputs(self, delivered: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-        """Return the outputs of a frame. An output that several devices delivered is taken from the first device."""
+        """Return the outputs of a frame (inference request) by name.
+
+        An output that several devices delivered is taken from the first device.
+        """
         return {
             name: next(outputs[name] for outputs in delivered.values() if name in outputs)
             for name, _, _ in self.outputs
@@ -109,7 +112,7 @@ class MpiArtifact:
 
 
 def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Path]:
-    """Check the source files in the packages (each host has one), and return the directory of each device's package.
+    """Check the sources in the packages (one for each host); return the directory of each device's package.
 
     Raise KeyError, TypeError or ValueError if a program.json is invalid or does not match artifact.json. Raise
     DicompilerError if a source or a package is missing or was changed.

@@ -60,7 +60,10 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
 
 
 def _link_libraries(programs: Path, libraries: Path) -> None:
-    """Create the link `lib` to `libraries` in the directory `programs`, from which executables load their libraries."""
+    """Create the link `lib` to `libraries` in the directory `programs`.
+
+    Executables in this directory load their libraries through the link.
+    """
     link = programs / "lib"
     if libraries.is_dir() and not link.is_symlink():
         link.symlink_to(Path(os.path.relpath(libraries, programs)))
@@ -131,7 +134,10 @@ def _compile(
 
 
 def _run_command(command: Sequence[str], log: Path) -> None:
-    """Run a build command and append its output to the log; if it fails, raise DicompilerError with its first error."""
+    """Run a build command and append its output to the log.
+
+    If the command fails, raise DicompilerError with its first error.
+    """
     environment = os.environ | {"LC_ALL": "C", "PATH": get_search_path()}
     with log.open("a+", encoding="utf-8", errors="replace") as file:
         start = file.tell()

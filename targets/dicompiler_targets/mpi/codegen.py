@@ -329,7 +329,7 @@ def _describe_copies(call: str, tensors: Mapping[str, CopiedTensor], hoisted: Ho
 
 
 def read_placements(document: Json) -> list[RankPlacement]:
-    """Return the device, host and cores of each rank (MPI process), as the content of a program.json lists them.
+    """Return the device, host and cores of each rank (MPI process) in the content of a program.json.
 
     Raise ValueError for an invalid entry.
     """

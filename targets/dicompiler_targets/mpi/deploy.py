@@ -378,7 +378,7 @@ def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, P
 
 
 def _list_ncnn_files(version: str, machine: str) -> dict[str, Path]:
-    """Return the paths of ncnn's headers and library for a processor, by the names under which they are copied."""
+    """Return the paths of ncnn's headers and library for a processor, by their names in a package."""
     directory = get_ncnn_directory(version, machine)
     headers = sorted((directory / HEADER_FILE).parent.glob("*.h"))
     return {f"{NCNN}/{path.relative_to(directory)}": path for path in (*headers, directory / LIBRARY_FILE)}
@@ -401,7 +401,7 @@ def _prepare_hosts(
     scratch: Path,
     down: Collection[str],
 ) -> dict[str, str]:
-    """Copy the inputs of a run to all hosts, and return the path of the package (program and models) on each host.
+    """Copy the inputs of a run to all hosts; return the path of each host's package (program and models).
 
     If a host is unreachable and the artifact has failure plans, raise UnfinishedRun, so that the run continues with one
     of them. Without failure plans, raise UnreachableHost.
@@ -424,7 +424,7 @@ def _prepare_hosts(
 
 
 def _prepare_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: MpiArtifact, scratch: Path) -> str:
-    """Copy the inputs of a run to a host, remove old outputs, and return the absolute path of the host's package."""
+    """Copy the inputs of a run to a host, remove old outputs, and return the path of its package."""
     state = _probe_host(commands, host, {})
     if state.stamp != artifact.document["digest"]:
         raise RunError(

@@ -181,7 +181,10 @@ def _format_contents(digest: str, records: Mapping[str, Json]) -> str:
 def _make_manifest(
     program: Program, placements: Sequence[RankPlacement], host: str, preprocessing: ImagePreprocessing
 ) -> Json:
-    """Return the manifest of a host's package: the ranks (MPI processes) on this host, and how images become inputs."""
+    """Return the manifest of a host's package.
+
+    It lists the ranks (MPI processes) on this host, and describes how images become inputs.
+    """
     ranks = []
     for rank, placement in enumerate(placements):
         if placement.host == host:

@@ -45,9 +45,9 @@ def main() -> int:
 
 
 def get_include_directory() -> Path:
-    """Return the directory of onnxruntime's C++ headers. If the headers are missing, log a warning and fetch them.
+    """Return the directory of onnxruntime's C++ headers.
 
-    Raise DicompilerError if they are missing and cannot be fetched.
+    If the headers are missing, log a warning and fetch them. Raise DicompilerError if they cannot be fetched.
     """
     found = _find_include_directory()
     if found is not None:
@@ -130,7 +130,10 @@ def find_apt_sources(apt: Path, codename: str) -> list[str]:
 
 
 def _parse_stanzas(text: str, codename: str) -> Iterable[str]:
-    """Yield apt's package repositories for a release, from a file in deb822 format (paragraphs of lines KEY: VALUE)."""
+    """Yield apt's package repositories for a release, from a file in deb822 format.
+
+    Such a file has a paragraph of lines KEY: VALUE for each repository.
+    """
     for stanza in re.split(r"\n\s*\n", text):
         fields = {
             name.lower(): " ".join(value.split())

@@ -66,9 +66,9 @@ def main() -> int:
 
 
 def get_ncnn_directory(version: str, machine: str = "") -> Path:
-    """Return a directory with ncnn's library and headers. If they are missing, log a warning and build them.
+    """Return a directory with ncnn's library and headers.
 
-    Raise DicompilerError if they are missing and cannot be built.
+    If they are missing, log a warning and build them. Raise DicompilerError if they cannot be built.
 
     Args:
         version: The version of ncnn.

@@ -62,9 +62,10 @@ def make_missing_error(name: str) -> DicompilerError:
 
 
 def find_toolchain(path: str | None = None) -> Toolchain:
-    """Find all tools except ncnn. The search path of programs is `path`, by default the result of `get_search_path`.
+    """Find all tools except ncnn.
 
-    The headers of onnxruntime are fetched if they are missing. Raise DicompilerError if a tool is missing.
+    The search path of programs is `path`, by default the result of `get_search_path`. The headers of onnxruntime are
+    fetched if they are missing. Raise DicompilerError if a tool is missing.
     """
     mpirun, cmake, compiler, mpicxx, _ = (
         find_program(name, path) for name in ("mpirun", "cmake", "g++", "mpicxx", "make")

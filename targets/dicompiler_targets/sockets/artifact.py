@@ -144,7 +144,7 @@ class SocketsArtifact:
         return RUNTIME_PACKAGES | packages
 
     def required_onnx(self, device: str) -> tuple[int, int] | None:
-        """Return the IR version and the opset that a device's onnxruntime must support; None if it runs no segment."""
+        """Return the IR version and opset that a device's onnxruntime must support; None if it is not used."""
         versions = self.manifests[self.devices.index(device)].get("onnx")
         return versions and (int(versions["ir_version"]), int(versions["opset"]))
 
@@ -201,7 +201,7 @@ class SocketsArtifact:
 
 
 def _check_manifest(directory: Path, document: Manifest, device: str, manifest: Manifest) -> None:
-    """Check that the manifest of `device` belongs to the artifact and lists exactly the files that the device needs.
+    """Check that the manifest of `device` belongs to the artifact and lists exactly the device's files.
 
     `document` is the content of artifact.json. Raise KeyError if the manifest is inconsistent, and DicompilerError if
     the copied runtime is not the installed one.
@@ -266,10 +266,10 @@ def state_piece(array: NDArray[Any], state: Mapping[str, Any]) -> NDArray[Any]:
 
 
 def to_payload(array: Any, value: Mapping[str, Any]) -> Any:
-    """Return the bytes of an input for a message to a device. `value` is the description of the input in the manifest.
+    """Return the bytes of an input for a message to a device.
 
-    If the description has no shape, the rank and the dimensions precede the elements. Raise DicompilerError if a value
-    that is not a tensor cannot be encoded.
+    `value` is the description of the input in the manifest. If the description has no shape, the rank and the
+    dimensions precede the elements. Raise DicompilerError if a value that is not a tensor cannot be encoded.
     """
     if value["dtype"] in UNSIZED_TYPES:
         try:

@@ -65,7 +65,7 @@ print(PREFIX + json.dumps({"ran": ran}))
 
 
 class ResidentDevices:
-    """The resident devices (daemons) of the artifact in a directory, as the `Service` that `dicompiler deploy` uses."""
+    """The resident devices (daemons) of an artifact, as the `Service` that `dicompiler deploy` uses."""
 
     def __init__(self, directory: Path, options: RunOptions) -> None:
         self.directory, self.options = directory, options

@@ -363,7 +363,7 @@ def _check_copied(location: DeviceLocation, copies: Sequence[DirectoryCopy], fou
 
 
 def _damaged_files(copies: Sequence[DirectoryCopy], found_files: Sequence[FoundFiles]) -> list[list[str]]:
-    """Return, for each copied directory in `copies`, the names of the files that are missing or changed on its host."""
+    """Return, for each directory in `copies`, the names of the files that its host lacks or has changed."""
     return [sorted(wanted.files.keys() - found.intact) for wanted, found in zip(copies, found_files, strict=True)]
 
 
@@ -463,7 +463,9 @@ def _parse_probe(
     packages: Mapping[str, tuple[int, ...]],
     needed: tuple[int, int] | None,
 ) -> DeployedState:
-    """Return the state of a host from the answer of PROBE_SCRIPT. Raise RunError if a program is missing or too old.
+    """Return the state of a host from the answer of PROBE_SCRIPT.
+
+    Raise RunError if Python, a package or onnxruntime is missing or too old.
 
     `packages` has the oldest versions of the packages that the device needs. `needed` are the IR version and the opset
     that the host's onnxruntime must support; None if the device does not use onnxruntime.

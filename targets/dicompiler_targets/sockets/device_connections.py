@@ -97,9 +97,9 @@ class DoneReport:
 
 
 def read_done(device: str, payload: Any, names: Sequence[str]) -> DoneReport:
-    """Return the content of the DONE message of a device. `names` are the names of all devices by their index.
+    """Return the content of the DONE message of a device.
 
-    Raise ProtocolError if a number is invalid.
+    `names` are the names of all devices by their index. Raise ProtocolError if a number is invalid.
     """
     raw, received = bytes(payload), dict[tuple[str, str], ReceivedBytes]()
     compute_s, temperature, flags = DONE_FIELDS.unpack_from(raw)

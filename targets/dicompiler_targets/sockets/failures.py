@@ -94,7 +94,7 @@ def exit_failures(processes: Iterable[DeviceProcess]) -> list[DeviceFailure]:
 
 
 def find_root_cause(failures: Sequence[DeviceFailure]) -> DeviceFailure:
-    """Return the failure that has caused all others; `failures` are in the order in which they were observed."""
+    """Return the failure that has caused all others; `failures` are in the order of observation."""
     # If device a suspects b, and b suspects c, then c is at fault, because c suspects no other device. If a and b
     # suspect each other, the device in the first report is at fault: it loses its connections first, and suspects the
     # others because of that.

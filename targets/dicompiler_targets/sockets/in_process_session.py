@@ -118,7 +118,7 @@ class InProcessSession(Session):
                 self._guard.end("it was closed")
 
     def _watch_deadline(self) -> None:
-        """Wait, in a separate thread, until a frame misses its deadline or the session ends; then stop the executor."""
+        """Stop the executor when a frame misses its deadline or the session ends; runs in its own thread."""
         while self._guard.reason is None and (seconds := self._deadline - time.monotonic()) > 0:
             self._wake_watchdog.wait(min(seconds, self.options.timeout_s))
             self._wake_watchdog.clear()

@@ -45,7 +45,7 @@ class ClusterAccess:
 
 
 def find_cluster(artifact: SocketsArtifact, options: RunOptions, start: StartDevice | None = None) -> ClusterAccess:
-    """Return where the artifact's devices run: in daemons (resident devices), on `options.hosts`, or on this host.
+    """Return where an artifact's devices run: as resident devices, on `options.hosts`, or on this host.
 
     `start`, if given, replaces the function that starts a device's process on this host; resident devices are then not
     used. Raise UsageError for invalid options, and RunError if the resident devices run another artifact.

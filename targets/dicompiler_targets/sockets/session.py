@@ -544,10 +544,11 @@ class ClusterSession(Session):
         self._in_flight_frames[frame.number] = frame
 
     def _replay_frames(self) -> None:
-        """Send the frames in flight again after a failure, together with CHANGE_ROLES, the order to use a failure plan.
+        """Send the frames in flight again after a failure.
 
-        CHANGE_ROLES is already in the send queue of each device, so the device receives it before the frames. It then
-        tells its peers about the change before it sends them tensors of these frames.
+        CHANGE_ROLES, the order to use a failure plan, is already in the send queue of each device, so the device
+        receives it before the frames. It then tells its peers about the change before it sends them tensors of these
+        frames.
         """
         self._cluster.needs_replay = False
         self._change_deadline = self._new_deadline() - self._caller_s
@@ -563,9 +564,10 @@ class ClusterSession(Session):
             self._log_takeover()
 
     def _next_finished_frame(self, reader: FrameReader, waiting: deque[InFlightFrame]) -> InFlightFrame | None:
-        """Return the next frame with complete outputs, or None after the last frame; send further frames meanwhile.
+        """Return the next frame with complete outputs, or None after the last frame.
 
-        `waiting` contains the frames that were sent and that this method has not returned yet.
+        Further frames of the reader are sent meanwhile. `waiting` contains the frames that were sent and that this
+        method has not returned yet.
         """
         while True:
             while reader.queue and not self._is_full():
@@ -712,7 +714,7 @@ class ClusterSession(Session):
         return max(0.0, time.perf_counter() - max(self._last_finished_at, sent_at))
 
     def _check_time(self, deadline: float, waiting: Sequence[str], suffix: str = "") -> None:
-        """Raise RunError with the names of the awaited devices, `waiting`, if GRACE_S has passed since the deadline."""
+        """Raise RunError if GRACE_S has passed since the deadline; the error names the devices `waiting`."""
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
             raise timeout_error(self.processes[waiting[0]].title, self.options, f"{others}{suffix}")

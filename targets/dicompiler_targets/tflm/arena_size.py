@@ -76,7 +76,7 @@ def _run_trials(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
 
 
 def main() -> None:
-    """Run the process of the search: read models from stdin, each after its length, and print their arena sizes."""
+    """Read models from standard input, each after its length, and print the bytes of their arenas."""
     import_optional(RUNTIME_MODULE)  # The child processes of the trials inherit the imported module.
     data, at = sys.stdin.buffer.read(), 0
     while at < len(data):

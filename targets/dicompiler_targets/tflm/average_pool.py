@@ -199,7 +199,7 @@ def _average_block(
 
 
 def _crop(writer: TfliteWriter, x: int, blocks: tuple[WindowBlock, WindowBlock]) -> int:
-    """Add a slice that crops an image to the region that some windows read; return the index of the slice's output.
+    """Add a slice that crops an image to the region that some windows read; return the result's index.
 
     `x` is the index of the image. If the windows read the whole image, return `x`. `blocks` are the windows along
     height and along width.

@@ -13,7 +13,7 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, AxisForm, TfliteWriter,
 
 
 def get_axis_position(axis: int, rank: int, form: AxisForm) -> int:
-    """Return the position that an ONNX axis has in a tensor of the given form (plain, or image with channels last)."""
+    """Return the position of an ONNX axis in a tensor of a form: plain, or image with channels last."""
     axis %= rank
     return NCHW_TO_NHWC.index(axis) if form == "image" else axis
 

@@ -15,7 +15,7 @@ _FUSED_OPTIONS = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div"}
 
 
 def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) -> AxisForm:
-    """Return the form (axis order) in which an operation reads its operands `names` and writes its result `output`.
+    """Return the form (axis order) in which an operation reads the tensors `names` and writes `output`.
 
     The form is "image" (channels last) or "plain" (ONNX's order). For results with four axes, it is the form of the
     first operand that has four axes and is not constant, or "image" if there is none. All other results are plain.

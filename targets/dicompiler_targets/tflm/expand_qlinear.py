@@ -146,9 +146,10 @@ def _make_refusal(node: onnx.NodeProto, cause: str, remedy: str) -> DicompilerEr
 
 
 def expand_qlinear(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> onnx.ModelProto:
-    """Return the model with float operators between DequantizeLinear and QuantizeLinear instead of QLinear operators.
+    """Return the model with operators in QDQ form instead of QLinear operators.
 
-    Raise DicompilerError, which names the node, if a scale is not constant or activations are quantized at run time.
+    In QDQ form, float operators are between DequantizeLinear and QuantizeLinear nodes. Raise DicompilerError, which
+    names the node, if a scale is not constant or activations are quantized at run time.
     """
     for node in model.graph.node:
         if node.op_type in DYNAMIC_OPERATORS:

@@ -99,7 +99,7 @@ def get_clip_bounds(graph: SegmentGraph, node: SegmentNode) -> tuple[float | Non
 
 
 def get_batch_norm_affine(graph: SegmentGraph, node: SegmentNode) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return factor and shift of each channel, in float64, so that a BatchNormalization is y = factor * x + shift."""
+    """Return factor and shift (float64, for each channel) of a BatchNormalization: y = factor * x + shift."""
     scale, bias, mean, variance = (graph.constants[name].astype(np.float64) for name in node.inputs[1:5])
     factor = scale / np.sqrt(variance + node.get_attribute("epsilon", 1e-5))
     return factor, bias - mean * factor

@@ -130,9 +130,9 @@ def plan_memory(
 
 
 def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[str, int]]:
-    """Return outputs of segments that are a contiguous range of another tensor of the device, such as rows of an image.
+    """Return the outputs of segments that are a contiguous range of another tensor of the device.
 
-    Such an output needs no memory and no copy.
+    An example is a range of rows of an image. Such an output needs no memory and no copy.
 
     Returns:
         For each such output, by name and in the order of computation: the other tensor, and the offset in bytes in it.
@@ -189,9 +189,10 @@ of time. All orders are tried, and the smallest layout is used."""
 def _place_spans(
     spans: Mapping[str | int, _Lifetime], order: Callable[[_Lifetime], tuple[int, ...]]
 ) -> dict[str | int, int]:
-    """Return the offset of each buffer (tensor or arena): the lowest one that is free during the buffer's lifetime.
+    """Return the offset of each buffer (tensor or arena) in the device's memory.
 
-    Buffers are placed one after another, sorted by the key that `order` returns.
+    It is the lowest offset that is free during the buffer's lifetime. Buffers are placed one after another, sorted by
+    the key that `order` returns.
     """
     placed: dict[str | int, int] = {}
     for name in sorted(spans, key=lambda n: (order(spans[n]), str(n))):

@@ -59,7 +59,7 @@ class DeviceSizes:
 
 
 def add_margin(size: int, margin: float) -> int:
-    """Return the size of an arena with a margin (a fraction of `size`) added, rounded up to a multiple of 16 bytes."""
+    """Return the bytes of an arena with a margin (a fraction of `size`), rounded up to a multiple of 16."""
     return -(-int(size * (1 + margin)) // ARENA_ALIGNMENT_BYTES) * ARENA_ALIGNMENT_BYTES
 
 

@@ -101,7 +101,10 @@ class TfliteWriter:
         return self.tensors[index].shape
 
     def add_tensor(self, name: str, dtype: str, shape: Shape, quantization: QuantizationParams | None = None) -> int:
-        """Add a tensor that an operation computes; return its index. `shape` has the axis order of the TFLite graph."""
+        """Add a tensor that an operation computes, and return its index.
+
+        `shape` has the axis order of the TFLite graph.
+        """
         self.tensors.append(TfliteTensor(name, dtype, tuple(map(int, shape)), None, quantization))
         return len(self.tensors) - 1
 

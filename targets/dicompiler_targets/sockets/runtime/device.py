@@ -227,7 +227,10 @@ class PeerConnections:
             time.sleep(RETRY_S)
 
     def _open_channel(self, peer: str, host: str, port: int, timeout_s: float) -> MessageChannel:
-        """Return a channel to a peer after the handshake. The peer must accept the connection within `timeout_s`."""
+        """Return a channel to a peer after the handshake.
+
+        The peer must accept the connection within `timeout_s` seconds.
+        """
         settings, deadline = self._settings, min(self._settings.deadline, time.monotonic() + MAX_HANDSHAKE_S)
         connection = connect(host, port, timeout_s, PORT_HINT)
         self._connecting = peer, connection
@@ -607,7 +610,7 @@ class DeviceRun:
         self._mailbox.put_order(("frame", frame), (time.perf_counter(), time.monotonic() + timeout_s))
 
     def _change_roles(self, message: Mapping[str, Any]) -> None:
-        """Apply a CHANGE_ROLES message: from a frame on, use other roles, because a device has failed or returned.
+        """Apply a CHANGE_ROLES message: later frames use other roles, because a device failed or returned.
 
         A role is the normal plan, a replica of it, or a failure plan. If the message says `drop`, all frames in flight
         are discarded, because the coordinator sends them again. Peers that have applied the change earlier may already

@@ -453,7 +453,7 @@ class StepExecutor:
         return True
 
     def _make_input(self, name: str, payload: Any, frame: FrameExecution) -> Any:
-        """Return a received tensor or stored state as a value for onnxruntime, or as bytes if only copies read it."""
+        """Return a received tensor or stored state as an onnxruntime value; as bytes if only copies read it."""
         buffer_set = frame.buffer_set or self._take_buffers(frame)
         view = buffer_set.views.get(name)
         # A large state (output of the previous frame) was stored as an onnxruntime value, without a copy.

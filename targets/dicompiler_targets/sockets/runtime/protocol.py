@@ -1,8 +1,8 @@
 """The wire protocol: message headers and types, reading messages, and checks of the tensors that arrive.
 
 A message is a header of fixed length and a payload. The payload of a tensor is its raw little-endian bytes, and the
-plan determines their number. A value of unknown size begins with its shape, or is encoded by `value_codec`. The
-payload of DONE is a sequence of structs. All other payloads are empty, or JSON objects of limited length.
+plan determines their number. A value of unknown size begins with its shape, or is encoded by `value_codec`. The payload
+of DONE is a sequence of structs. All other payloads are empty, or JSON objects of limited length.
 
 A role is one way in which the devices can compute a frame: the normal plan, a replica of it, or a failure plan. With
 replicas, frames use several roles in turn. With failure plans, some roles are only used while certain devices are down.
@@ -21,10 +21,10 @@ import numpy as np
 
 
 def role_manifests(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return a complete manifest for each role (the normal plan, a replica or a failure plan) in a device's manifest.
+    """Return a complete manifest for each role in a device's manifest.
 
-    These manifests differ in inputs, outputs, segments, steps and transfers, and in `failed`: the failed devices for
-    which the role is made.
+    A role is the normal plan, a replica of it, or a failure plan. These manifests differ in inputs, outputs, segments,
+    steps and transfers, and in `failed`: the failed devices for which the role is made.
     """
     return (manifest, *({**manifest, **role} for role in manifest.get("other_roles", ())))
 

@@ -43,7 +43,7 @@ class TensorDescription:
 
 
 class NetworkBinding:
-    """The inputs and outputs of one call of an engine, with those methods of onnxruntime's IOBinding that are used.
+    """The inputs and outputs of one call of an engine, with methods like onnxruntime's IOBinding.
 
     Attributes:
         inputs: The onnxruntime value of each input, by name.
@@ -108,7 +108,7 @@ class NetworkSession:
 
 
 def find_network_class(engine: str) -> Any:
-    """Return the class `EngineNetwork` of an engine; raise ValueError if this device has no module of the engine."""
+    """Return the class `EngineNetwork` of an engine; raise ValueError if the engine's module is missing."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", engine):
         raise ValueError(f"{engine!r} is not a valid name of an engine")
     own, installed = f"{__package__}.engine_{engine}", f"dicompiler_engine_{engine}"
@@ -326,7 +326,7 @@ def _run_non_tensor(
 
 
 def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, run_options: Any = None) -> None:
-    """Run a segment with the inputs and outputs that are bound in `binding`; raise ValueError if the engine fails."""
+    """Run a segment with the inputs and outputs in `binding`; raise ValueError if the engine fails."""
     try:
         session.run_with_iobinding(binding, run_options)
     except Exception as error:  # onnxruntime's errors have no narrower class in common.
@@ -537,9 +537,9 @@ class BufferSet:
 
 
 class BufferPool:
-    """The buffer sets (reused memory for small tensors) of one role: the normal plan, a replica or a failure plan.
+    """The buffer sets (reused memory for small tensors) of one role.
 
-    Each set is used for one frame at a time.
+    A role is the normal plan, a replica of it, or a failure plan. Each set is used for one frame at a time.
     """
 
     def __init__(self, manifest: Mapping[str, Any], sessions: Sequence[Any], segment_ios: Sequence[SegmentIO]) -> None:

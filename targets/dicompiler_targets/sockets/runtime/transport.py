@@ -96,7 +96,10 @@ ALERTS = {
 
 
 def seconds_left(deadline: float) -> float:
-    """Return the seconds until `deadline` (time.monotonic), at least 0.001. A timeout of 0 would mean not to block."""
+    """Return the seconds until `deadline` (time.monotonic), at least 0.001.
+
+    The result is a socket's timeout, and a timeout of 0 would mean not to block.
+    """
     return max(0.001, deadline - time.monotonic())
 
 
@@ -442,7 +445,7 @@ class TlsKeys:
 
 
 def tls_error(error: ssl.SSLError) -> Exception:
-    """Return the exception to raise for a TLS error: PeerRefused if the other end reported it, else ProtocolError."""
+    """Return the exception for a TLS error: PeerRefused if the other end reported it, else ProtocolError."""
     code, reason = getattr(error, "verify_code", 0), str(error.reason)
     if isinstance(error, ssl.SSLCertVerificationError):
         unknown = f"its certificate does not belong to this cluster: {RENEW_HINT}"
@@ -484,7 +487,7 @@ def check_identity(identity: str | None, expected: str, peer: str) -> None:
 
 
 def check_encryption(host: str, keys: TlsKeys | None, is_insecure: bool) -> None:
-    """Raise ValueError if unencrypted tensors would be sent to another host, although `is_insecure` is false.
+    """Raise ValueError if tensors would be sent to another host without TLS, but `is_insecure` is false.
 
     `host` is the IP address of this end or of the other end. A loopback address means that both are on this host.
     """

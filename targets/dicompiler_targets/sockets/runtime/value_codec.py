@@ -77,9 +77,9 @@ def _encode_string(string: Any) -> bytes:
 
 
 def _build_value(description: Any, raw: bytes, start: int) -> tuple[Any, int]:
-    """Decode a value from its JSON description and the bytes of its elements, which begin at offset `start` of `raw`.
+    """Decode a value from its JSON description and the bytes of its elements.
 
-    Return the value and the offset in `raw` after its elements.
+    The elements begin at offset `start` of `raw`. Return the value and the offset in `raw` after its elements.
     """
     if isinstance(description, list):
         values: list[Any] = []
