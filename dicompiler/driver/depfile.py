@@ -56,7 +56,8 @@ def find_prerequisites(model: Path, options: CompileOptions, plugins: Iterable[o
     These are:
 
     - the model and its external data;
-    - the files that the options name: platform, plan, and samples for the value ranges of sent tensors;
+    - the files that the options name: platform, plan, and samples for quantization and for the value ranges of sent
+      tensors;
     - the files that the options of `plugins` (passes, strategies, cost models and targets) name;
     - the loaded modules of third-party plugins.
 
@@ -66,7 +67,7 @@ def find_prerequisites(model: Path, options: CompileOptions, plugins: Iterable[o
     families = [entry.value for entry in registry().platforms.values()]
     platform = options.platform
     cluster_file = platform_file(platform, families) if isinstance(platform, str) else None
-    candidates = (cluster_file, options.plan, options.wire_samples)
+    candidates = (cluster_file, options.plan, options.quantize_samples, options.wire_samples)
     option_paths = [Path(path) for path in candidates if isinstance(path, str | Path)]
     plugin_paths = [Path(file) for plugin in plugins for file in option_files(plugin)]
     paths = [model, *external_files(model), *option_paths, *plugin_paths, *plugin_modules(registry().plugins)]

@@ -125,6 +125,14 @@ class TestPrerequisites:
         names = ["net.onnx", "net.data", "mapping.json", "platform.txt"]
         assert (place / "plan.d").read_text() == depfile.format_rule("plan.json", names)
 
+    def test_compile_lists_samples_of_quantization(self, place: Path) -> None:
+        write_npz(place / "s.npz", {"input": np.random.default_rng(0).random((4, 1, 1, 32, 32), np.float32)})
+        line = ("compile", "net.onnx", *SPLIT, "--quantize-samples", "s.npz", "-o", "net", "--depfile", "net.d")
+        dicompiler(place, *line)
+        assert (place / "net.d").read_text() == depfile.format_rule(
+            "net/artifact.json", ["net.onnx", "net.data", "s.npz"]
+        )
+
     def test_opt_lists_samples_of_quantise(self, place: Path) -> None:
         write_npz(place / "s.npz", {"input": np.random.default_rng(0).random((4, 1, 1, 32, 32), np.float32)})
         line = ("opt", "net.onnx", "-p", "quantise{samples=s.npz}", "-o", "int8.onnx", "--depfile", "o.d")
