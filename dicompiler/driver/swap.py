@@ -150,6 +150,7 @@ class SwappableSession(Session):
         self._first_directory = directory.resolve()
         self._specialize = specialize or (lambda _directory, options: options)
         self._current: _Version | None = self._start(directory, self._options_of(directory))
+        self._paused: _Version | None = None  # the version that a swap with a pause replaces
         self._end_requested = threading.Event()
         self._follower: threading.Thread | None = None
         if link is not None:
@@ -158,8 +159,8 @@ class SwappableSession(Session):
 
     @property
     def directory(self) -> Path:
-        """The directory of the artifact in force."""
-        return self._in_force().directory
+        """The directory of the artifact in force; during a swap with a pause, of the artifact that is replaced."""
+        return (self._current or self._paused or self._in_force()).directory
 
     def _record_event(self, event: RunEvent) -> None:
         self.events.append(event)
@@ -258,6 +259,7 @@ class SwappableSession(Session):
             check_replacement(old.directory, new, options)
             options = _replacing(old, new, options, link_share)
             if pause:
+                self._paused = old
                 version = self._replace_with_pause(old, new, options, verify)
             else:
                 check_memory_of_both(old.directory, new)
@@ -271,6 +273,7 @@ class SwappableSession(Session):
             if not pause:
                 self._retire(old)
         finally:
+            self._paused = None
             self._limit_frames_in_flight(math.inf)
             self._swap_lock.release()
         log.info("swap: %s replaces %s from frame %d on", new, old.directory, first_frame)

@@ -289,6 +289,16 @@ def test_swap_with_pause_gives_up_if_nobody_reads_outputs(three: Path, five: Pat
         assert artifact_changes([*found, *outputs]) == [(0, 3)]
 
 
+def test_directory_during_a_pause_is_that_of_the_old_artifact(three: Path, five: Path) -> None:
+    found = set[Path]()
+    with dicompiler.connect_swappable(three) as session:
+        done = in_thread(session.swap, five, pause=True)
+        while not done.done():
+            found.add(session.directory)
+        done.result()
+        assert found <= {three, five} and three in found and session.directory == five
+
+
 def test_rejects_devices_of_another_platform(three: Path, tmp_path: Path) -> None:
     other = compile_times(5, tmp_path / "other", "rpi4x5")
     with dicompiler.connect_swappable(three) as session:
