@@ -180,6 +180,8 @@ def dumps(simulation: SimulationResult, devices: Sequence[str]) -> str:
         if span.kind == "message":
             events.append(_event(span, place[span.device], 1, f"{span.name} to {span.peer}"))
             events.append(_event(span, place[span.peer], 2, f"{span.name} from {span.device}"))
+        elif span.kind == "handle":
+            events.append(_event(span, place[span.device], 0, f"handles {span.name}"))
         elif span.kind == "compute":
             events.append(_event(span, place[span.device], 0, span.name))
         else:

@@ -75,7 +75,9 @@ def test_simulate_plays_failures(tiny: Path, tmp_path: Path, capsys: pytest.Capt
     assert [interval["down"] for interval in intervals[:3]] == [[], ["pi03"], ["pi03", "pi02"]]
     assert sum(interval["frames"] for interval in intervals) == len(result["stream"]["frames"]) == 20
     assert intervals[1]["replayed_frames"] > 0 and len(result["failures"]) == 7
-    assert json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    events = json.loads((tmp_path / "t.json").read_text())["traceEvents"]
+    handled = [event["name"] for event in events if event.get("cat") == "handle"]
+    assert handled and all(name.startswith("handles ") for name in handled)
     assert "interruption s" in run_command(capsys, "simulate", *common, "--fail", "pi03@20ms")
 
 
