@@ -359,6 +359,14 @@ def test_skips_several_unused_frame_numbers() -> None:
     assert (box.skip_frames(5), box.skip_frames(7)) == (7, 7)
 
 
+def test_items_of_dropped_frames_are_discarded() -> None:
+    box, keys = Mailbox(), [(2, "t0"), ("frame", 2), ("reset states", 2), (3, "t0"), ("reset states", 3)]
+    for key in keys:
+        box.put(key, None)
+    box.drop(3)
+    assert [key for key in keys if box.has(key)] == [(3, "t0"), ("reset states", 3)]
+
+
 def test_each_change_has_its_own_number(start_messages: StartMessages, double_failures: Survivor) -> None:
     """With two changes and no frame between, the acknowledgement of the first does not count for the second."""
     for name in "bc":

@@ -169,8 +169,8 @@ MAX_LOAD_SHARE = 0.8
 MAX_COMPUTE_SLOWDOWN = 0.05
 """Largest slowdown of computing, as a fraction of the time on the boards, that is accepted without a warning."""
 NOT_EMULATED = (
-    "caches and memory of a board, changes of its clock frequency, other traffic; the runtime itself runs as fast as "
-    "here"
+    "caches and memory of a board, changes of its clock frequency, other traffic, message_overhead of the platform; "
+    "the runtime itself runs as fast as here"
 )
 
 

@@ -113,7 +113,6 @@ def _standard_rule(op: str) -> OperatorRule:
     return _rule(op, elementwise, cost=cost, stand_in=stand_in, constant_stand_ins=constants)
 
 
-_rule = partial(OperatorRule, is_elementwise=True)
 RULES = (
     *(_standard_rule(op) for op in (*UNARY_OPERATORS, *BROADCASTING_OPERATORS, "BitCast")),
     *(

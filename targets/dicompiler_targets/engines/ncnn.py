@@ -24,9 +24,6 @@ from dicompiler.plugin_api.costs import constant_sizes
 from dicompiler_targets.engines.ncnn_converter import CONVERTERS, convert_to_ncnn, find_unsupported_nodes
 
 if TYPE_CHECKING:
-    import onnx
-
-    from dicompiler.plugin_api import Segment
     from dicompiler.plugin_api.artifacts import LoadedNetwork
     from dicompiler.plugin_api.onnx import Weight
 

@@ -79,7 +79,7 @@ class Mailbox:
     def drop(self, first: int) -> None:
         """Discard all items of frames before number `first`, and order the main thread to drop these frames."""
         for key in list(self._items):
-            number = key[1] if key[0] in ("frame", "skip") else key[0]
+            number = key[1] if key[0] in ("frame", "reset states", "skip") else key[0]
             if isinstance(number, int) and number < first:
                 self._items.pop(key, None)
         self._items["drop"] = first
