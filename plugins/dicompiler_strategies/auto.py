@@ -1,9 +1,8 @@
 """The strategy `auto`, the default: simulate the plans of the other strategies and improve the best one.
 
-Local search over plans of whole layers: move runs (sequences) of consecutive layers to other devices.
-
-In each step, a fast model (`BatchedModel`) evaluates thousands of changed plans at once, and the best one is taken. The
-search ends when no change improves the current plan.
+A plan that leaves all layers whole is improved by local search: it moves runs (sequences) of consecutive layers to
+other devices. In each step, a fast model (`BatchedModel`) evaluates thousands of changed plans at once, and the best
+one is taken. The local search ends when no change improves the plan.
 """
 
 from __future__ import annotations
@@ -39,16 +38,16 @@ from dicompiler_strategies.teams.strategy import Teams
 from dicompiler_strategies.transformer_heads import best_row_plans, has_attention, reduced_choices
 
 MAX_MOVED_LAYERS = 32
-"""Largest number of layers that are moved at once."""
+"""Largest number of consecutive layers that the local search moves to another device at once."""
 MAX_RUNS = 2500
-"""Largest number of runs (sequences of consecutive layers) that are considered in a step."""
+"""Largest number of runs (sequences of consecutive layers) that a step of the local search tries to move."""
 PLAN_LAYER_DEVICE_S = 2.2e-8
-"""Seconds of the reference computer to evaluate a plan, divided by the numbers of layers and of devices."""
+"""Seconds that the reference computer needs to evaluate a plan of the local search, per layer and per device."""
 MIN_GAIN = 1e-6
-"""Smallest relative gain in the objective for which the search goes on."""
+"""Smallest relative gain in the objective for which the local search goes on."""
 
 Rows = NDArray[np.intp]
-"""Plans; a row has the platform position of each layer's device."""
+"""Plans as an array of shape (plans, layers): the position of each layer's device in the platform's list of devices."""
 
 
 def is_plan_of_whole_layers(plan: Plan) -> bool:
@@ -92,7 +91,11 @@ def _objective_values(model: BatchedModel, rows: Rows) -> NDArray[np.float64]:
 
 
 def _moved_rows(problem: Problem, row: Rows, runs: Sequence[tuple[int, int]]) -> Rows:
-    """Return all plans that differ from `row` in one way: a run of consecutive layers is on another device."""
+    """Return all plans that have one run of consecutive layers on another device than the plan `row`.
+
+    A plan is a row of an array: the position of each layer's device in the platform's list of devices. `runs` are pairs
+    of the first layer and the position after the last layer.
+    """
     devices = [i for i, device in enumerate(problem.platform.devices) if device.can_compute]
     changed = []
     for start, stop in runs:
@@ -105,7 +108,7 @@ def _moved_rows(problem: Problem, row: Rows, runs: Sequence[tuple[int, int]]) ->
 
 
 def _runs(layers: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of runs of 1, 2, 3, 4, 6, 8, … layers, at most about MAX_RUNS in all.
+    """Yield the start and the end of runs of 1, 2, 3, 4, 6, 8, … consecutive layers, at most about MAX_RUNS runs.
 
     Runs begin at every layer; in a large network, at every second, third, … layer.
     """

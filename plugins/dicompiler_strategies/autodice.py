@@ -1,7 +1,7 @@
 """Reader of AutoDiCE's files `platform.txt` and `mapping.json`.
 
-`platform.txt` has one line for each host. `mapping.json` lists layers under keys `<host>_<resource>`. Each key stands
-for one device. The order of the keys is the order of the MPI ranks.
+`platform.txt` has one line for each host. `mapping.json` lists layers under keys `<host>_<resource>`. Each key means
+one device. The order of the keys is the order of the MPI ranks.
 """
 
 from __future__ import annotations

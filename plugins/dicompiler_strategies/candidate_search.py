@@ -13,10 +13,11 @@ Reduce-scatter and all-gather: each device adds up one slice of the partial sums
 
     sums of channels 0:8 on every device  ⇒  sums of channels 0:4 on one device, and 4:8 on the other
 
-With n devices and sums of b bytes, each device then sends 2 · b · (n - 1) / n bytes in two exchanges. Otherwise, it
-sends b · (n - 1) bytes in one exchange. A ring would send the same bytes in 2 · (n - 1) exchanges.
+With n devices and sums of b bytes, each device then sends 2 · b · (n - 1) / n bytes in two exchanges. Without slices,
+it sends b · (n - 1) bytes in one exchange. A ring would send the same bytes as the slices in 2 · (n - 1) exchanges.
 
-Reordering of a plan in waves, so that sending overlaps with computing.
+The search also reorders plans in waves: a device first computes the rows that other devices wait for, so that sending
+overlaps with computing.
 
 Example: one device of an attention layer. Other devices wait for its keys and values, but not for its queries.
 
@@ -68,33 +69,33 @@ from dicompiler_strategies.tables.cost_tables import CostTables, LayerEdge, rest
 from dicompiler_strategies.trim_parts import trim_parts
 
 FIRST_WAVE_SHARES = (1.0, 0.7, 0.6, 0.8, 0.5)
-"""Fractions of the rows in the first wave, in the order in which they are tried.
+"""Fractions of a layer's rows that a device computes first (the first wave), in the order in which they are tried.
 
-With 1.0 there is no second wave, but parts that no other device waits for are still computed last. No fraction is below
-one half, because the rows of the first wave are sent while the second wave is computed.
+The rows of the first wave are sent while the rest (the second wave) is computed. No fraction is therefore below one
+half. With 1.0 there is no second wave, but parts that no other device waits for are still computed last.
 """
 SHARE_STEPS = (0.05, 0.025)
-"""Distances from the best fraction of FIRST_WAVE_SHARES at which further fractions are tried.
+"""Distances from the best fraction in FIRST_WAVE_SHARES (rows that are computed first) at which others are tried.
 
 Smaller distances are useless, because only whole rows can be moved.
 """
 LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
-"""Numbers of the lanes, in the order in which a device computes them.
+"""Numbers of the lanes (groups of parts of a device), in the order in which a device computes them.
 
-A lane is a group of parts of a device. Late parts, such as the queries of the example, read data of another lane. These
-data are available only after the next exchange, so that late parts are computed after both waves. Their lane has the
-lowest number, so that the device computes late parts first after the exchange.
+Late parts, such as the queries of an attention layer, read data of another lane. These data are available only after
+the next exchange, so that late parts are computed after both waves. Their lane has the lowest number, so that the
+device computes late parts first after the exchange.
 """
 
 
 def overlap_orders(
     problem: Problem, plan: Plan, shares: Sequence[float] = FIRST_WAVE_SHARES
 ) -> Iterator[tuple[float, Plan]]:
-    """Yield pairs (share of rows in the first wave, plan in waves) for each share that changes the plan.
+    """Yield the plan reordered in waves, for several fractions of rows in the first wave, as pairs (fraction, plan).
 
-    In waves, a device first computes the rows that other devices wait for. Nothing is yielded if no device has work
-    that can be deferred. Plans that already have lanes (several groups of parts per device), replicas or failure plans
-    are not reordered either.
+    In waves, a device first computes the rows that other devices wait for: the fraction of its rows given in `shares`.
+    A fraction that does not change the plan is skipped. Nothing is yielded for a plan that already has lanes (several
+    groups of parts per device), replicas or failure plans.
     """
     if plan.replicas or plan.failures or any(part.lane for parts in plan.layers.values() for part in parts):
         return
@@ -109,13 +110,13 @@ def overlap_orders(
 
 @dataclass(frozen=True)
 class _TaskOrder:
-    """Facts about the order of tasks, derived from a routing. A task computes one part of a layer on its device.
+    """Tasks of a routing, grouped by their dependencies. A task computes one part of a layer on its device.
 
-    Tasks that read data from other devices wait. The stage of a task is the largest number of tasks that wait on any
-    path of tasks that ends with it.
+    A task that reads data from other devices is a waiting task. The stage of a task is the largest number of waiting
+    tasks on any path of tasks that ends with it.
 
     Attributes:
-        routing: The routing.
+        routing: The tasks, and the boxes (regions of tensors) that they send to each other.
         sending_tasks: Tasks with an output that is sent to another device.
         local_inputs: For each task, the tasks of the same device and the same stage that it reads.
         late_tasks: Tasks that can be deferred, because their device needs them for nothing that it sends in the same
@@ -133,8 +134,8 @@ class _TaskOrder:
     def from_routing(cls, routing: Routing) -> _TaskOrder:
         read = {_task_id(task): list(_read_boxes(routing, task)) for task in routing.tasks}
         waiting = frozenset(key for key, boxes in read.items() if any(box.origin is not None for box in boxes))
-        # The stage of a task is the largest number of tasks that wait for other devices, on any path of tasks that ends
-        # with it.
+        # The stage of a task is the largest number of tasks on a path to it, itself included, that read data from other
+        # devices.
         stage, local = dict[TaskId, int](), dict[TaskId, list[TaskId]]()
         for task in routing.tasks:
             boxes = read[_task_id(task)]
@@ -198,8 +199,8 @@ class _TaskOrder:
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
         """Split the region of a task along its only cut axis; the first part gets the fraction `share` of the rows.
 
-        The result is None if the region is not cut along exactly one axis. It is also None if one of the two parts
-        alone reads as much of an input as the whole task.
+        The result is None if the layer cannot be split further, or if the task's region is not cut along exactly one
+        axis. It is also None if one of the two parts alone reads as much of an input as the whole task.
         """
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:
@@ -232,7 +233,10 @@ def _read_boxes(routing: Routing, task: Task) -> Iterator[Box]:
 
 
 MIN_DEVICES = 3
-"""Fewest devices for which slices save bytes. Two devices send the same bytes in either case."""
+"""Fewest devices among which the addition of partial sums is split into slices.
+
+Two devices would send the same number of bytes without slices.
+"""
 
 
 def slice_sums(layers: LayerGraph, plan: Plan) -> Plan:
@@ -266,8 +270,9 @@ def _slice_layer(layers: LayerGraph, layer: Layer, parts: tuple[Part, ...]) -> t
 log = logging.getLogger("dicompiler")
 
 LAMBDAS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
-"""Factors λ on the times of sending. For VGG16 and ResNet-50 on 4 and 8 devices, smaller or larger factors never gave a
-better plan.
+"""Factors λ by which times of sending are multiplied, because sending partly overlaps with computing.
+
+For VGG16 and ResNet-50 on 4 and 8 devices, smaller or larger factors never gave a better plan.
 """
 EVALUATED_PARTS_PER_S = 6_000
 """Parts (pieces of layers) that the simulator is assumed to simulate in a second of the reference computer.
@@ -275,13 +280,18 @@ EVALUATED_PARTS_PER_S = 6_000
 The measured numbers were 8 500 to 12 200 parts per second, on networks of 240 to 940 layers.
 """
 MAX_SIMULATED_PARTS = 6_000
-"""Plans with more parts take too long to simulate in a search; they are estimated instead."""
+"""Largest number of parts (pieces of layers) of a plan that the search simulates.
+
+The metrics of larger plans are estimated instead, because their simulation would take too long.
+"""
 HOPELESS_RATIO = 2.2
-"""Plans are not simulated if the barrier model predicts more than this many times the best simulated time. Simulated
-times, which have no barriers, were at most 54 % lower than that prediction (VGG16), which is a factor of 2.2.
+"""Plans are not simulated if the barrier model predicts more than this many times the best simulated time.
+
+In the barrier model, computing and sending do not overlap. Simulated times, in which they overlap, were at most 54 %
+lower than its predictions (VGG16), which is a factor of 2.2.
 """
 NEIGHBOURS_PER_STEP = 4
-"""Number of plans around the best one that are evaluated at a time."""
+"""Number of plans that are evaluated at a time, when the search tries small changes of the best plan."""
 MAX_SPARING_LOSS = 1.02
 """Factor by which the objective may grow if the fullest device then stores fewer weights.
 
@@ -292,11 +302,14 @@ MAX_SPARED_LAYERS = 8
 MAX_RUN_LAYERS = 256
 """Largest number of consecutive layers whose choices (ways to split them) are optimised again together."""
 MAX_RUN_CHOICES = 48
-"""Number of choices of each layer that are considered when consecutive layers are optimised again."""
+"""Number of choices (ways to split it) of each layer among which a search over consecutive layers selects again."""
 MAX_VAIN_TRIES = 100
-"""The search around the best plan ends after this many plans without an improvement."""
+"""Number of plans without an improvement after which the search stops trying small changes of the best plan."""
 MAX_TRIED_PARTS = 20_000
-"""The search around the best plan ends after plans with this many parts in total, which takes about ten seconds."""
+"""Number of parts (pieces of layers) after which the search stops trying small changes of the best plan.
+
+The parts of all tried plans are counted. So many parts take about ten seconds.
+"""
 
 
 @dataclass(frozen=True)
@@ -456,7 +469,8 @@ class CandidateSearch:
             )
             plans = [tables.plan(changed) for changed in changes if not self._is_hopeless(tables, changed)]
             parts_left -= sum(map(_count_parts, plans))
-            origin = self.best.origin  # Plans near the best plan count as plans of the same strategy.
+            # The log names the strategy that found the best plan also for plans that differ a little from it.
+            origin = self.best.origin
             if self.try_plans((plan, origin) for plan in plans):
                 selection, last_success = tables.find_selection(self.best.plan), step
 

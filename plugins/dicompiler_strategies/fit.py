@@ -22,7 +22,7 @@ MAX_MEASURED_PLANS = 6
 If a plan does not fit, the missing bytes are reserved on its boards, and the next plan is searched with less RAM.
 """
 EXTRA_BYTES = 256
-"""Bytes that are reserved in addition to the bytes that a measured plan lacks."""
+"""Bytes of RAM that are reserved on each board after a measured plan did not fit, in addition to the missing bytes."""
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from dicompiler.plugin_api.regions import ShareTask, TaskNode, region_shape
 ARENA_FIXED_BYTES, ARENA_OPERATOR_BYTES, ARENA_CHANNEL_BYTES = 1024, 350, 8
 """Bytes of an arena (TFLite-micro's working memory) in addition to its tensors, on a 64-bit host.
 
-They are for the arena itself, for each operator, and for each output channel of a quantised convolution, because the
-arena contains the scale of each channel. The numbers were fitted to 178 measured models. Most measured arenas differ by
+The three numbers are the bytes per arena, per operator, and per output channel of a quantised convolution. The arena
+contains the scale of each such channel. The numbers were fitted to 178 measured models. Most measured arenas differ by
 less than 400 bytes from the fit.
 """
 MODEL_OPERATOR_BYTES, MODEL_CHANNEL_BYTES = 600, 10
@@ -57,8 +57,8 @@ def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float
     spans: list[tuple[int, int, int]] = []
     channels = operators = 0
     constants: dict[tuple[str, Region], int] = {}
-    # Times are integers. Inputs of the model exist from time 0. Task k computes at time 2k + 2. If an input needs
-    # padding, the task copies it at time 2k + 1.
+    # Times are integers that only order the events. Inputs of the model exist from time 0. Task k computes at time
+    # 2k + 2. If an input needs padding, the task copies it at time 2k + 1.
     for step, task in enumerate(tasks):
         time = 2 * step + 2
         elements = max((_padded_elements(layers, work) for work in task.nodes), default=0)

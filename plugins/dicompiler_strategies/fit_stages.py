@@ -29,7 +29,10 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 StageKind = Literal["whole", "rows", "channels"]
 MODELS_PER_TILED_STAGE = 3
-"""Models that a board stores for a stage in tiles: one for the top tile, one for all in between, one for the bottom."""
+"""Largest number of TFLite models that a board stores for a stage that it computes in height tiles.
+
+There is one model for the top tile, one for all tiles in between, and one for the bottom tile.
+"""
 STAGE_PENALTY = 1e-3
 """Cost of each stage, as a fraction of the network's multiplications.
 
@@ -101,7 +104,8 @@ class StageEstimates:
     Attributes:
         layers: The network.
         margin: Relative margin that is added to each arena (TFLite-micro's working memory).
-        estimates: Cached estimates by first layer, last layer, kind and number of tiles.
+        estimates: Cached estimates. A key has the position of the stage's first layer, the position after its last
+            layer, its kind and its number of tiles.
     """
 
     layers: LayerGraph
@@ -122,7 +126,8 @@ class StageEstimates:
     def estimate_stage(self, first: int, last: int, kind: StageKind, tiles: int) -> tuple[ArenaEstimate, ...]:
         """Return estimates of the first, a middle and the last tile of a stage; () if it cannot be split in this way.
 
-        The stage consists of the layers at positions `first` to `last` - 1.
+        The stage consists of the layers at positions `first` to `last` - 1. For the kinds "whole" and "channels", there
+        is only one estimate.
         """
         key = first, last, kind, tiles
         if key not in self.estimates:
@@ -318,9 +323,10 @@ class _StageSearch:
         return _PartialPlan(cost, partial.board, used, partial.shared_flash, (*partial.stages, stage))
 
     def _add_channel_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
-        """Return the plan with one layer split by channels over all boards.
+        """Return the plan `partial` with one more stage: a single layer, split by channels over all boards.
 
-        The result is None if the layer's weights fit one board, or if the split does not fit.
+        The result is None if the layer fits one board, if the split does not fit, or if the stage from `start` to `end`
+        has several layers.
         """
         (whole,) = self.stages.estimate_stage(start, end, "whole", 1)
         board, count = self.boards[0], len(self.boards)
@@ -340,7 +346,7 @@ class _StageSearch:
         return _PartialPlan(cost, partial.board, partial.used_flash, shared, (*partial.stages, stage))
 
     def _add_row_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
-        """Return the plan with a stage in the fewest fused tiles that fit; None if none fit.
+        """Return the plan `partial` with one more stage, in the fewest fused tiles that fit; None if none fit.
 
         The tiles are distributed over all boards, or over all but the first, which then only stores inputs and outputs.
         """
@@ -357,7 +363,9 @@ class _StageSearch:
     def _try_tiles(
         self, partial: _PartialPlan, start: int, end: int, group: Sequence[FitBoard], each: int
     ) -> _PartialPlan | None:
-        """Return the plan with a stage of `each` tiles on every board of `group`; None if it does not fit.
+        """Return the plan `partial` with one more stage, with `each` tiles on every board of `group`.
+
+        The result is None if it does not fit the boards.
 
         The first board stores the inputs and outputs of the stage, even if it computes no tile.
         """

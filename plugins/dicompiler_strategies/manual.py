@@ -104,9 +104,9 @@ def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 def _keys_by_node(
     lineage: NodeOrigins, mapping: Mapping[MappingKey, Sequence[str]], place: str
 ) -> dict[str, tuple[MappingKey, ...]]:
-    """Return the keys under which the mapping lists each node, in the order of the mapping.
+    """Return, for each node, the keys (such as `nx01_gpu`) under which a mapping.json lists it, in the file's order.
 
-    Raises DicompilerError if a name is unknown or can mean several nodes.
+    Raises DicompilerError if the name of a node is unknown or can mean several nodes.
     """
     known = _nodes_by_alias(lineage.added_nodes) | _nodes_by_alias(lineage.first_output_by_name)
     keys: dict[str, tuple[MappingKey, ...]] = {}
@@ -125,10 +125,10 @@ def _keys_by_node(
 
 @dataclass(frozen=True)
 class _MappingResolver:
-    """Finds the devices of every layer in a mapping.
+    """The assignment of layers to devices by a mapping.json, which lists nodes under keys such as `nx01_gpu`.
 
     Attributes:
-        problem: The problem whose layers are placed.
+        problem: The problem whose layers are assigned.
         keys: For each node, by name, the keys under which the mapping lists it.
         devices: Device of each key.
         place: Path of the mapping file, for error messages.
@@ -142,7 +142,8 @@ class _MappingResolver:
     def layer_devices(self) -> dict[str, tuple[str, ...]]:
         """Return the devices of each layer.
 
-        A layer gets the devices of its keys. A layer without a key gets the first of these devices that exists:
+        A layer gets the devices of the keys under which mapping.json lists it. A layer without a key gets the first of
+        these devices that exists:
 
         - the first device of a layer whose output it reads,
         - the first device of a layer that reads its output,
@@ -165,6 +166,8 @@ class _MappingResolver:
 
         If the anchor was added by a pass, the last node of the layer that has a key is used instead. Without such a
         node, the result is empty. A warning is logged if another node of the layer is under another key.
+
+        Raises DicompilerError if the anchor is a node of the model file that the mapping does not list.
         """
         anchor = layer.nodes[layer.anchor]
         keys = self._keys_of(anchor)

@@ -25,7 +25,7 @@ class Pipeline(Strategy):
         conv1 conv2 | conv3 conv4 conv5 | fc6 fc7     on pi01 | pi02 and pi03, which take frames in turn | pi04
 
     A dynamic program over the positions between layers and the sets of devices finds the stages. The time between
-    frames considers computing, messages and links. A device may get no stage. If the objective is memory, the fullest
+    frames includes computing, messages and links. A device may get no stage. If the objective is memory, the fullest
     host stores as few bytes as possible.
 
     With the objective throughput, devices of a stage may take frames in turn: each computes every n-th frame. For

@@ -14,7 +14,7 @@ from dicompiler_strategies.stages.turns import MAX_ROUND_FRAMES, deal_frames
 
 @dataclass(frozen=True)
 class Replicate(Strategy):
-    """Frames are given in turn to groups of devices, for the objective throughput.
+    """Whole frames for each group of devices in turn, for the objective throughput.
 
     A group of one device computes the whole network; a larger group computes it as a pipeline.
 

@@ -33,7 +33,7 @@ HEADS_KINDS = ("whole", "height", "lop", "lip")
 In this order: not split, split by rows (of the token sequence), by output channels (LOP), and by input channels (LIP).
 """
 KeptChoices = Sequence[NDArray[np.intp]]
-"""For each layer, the numbers of the choices that are considered."""
+"""For each layer, the numbers of the choices (ways to split the layer) among which the search selects."""
 TIE_BREAK_S = 1e-7
 """Seconds that are added to the cost of splitting a layer by rows, if the layer has no multiplications.
 

@@ -21,15 +21,16 @@ from dicompiler.plugin_api.regions import (
     route_on_platform,
 )
 
-# Largest number of rounds. Trimmed parts read less, so that the next round can trim the layers before them.
+# Largest number of rounds in which all layers of a plan are trimmed. Trimmed parts read less, so that the next round
+# can trim the layers before them.
 MAX_TRIM_ROUNDS = 32
 
 
 def trim_parts(problem: Problem, plan: Plan) -> Plan:
     """Return the plan with each part reduced to the bounding box of the elements that are read from it.
 
-    A part is the region of a layer that one device computes. Strategies give the tiles of a layer equal halos on both
-    sides, which is more than strides and borders need.
+    A part is the region of a layer that one device computes. Strategies give the tiles of a layer equal halos
+    (overlapping rows) on both sides. Layers with strides, and tiles at the edge of a tensor, need fewer rows.
 
     A part from which nothing is read is removed. If it stayed, other layers could read from it as well as from other
     parts, which would add messages. Partial sums and layers that cannot be split stay as they are. If nothing can be
@@ -68,7 +69,10 @@ def _trim_once(plan: Plan, routing: Routing) -> Plan:
 
 
 def _read_pieces(routing: Routing) -> Iterator[tuple[Box, Region]]:
-    """Yield each region that a device has computed, with each piece of the region that is read or sent."""
+    """Yield pairs: a box (tensor region) that a device has computed, and a piece of it that a layer reads or receives.
+
+    Outputs of the network that are delivered to a sink are included.
+    """
     for box in routing.received_boxes:
         if box.origin is not None and box.region is not None:
             yield box.origin, box.region

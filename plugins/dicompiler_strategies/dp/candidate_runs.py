@@ -40,10 +40,11 @@ SplitKind = Literal["rows", "cut", "sums"]
 CANDIDATE_RUNS_PER_S = 15_000
 """Number of candidate runs that count as one second of the reference computer in the search's budget.
 
-A candidate run is one way to compute some consecutive layers. It counts once when it is built, and once for each state
-of the search in which its cost is computed. The measured number was 20 000 runs per second.
+A candidate run is one way to compute some consecutive layers. It counts once when it is built, and once whenever its
+cost is computed for another distribution of its inputs over the devices. The measured number was 20 000 runs per
+second.
 """
-# A block (fused layers) is not extended if it takes this many times as long as its layers one by one.
+# A block (fused layers) is not extended by further layers if it takes this many times as long as its layers one by one.
 _HOPELESS_RATIO = 2.0
 _RowDemand = RowIntervals | None
 """The rows of a tensor that each device of a team needs; None if every device needs the whole tensor."""
@@ -292,7 +293,7 @@ def _row_blocks(
     weight_bytes: Mapping[str, int],
     singles: dict[int, tuple[float, float]],
 ) -> Iterator[CandidateRun]:
-    """Yield blocks of layers in fused height tiles that end before layer `stop`, each one layer longer than the last.
+    """Yield blocks of 1, 2, 3, … consecutive layers in fused height tiles that all end before layer `stop`.
 
     A block is skipped if it is not faster than its layers one by one, because each layer alone is a candidate too. The
     loop ends if a block takes at least twice as long as its layers one by one. It also ends if the leader (the device
@@ -335,7 +336,11 @@ def _row_blocks(
 
 
 def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> float:
-    """Return the seconds to send the missing rows of all tensors that are distributed by rows."""
+    """Return the seconds to send devices the rows that they need and do not store.
+
+    `needs` has, for each tensor, the region that each device needs. Only tensors that are distributed over the devices
+    by rows are counted.
+    """
     rows = [name for name in needs if name in team.layers.producer and team.layers.producer[name].name in team.row_maps]
     missing = [
         missing_elements(needs[name], team.held_boxes(name, "rows")) * bytes_per_element(team.layers, name)

@@ -36,7 +36,7 @@ TensorForm = Literal["rows", "channels", "everywhere", "whole", "source"]
 - "rows", "channels": each member of the team has a range of the rows or channels.
 - "everywhere": each member has the whole tensor.
 - "whole": only one member, the leader, has the tensor.
-- "source": the devices that hold the network's inputs have it.
+- "source": the sources have the whole tensor, which is an input of the network.
 """
 
 _PROBED_LAYERS = 8

@@ -1,7 +1,8 @@
 """A fast model that evaluates thousands of plans at once. In these plans, each layer is whole on one device.
 
-The model is used in the first level of the search; the second level evaluates a few plans one by one.
-`build_batched_model` derives it from a problem, and `BatchedModel.evaluate` returns times, bytes, memory and energy.
+The strategy `genetic` uses the model in the first level of its search; the second level evaluates a few plans one by
+one. The strategy `auto` uses it to move layers. `build_batched_model` derives it from a problem, and
+`BatchedModel.evaluate` returns times, bytes, memory and energy.
 """
 
 from __future__ import annotations
@@ -86,7 +87,7 @@ class PlanEstimates:
 
 @dataclass(frozen=True)
 class BatchedModel:
-    """The facts about a problem that do not depend on the plan, and the evaluation of plans with them.
+    """A fast model of a problem, which evaluates many plans at once from facts that do not depend on the plan.
 
     In each plan, every layer is whole on one device. The results are those of `Problem.estimate`, with five exceptions:
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 Genes = NDArray[np.intp]
 """An array with a chromosome or a decoded plan in each row."""
 START_STEP_SIZES = 4
-"""Number of step sizes by which a mutation moves the first layer of a group: 1, 2, 4, … layers."""
+"""Number of step sizes (1, 2, 4, … layers) by which a mutation moves the start of a group of consecutive layers."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class SplitPointEncoding(Encoding):
     groups: int
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Return chromosomes in which each group starts at a random layer, and the devices have a random order.
+        """Return random chromosomes: groups of consecutive layers that start at random layers, on random devices.
 
         Each device has about equally many groups: the numbers differ by at most one.
         """
@@ -123,7 +123,7 @@ class SplitPointEncoding(Encoding):
         return self.encode(np.where(inside, self.decode(fathers), self.decode(mothers)))
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Return each chromosome with one or a few groups changed.
+        """Return each chromosome with one or a few groups changed. A group has consecutive layers on one device.
 
         There are three kinds of changes:
 

@@ -37,7 +37,7 @@ from dicompiler_strategies.genetic.evaluators import (
 from dicompiler_strategies.genetic.nsga2 import Array, Evaluate, EvolutionSettings, ParetoRows, evolve, select_spread
 
 MAX_SEED_SHARE = 1 / 4
-"""Largest fraction of a stage's first population that is copied from the previous front.
+"""Largest fraction of a stage's first population that is copied from the Pareto front of the previous stage.
 
 The rest of the population consists of changed copies of these plans.
 """

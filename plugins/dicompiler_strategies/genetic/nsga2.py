@@ -149,7 +149,8 @@ def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
 def _find_new_points(objectives: Array, known: Array) -> list[int]:
     """Return the positions of the rows of `objectives` that are neither in `known` nor equal to an earlier row.
 
-    Only these points may enter the front, because several plans with equal objectives would displace other plans.
+    A row has the objectives of one plan. Only the plans of the returned rows may enter the population, because several
+    plans with equal objectives would displace other plans.
     """
     return _take_new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
 

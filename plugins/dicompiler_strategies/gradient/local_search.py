@@ -3,7 +3,7 @@
     ObjectiveTables + selections, shape (plans, layers) → selections that no change of one layer or of a short
     sequence of layers improves
 
-A choice is one way to split a layer over devices. A selection stands for a plan: it has the number of one choice for
+A choice is one way to split a layer over devices. A selection represents a plan: it has the number of one choice for
 each layer.
 """
 

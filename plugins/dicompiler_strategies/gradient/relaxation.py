@@ -9,10 +9,9 @@ softmax(W_a), the loss is the expected cost
     L = Σ_a p_a · node_a + Σ_(a,b) p_aᵀ · edge_ab · p_b
 
 This is the loss of the DIAPASON paper, eq. (16), with two differences. A choice of the tables also fixes the devices,
-so that the paper's separate logits of devices (W_dev) are not needed. The cost of a choice already considers that
-devices compute at the same time. The paper's correction for this (superposition penalty) is therefore not needed
-either. All restarts are computed together in one array W of shape (restarts, n), where n is the number of choices of
-all layers.
+so that the paper's separate logits of devices (W_dev) are not needed. In the cost of a choice, devices compute at the
+same time. The paper's correction for this (superposition penalty) is therefore not needed either. All restarts are
+computed together in one array W of shape (restarts, n), where n is the number of choices of all layers.
 """
 
 from __future__ import annotations

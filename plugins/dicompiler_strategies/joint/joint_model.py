@@ -54,8 +54,8 @@ class JointModel:
         node: For each layer, the cost of each choice (way to split it).
         edge: For each edge (i, j), a pair of connected layers, the costs of shape (choices of i, choices of j).
         node_loads: For each layer, the loads of shape (choices, loads).
-        edge_loads: For each edge (i, j) that causes loads, the amounts of these loads, of shape (choices of i, choices
-            of j, k). They belong to the first k loads; the edge adds nothing to the other loads.
+        edge_loads: For each edge (i, j) that causes loads, the amounts of the first k loads, of shape (choices of i,
+            choices of j, k). The edge adds nothing to the other loads.
         load_limits: Limit of each load; infinite if there is none.
         is_minimax: True if the objective is the largest load without a limit.
         kept_choices: For each layer, the numbers that the model's choices have in the cost tables.

@@ -33,7 +33,10 @@ from dicompiler_strategies.tables.cost_tables import CostTables
 
 log = logging.getLogger("dicompiler")
 PROOF_GAP = 1e-6
-"""Relative gap up to which a plan counts as optimal: the largest error of rounding costs to integers."""
+"""A plan is reported as optimal if its objective is at most this fraction above the lower bound.
+
+The fraction is the largest error that results from rounding costs to integers.
+"""
 AMPLE_COPIES = 8
 """A safe upper limit of the number of copies of a tensor that one device stores.
 
@@ -286,10 +289,9 @@ class _JointSearch:
         return best
 
     def _least_memory_error(self, selection: Sequence[int], cause: str) -> DicompilerError:
-        """Return the error that no plan fits, with the memory that suffices.
+        """Return the error that no plan fits. Its message begins with `cause` and states how much memory would suffice.
 
-        It is the memory of the selection's plan, or that of the plan for one device if that is less. `cause` is the
-        first part of the message.
+        This is the memory that the plan of `selection` needs, or the plan for one device if that needs less.
         """
         plans = [self.tables.plan(selection), self.problem.best_single_device[0]]
         need, shares = min(describe_plan_memory(self.problem, plan) for plan in plans)

@@ -1,8 +1,8 @@
 """Loads of all possible stages as arrays. A stage is a sequence of consecutive blocks.
 
 A block is one layer, or several consecutive layers of a large network. Block b begins at the layer `positions[b]`.
-Entry [i, j] of an array belongs to the stage of the blocks i to j - 1, in the order of the layer graph. Entries with
-i ≥ j are 0.
+Entry [i, j] of an array is the load of the stage of the blocks i to j - 1, in the order of the layer graph. Entries
+with i ≥ j are 0.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def _add_if_any(total: Floats, readers: Sequence[int], first: int, layers: int, 
 def _list_pieces(flows: NetworkFlows, block: Sequence[int]) -> list[_Piece]:
     """Return the pieces (bytes with the same readers) of all tensors.
 
-    `block` has, for each layer, the number of the block (consecutive layers) to which it belongs.
+    `block` has, for each layer, the number of the block (consecutive layers) that contains it.
     """
     pieces = []
     for flow in flows.flows:

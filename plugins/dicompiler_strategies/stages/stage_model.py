@@ -39,12 +39,15 @@ MAX_POSITIONS = 260
 square of this number.
 """
 MAX_STATES = 1024
-"""Largest number of sets of devices that are considered.
+"""Largest number of sets of devices that the dynamic program over stages distinguishes.
 
 Sets that differ only in interchangeable devices count as one.
 """
 MAX_TRANSITIONS = 4096
-"""Largest number of transitions in the search. A transition adds the devices of one more stage to a set of devices."""
+"""Largest number of transitions in the dynamic program over stages.
+
+A transition adds the devices of one more stage to a set of devices.
+"""
 
 ROUND_LENGTHS = (1, 2, 3, 4, 6, 12)
 """Allowed numbers of frames in a round of devices with unequal speeds.
@@ -74,7 +77,7 @@ class DeviceKind:
 class StageUnit:
     """One device that computes a stage, or several that take its frames in turn, with the loads of every stage.
 
-    Entry [i, j] of an array belongs to the stage that begins at the model's position number i and ends at number j.
+    Entry [i, j] of an array is for the stage that begins at entry i of `StageModel.positions` and ends at entry j.
 
     Attributes:
         counts: Number of devices of each kind.
@@ -114,7 +117,7 @@ class StageModel:
 
 @dataclass(frozen=True)
 class StageRules:
-    """Rules for a stage model.
+    """Rules that limit the stages of a pipeline, and the devices that compute them.
 
     Attributes:
         takes_turns: True if units of several devices, which take frames in turn, are allowed.
@@ -341,7 +344,7 @@ class _ModelBuilder:
         return Traffic(received.messages - outputs.messages, received.nbytes - outputs.nbytes)
 
     def _busy_seconds(self, kind: DeviceKind, share: float) -> Floats:
-        """Return the seconds per frame for which a device computes and handles messages, for each possible stage.
+        """Return the seconds per frame for which a device computes, sends and receives, for each possible stage.
 
         `share` is the fraction of the stage's frames that the device computes.
         """

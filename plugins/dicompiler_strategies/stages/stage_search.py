@@ -2,11 +2,15 @@
 
 StageModel → StageSolution
 
-The traffic of a stage is the time in seconds for which its messages occupy links. A unit u is one device, or several
-that compute a stage in turn. best[S][i] is the least traffic with which the set of devices S computes the layers before
-position i, such that no load exceeds a limit T. It is the minimum over units u and positions j < i of best[S - u][j] +
-traffic of the layers j to i - 1 on u. The least limit T with a solution is found by bisection. After Hu et al.,
-"Pipeline Parallelism for Inference on Heterogeneous Edge Computing" (PipeEdge, 2021).
+The search minimises the largest load: the seconds per frame for which a device or link is busy, or the memory of a
+device. The traffic of a stage is the time in seconds for which its messages occupy links. A unit u is one device, or
+several that compute a stage in turn.
+
+best[S][i] is the least traffic with which the set of devices S computes the layers before position i, such that no load
+exceeds a limit T. It is the minimum over units u and positions j < i of best[S - u][j] + traffic of the layers j to
+i - 1 on u. The least limit T with a solution is found by bisection.
+
+After Hu et al., "Pipeline Parallelism for Inference on Heterogeneous Edge Computing" (PipeEdge, 2021).
 """
 
 from __future__ import annotations
@@ -25,9 +29,9 @@ from dicompiler_strategies.stages.stage_model import StageModel, StageUnit
 from dicompiler_strategies.stages.turns import MAX_ROUND_FRAMES
 
 MAX_ROUNDS = 40
-"""Largest number of limits T that the bisection tries."""
+"""Largest number of limits on the largest load of a device or link that the bisection tries."""
 PROOF_GAP = 1e-6
-"""Relative gap between solution and bound at which the search ends."""
+"""The search for stages ends if the largest load is at most this fraction above its lower bound."""
 
 DeviceCounts = tuple[int, ...]
 """Number of devices of each kind."""
@@ -40,7 +44,7 @@ class Stage:
     Attributes:
         start: Position of the first layer.
         stop: Position after the last layer.
-        turns: Names of the devices that compute the frames of a repeating round.
+        turns: For each frame of a repeating round, the name of the device that computes it.
     """
 
     start: int
@@ -239,6 +243,6 @@ class _PipelineSearch:
 
 
 def _above_diagonal(load: Floats) -> Floats:
-    """Return a load that is infinite for stages without layers."""
+    """Return a copy of the array that is infinite for stages without layers, whose start is not before their end."""
     result: Floats = np.where(np.triu(np.ones_like(load), 1) > 0, load, np.inf)
     return result

@@ -32,11 +32,11 @@ from dicompiler.plugin_api.regions import (
 from dicompiler.plugin_api.utilities import memoized
 
 MAX_LOAD_RATIO = 1.05
-"""A cut is acceptable if the busiest device's load is at most this many times that in the most even cut.
+"""A cut of a channel run is acceptable if its busiest device has at most this many times the load of the most even cut.
 
-A run (layers that are cut by channels together) can be cut into different numbers of equal units. Among the acceptable
-cuts, the one with the least total work is used, because it computes the least twice. Among equals, the one with the
-largest units is used.
+A channel run (layers that are cut by channels together) can be cut into different numbers of equal units, such as heads
+of an attention. Among the acceptable cuts, the one with the least total work is used, because it computes the fewest
+elements twice. Among equals, the one with the largest units is used.
 """
 
 

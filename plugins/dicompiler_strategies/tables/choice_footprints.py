@@ -1,4 +1,4 @@
-"""Footprints: the regions, seconds and bytes of each choice of a layer on each device, as arrays.
+"""Footprints: the regions, seconds and bytes of each choice of a layer (way to split it) on each device, as arrays.
 
 A box is a region as an array: one interval [start, stop) for each axis of the tensor, then the presence interval 0..1.
 A missing box is 0..0 on every axis. The presence interval lets a scalar, which has no axes, be present or missing.
@@ -42,7 +42,7 @@ class NeededBoxes:
 
 @dataclass(frozen=True, eq=False)
 class ChoiceFootprint:
-    """Regions, seconds and bytes of each choice of a layer on each device.
+    """Regions, seconds and bytes of each choice of a layer (way to split it) on each device.
 
     The arrays have the shape (choices, devices, …), with devices in platform order. Arrays of boxes have the shape
     (choices, devices, axes + 1, 2).
@@ -104,9 +104,10 @@ class _PartProbe:
 
 
 class _FootprintBuilder:
-    """Fills the arrays of a footprint choice by choice and part by part; equal parts are computed once.
+    """A builder that fills the arrays of a footprint choice by choice and part by part.
 
-    A choice is one way to split the layer. A part is the piece of a device.
+    A choice is one way to split the layer. A part is the piece of the layer on one device. Equal parts are computed
+    once.
     """
 
     def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:

@@ -43,7 +43,7 @@ ROW_CUTS = ("balanced", "nearest", "coarser")
 """Ways to place the borders between the rows of neighbouring devices.
 
 "balanced": each device has as many rows as its share requires, rounded to whole rows. "nearest": at the row nearest to
-the exact border. "coarser": at the borders of the next smaller layer.
+the exact border. "coarser": at the borders of the next layer that has fewer rows, scaled to the rows of this layer.
 """
 MERGE_KINDS = ("one", "channels", "rows", "all")
 """Ways to add up partial sums: on one device, in shares of the channels or of the rows, or on all devices."""
@@ -137,7 +137,7 @@ def find_cuttable_axis(layers: LayerGraph, layer: Layer, label: str) -> int | No
 def list_choices(
     problem: Problem, layer: Layer, options: ChoiceSet = ChoiceSet(), max_choices: int | None = None
 ) -> tuple[Choice, ...]:
-    """Return the first `max_choices` different choices of a layer; all of them if that is None.
+    """Return the different choices of a layer (ways to split it), at most `max_choices` of them; None means all.
 
     Whole layers come first, beginning with the fastest device. Choices that the operator rule forbids are omitted.
     """

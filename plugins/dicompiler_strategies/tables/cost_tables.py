@@ -54,11 +54,11 @@ networks, 13 600 parts per second were measured on DenseNet-121 with 4 devices.
 
 @dataclass(frozen=True, eq=False)
 class CostTables:
-    """The barrier model of a problem over the choices of its layers.
+    """The barrier model of a problem: the seconds and bytes of each choice (way to split it) of each layer.
 
         T(selection) = Σ_l node_seconds[l][c_l] + Σ_(i,j) edge_seconds[i,j][c_i, c_j]
 
-    A selection has the number c_l of a choice for each layer l.
+    A selection has the number c_l of a choice for each layer l. T is the latency of a frame in seconds.
 
     Assumptions:
 
@@ -267,9 +267,10 @@ def _multiplies_two_tensors(layers: LayerGraph, layer: Layer) -> bool:
 
 
 class _TableFiller:
-    """Fills the tables, and computes each distinct footprint and each distinct edge only once.
+    """A builder of cost tables, which computes each distinct footprint and each distinct edge only once.
 
-    A footprint has the regions, seconds and bytes of a layer's choices. An edge is a pair of connected layers.
+    A footprint has the regions, seconds and bytes of a layer's choices (ways to split it). An edge is a pair of
+    connected layers.
     """
 
     def __init__(self, problem: Problem, options: ChoiceSet, budget: WorkBudget) -> None:
@@ -337,8 +338,8 @@ class _TableFiller:
     def _node_arrays(self, i: int, footprint: ChoiceFootprint) -> tuple[Floats, Floats]:
         """Return the seconds and the sent bytes of each choice (way to split it) of layer `i`.
 
-        Both include the computing, the exchange of partial sums, and the transfers of the network's inputs and outputs.
-        They do not include transfers from other layers.
+        The seconds include computing. Both include the exchange of partial sums, and the transfers of the network's
+        inputs and outputs. Neither includes transfers from other layers.
         """
         if footprint not in self.node_arrays:
             merged = footprint.merged_bytes
@@ -360,7 +361,7 @@ class _TableFiller:
         """Return, for each choice, the seconds until the slowest device has computed its part of the layer.
 
         A choice is one way to split the layer. `arrival_s` has, for each choice, the seconds until the network's inputs
-        have arrived. With runtime costs the source device, which has the inputs, does not wait for them.
+        have arrived. If the problem has runtime costs, the source device, which has the inputs, does not wait for them.
         """
         is_waiting = np.ones(len(self.problem.platform.devices), bool)
         if arrival_s.any() and self.link_loads.runtime is not None:

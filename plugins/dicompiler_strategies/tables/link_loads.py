@@ -24,7 +24,7 @@ class RuntimeArrays:
     Attributes:
         send: Seconds of a sender for each message.
         receive: Seconds of a receiver for each message.
-        byte: Seconds for each byte, of the sender and of the receiver alike.
+        byte: Seconds of a sender, and also of a receiver, for each byte.
         calling: Seconds of a receiver to call the segment (piece of the model) that waited for messages.
         slice: Seconds of a receiver to prepare the joining of received pieces.
         copy: Seconds for each byte that a receiver copies to join pieces.
@@ -49,7 +49,7 @@ class RuntimeArrays:
         return replace(self, send=send, receive=receive, calling=0 * self.calling)
 
     def handling_seconds(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
-        """Return the seconds for which the target's runtime handles messages: busiest sender plus busiest receiver.
+        """Return the seconds that the devices' runtimes spend on messages: busiest sender plus busiest receiver.
 
         Args:
             sent: Bytes from sender to receiver, an array of shape (…, senders, receivers). The result has the shape

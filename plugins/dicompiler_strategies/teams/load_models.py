@@ -137,10 +137,12 @@ class StackedTables:
 
 @dataclass(frozen=True, eq=False)
 class LayerTerms:
-    """Parts of the loads that depend on the choice (way to split it) of one layer.
+    """Terms of loads that depend on one layer's choice (way to split it).
+
+    A load is the bytes of a host, or the seconds of a device or link. It is calculated from sums of terms.
 
     Attributes:
-        layers: The layer of each term.
+        layers: The position of the layer of each term.
         targets: For each term, the row of the sums to which it is added, in ascending order.
         tables: For each term, its loads by choice, of shape (choices, loads).
     """
@@ -160,9 +162,11 @@ class LayerTerms:
 
 @dataclass(frozen=True, eq=False)
 class TensorTerms:
-    """Parts of the loads that depend on the choices of the two layers of an edge: the bytes of sent tensors.
+    """Terms of loads that depend on the choices (ways to split) of two connected layers: the bytes of sent tensors.
 
-    The edges of a tensor follow each other. Of their bytes, the largest count.
+    An edge joins the layer that computes a tensor and a layer that reads it. The edges of a tensor follow each other.
+    The term of a tensor is the largest number of bytes of its edges, because the regions that the readers read mostly
+    overlap.
 
     Attributes:
         producers: The layer that computes the tensor, for each edge.
@@ -233,12 +237,13 @@ class TermSet:
 
     Attributes:
         layer_terms: The numbers of the layer terms.
-        layer_runs: For each of them, the number of its run.
-        layer_groups: The sums to which they are added.
-        edges: The numbers of the edges of the tensor terms. All edges of a tensor belong together.
-        edge_runs: For each of them, the number of its run.
+        layer_runs: For each layer term, the number of the run that contains its layer.
+        layer_groups: The sums to which the layer terms are added.
+        edges: The numbers of the edges of the tensor terms. If a run contains a layer of one edge, all edges of the
+            same tensor are included.
+        edge_runs: For each edge, the number of the run for which it is included.
         tensor_starts: For each tensor, the position of its first edge.
-        tensor_groups: The sums to which the tensors are added.
+        tensor_groups: The sums to which the terms of the tensors are added.
     """
 
     layer_terms: NDArray[np.intp]
@@ -283,7 +288,7 @@ class LoadModel(ABC):
 
     Attributes:
         layers: Number of layers.
-        rows: Number of rows of the sums.
+        rows: Number of rows of the sums. Each row is a sum of its own, from which the loads are calculated.
         layer_terms: The terms of single layers.
         tensor_terms: The terms of sent tensors.
     """
@@ -296,7 +301,7 @@ class LoadModel(ABC):
 
     @abstractmethod
     def loads_of_tensors(self, sent: Floats) -> Floats:
-        """Return what sent tensors add to the sums, of shape (tensors, selections, loads).
+        """Return the values that sent tensors add to the sums of terms, of shape (tensors, selections, loads).
 
         `sent` has the bytes of each tensor, of shape (tensors, selections, pairs of devices or hosts).
         """
@@ -384,7 +389,7 @@ class PeriodModel(LoadModel):
     """Seconds for which each device and each link is busy for one frame. Each device and each link is a load.
 
     The layer terms are the seconds of computing, and of sending the network's inputs to a layer and its outputs to
-    sinks. The sums have one row, which are the loads.
+    sinks. The sums of all terms have one row, which contains the loads.
 
     Attributes:
         byte_seconds: Seconds that a byte from one device to another adds to each load, of shape (pairs of devices,
@@ -451,15 +456,15 @@ def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_s
 class HostMemoryModel(LoadModel):
     """Bytes that each host needs for one frame.
 
-    A choice is one way to split a layer. A host needs the weights of all its layers, and space for tensors. A received
-    tensor takes space from the start of the frame to the last layer that reads it. A computed tensor takes space from
-    its layer to the last layer that reads it. While a host computes layer t, its tensors therefore take
+    A host needs the weights of all its layers, and space for tensors. A received tensor takes space from the start of
+    the frame to the last layer that reads it. A computed tensor takes space from its layer to the last layer that reads
+    it. While a host computes layer t, its tensors therefore take
 
         Σ_{i > t} received_i + stored_t,    stored_t = inputs and outputs of t + Σ (computed before t and read after t).
 
-    The host needs the largest of these sums. The sums of the model have the rows stored_t for each layer t, received_t
-    for each layer t, and the bytes that are stored during the whole frame: weights, and network outputs that sinks
-    receive.
+    Here, received_i are the bytes of received tensors whose last reader is layer i. The host needs the largest of these
+    sums. The model's sums have these rows: stored_t for each layer t, received_t for each layer t, and the bytes that
+    are stored during the whole frame (weights, and network outputs that sinks receive).
     """
 
     def loads_of_tensors(self, sent: Floats) -> Floats:

@@ -1,7 +1,8 @@
 """Local search that moves runs of consecutive layers to other devices or teams, so that the largest load falls.
 
-A selection has one choice for each layer. A move gives all layers of a run the choice with the same label, such as
-"height 2 on pi02 pi03". Layers without such a choice keep theirs.
+A team is a set of devices that split a layer. A selection has one choice (way to split the layer) for each layer. A
+move gives all layers of a run the choice with the same label, such as "height 2 on pi02 pi03". Layers without a choice
+of this label keep their choice.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ The norm is close to the largest load. Unlike the largest load, it also falls if
 MIN_GAIN = 1e-6
 """Smallest relative gain for which a move is taken."""
 MAX_BATCH_ENTRIES, MIN_BATCH_RUNS = 1 << 19, 8
-"""Table entries of one batch of moves, as if all of them were read for each move, and the fewest runs of a batch.
+"""Limits of a batch of moves: the most table entries that it may read, and the fewest runs of layers in it.
 
-The best move of a batch is taken before the next batch.
+A batch is evaluated at once, and its best move is taken before the next batch. The entries are counted as if each move
+read the tables of all layers.
 """
 ENTRY_S, BATCH_S = 6e-9, 4e-4
 """Seconds of the reference computer to read a table entry, and to prepare a batch."""
@@ -66,7 +68,7 @@ class RunObjective:
         return sum(model.entries((range(model.layers),)) for model in self.models)
 
     def work_s(self, runs: Sequence[range], moves: int) -> float:
-        """Return the work of a batch with so many moves for each run, in seconds of the reference computer."""
+        """Return the seconds that the reference computer needs for a batch with `moves` moves of each run of layers."""
         return sum(model.entries(runs) * moves * ENTRY_S + BATCH_S for model in self.models)
 
     @cached_property
@@ -187,7 +189,10 @@ class RunSearch:
         return changed
 
     def _batches_of_runs(self, length: int) -> Iterator[Sequence[range]]:
-        """Yield runs of so many layers, in batches that are tried together; neighbouring runs overlap by half."""
+        """Yield all runs of `length` consecutive layers, in batches that are tried together.
+
+        Neighbouring runs overlap by half.
+        """
         starts = range(0, len(self.choices) - length + 1, max(1, length // 2))
         runs = [range(start, start + length) for start in starts]
         size = max(MIN_BATCH_RUNS, MAX_BATCH_ENTRIES // (self.objective.entries * len(self.labels)))

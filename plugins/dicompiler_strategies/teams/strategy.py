@@ -26,9 +26,12 @@ from dicompiler_strategies.teams.run_search import RunObjective, RunSearch
 
 SUPPORTED_OBJECTIVES = ("throughput", "memory")
 MAX_FREE_DEVICES = 4
-"""Up to this number of devices, every set of devices is a team."""
+"""Up to this number of devices, every set of at least two devices is a team, which may split layers."""
 MAX_TEAM_DEVICES = 12
-"""With more devices, the only team is that of all devices, because tables of more teams would be too large."""
+"""With more devices, the only team (set of devices that may split layers) is that of all devices.
+
+Cost tables of more teams would be too large.
+"""
 RESTART_SHARE = 0.7
 """Fraction of the remaining budget that the search may use to begin again from changed plans."""
 
@@ -99,8 +102,9 @@ class Teams(Strategy):
         """Yield the selections (one choice per layer) that the local search finds from several starts.
 
         The search begins with the plan of the strategy `pipeline`, with a single device, and with all devices as one
-        team. Then it begins again with random changes of the best selection. Both are repeated with the known plans.
-        They come last, so that `auto`, which knows plans of other strategies, finds at least what `teams` finds alone.
+        team. Then it begins again with random changes of the best selection. Finally, the search and its random changes
+        begin with the known plans. They come last, so that `auto`, which knows plans of other strategies, finds a plan
+        at least as good as that of `teams` alone.
         """
         problem = tables.problem
         names = " ".join(device.name for device in devices_by_rate(problem))
@@ -153,7 +157,9 @@ def team_choices(problem: Problem) -> ChoiceSet:
 
 
 def list_teams(devices: Sequence[Device]) -> list[Sequence[Device]]:
-    """Return the teams of a cluster. `devices` are the devices that compute, the fastest first.
+    """Return the teams (sets of devices that may split layers) of a cluster.
+
+    `devices` are the devices that compute, the fastest first.
 
     With at most MAX_FREE_DEVICES devices, every set of at least two is a team. With at most MAX_TEAM_DEVICES, devices
     that follow each other in `devices` form teams of 2, 4 and 8, and all devices form a team. With more, the only team
