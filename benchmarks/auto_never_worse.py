@@ -57,7 +57,7 @@ PLATFORMS: dict[str, Callable[[], Platform]] = {
 
 @lru_cache(maxsize=1)
 def prepared(network: str) -> Problem:
-    """Return the problem of a network, whose layers all platforms share."""
+    """Return the problem of a network on one device. It is cached, because all platforms use the same layers."""
     return load_problem(Model.load(networks.build(network, 0)), "rpi4x1")
 
 
@@ -97,7 +97,7 @@ class Row:
 
 
 def rows(network: str, platform: str, objective: str, budgets: Sequence[float]) -> Iterator[Row]:
-    """Yield a row for each budget."""
+    """Compare `auto` with the other strategies for one problem, and yield a row for each of its budgets."""
     problem = replace(prepared(network), platform=PLATFORMS[platform](), objective=objective)
     others = compare_strategies(problem, {name: registry().make("strategies", name) for name in OTHERS})
     best = others.best

@@ -26,12 +26,14 @@ PLATFORM, DEVICES, PIECES = "rpi4-gateway-x8", 8, 24
 
 @dataclass(frozen=True)
 class Limit:
-    """Limit of a network, and the cost of AutoDiCE's published tool for the same work on a machine with two cores.
+    """Limit of the compile time of a network, and the cost of AutoDiCE's published tool for the same work.
+
+    AutoDiCE was measured on a machine with two cores.
 
     Attributes:
         cpu_s: CPU seconds (user and system) that compiling may take.
         autodice_s: Seconds that AutoDiCE takes.
-        autodice_mib: MiB that AutoDiCE takes.
+        autodice_mib: Peak memory of AutoDiCE in MiB.
     """
 
     cpu_s: float
@@ -49,7 +51,8 @@ PHASES = (
     "write_artifact", "rest",
 )  # fmt: skip
 
-# Runs `dicompiler compile` with a clock around the phases; the measured process itself runs without it.
+# A program that runs `dicompiler compile` and measures the CPU time of each phase. The total cost is measured in a
+# process without these clocks.
 _CLOCKED = """
 import functools, json, resource, sys
 def now():

@@ -24,10 +24,15 @@ from dicompiler.networks import build
 
 
 class Case(NamedTuple):
-    """One compilation.
+    """One compilation, described by texts.
 
-    Attributes are the name of a network of `dicompiler.networks` (with " int8" if it is quantised first), and the
-    strategy, target, platform, objective and cost model as texts.
+    Attributes:
+        network: Name of a network of `dicompiler.networks`; " int8" at its end if it is quantised first.
+        strategy: Strategy with its options.
+        target: Name of the target.
+        platform: Name of the platform.
+        objective: Objective of the strategy.
+        cost: Cost model with its options.
     """
 
     network: str
@@ -53,7 +58,7 @@ BOARDS = "stm32h743x4"
 
 
 def cases() -> list[Case]:
-    """Return all cases, the slowest first."""
+    """Return all cases (compilations) of the benchmark, the slowest first."""
     found = [Case(network, strategy, "sockets") for network in LARGE for strategy in STRATEGIES[1:4]]
     found += [Case("resnet18", strategy, "mpi", "jetson-nx3") for strategy in (*STRATEGIES, SEARCHES[2])]
     found += [Case(network, search, "sockets") for network in ("tiny", "resnet8", "lenet") for search in SEARCHES]
@@ -72,12 +77,12 @@ def cases() -> list[Case]:
 
 
 def source(network: str) -> onnx.ModelProto:
-    """Return the network with seeded weights."""
+    """Return the network of a case in float32, with seeded weights."""
     return build(network.removesuffix(" int8"), seed=1)
 
 
 def samples(model: onnx.ModelProto, file: Path) -> None:
-    """Write two seeded samples for the quantisation of a network."""
+    """Write two seeded random inputs of a network to `file`, as samples for its quantisation."""
     (value,) = model.graph.input
     shape = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
     rows = np.random.default_rng(7).normal(size=(2, *shape)).astype(np.float32)
@@ -107,7 +112,7 @@ def digest(case: Case) -> dict[str, Any]:
 
 
 def differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """Return a line for each case that differs."""
+    """Return a line for each case whose digests, metrics or error differ between two runs of the benchmark."""
     lines = []
     for name in [*now, *(name for name in before if name not in now)]:
         old, new = before.get(name), now.get(name)

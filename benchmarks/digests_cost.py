@@ -1,7 +1,7 @@
-"""The cost of comparing digests when devices start: the devices of VGG16 start with and without it, in turn.
+"""The cost of checking the digests of files when devices start: VGG16 starts with and without the check, in turn.
 
-The script prints the seconds until all devices are ready and until the first output arrives: least and median of each,
-and their ratios. The exit code is 1 if the first ratio is above LIMIT. See README.md.
+The script prints the seconds until all devices are ready, and until the first output arrives: least and median of each,
+and their ratios. The exit code is 1 if the ratio of the least times until ready is above LIMIT. See README.md.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ runpy.run_module("dicompiler_targets.sockets.runtime", run_name="__main__", alte
 
 
 def start(directory: Path, entry: tuple[str, ...]) -> tuple[float, float]:
-    """Return the seconds until all devices are ready, and until the first output has arrived."""
+    """Start the devices of an artifact, and return the seconds until they are ready and until the first output.
+
+    `entry` are the arguments of Python that start the runtime of a device.
+    """
     from dicompiler_targets.sockets import device_connections
 
     device_connections.RUNTIME_COMMAND = entry

@@ -2,9 +2,10 @@
 
     python benchmarks/farm.py [--workers 4] [--rounds 3] [--network mobilenet_v2]
 
-Both sides run in turn, several rounds in one run; medians and minima of the times are printed. Computing cannot gain
-more than this machine's cores. A second pair of rows therefore waits instead of computing (`--wait` seconds), which
-shows the limit of the scheduler and of dicompiler on more cores.
+Both clusters are measured in turn, in several rounds. The ratios of the medians and of the minima of the times are
+printed. The ratio for `explore` cannot exceed the number of this machine's cores. In a second measurement, the workers
+therefore wait `--wait` seconds instead of computing. Its ratio shows the limit of the scheduler and of dicompiler on
+more cores.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WAITS = 128
 
 @contextlib.contextmanager
 def cluster(workers: int, port: int) -> Iterator[Executor]:
-    """Start a number of workers with one thread each, which have evaluated something already."""
+    """Start a Dask scheduler and `workers` workers with one thread each, and yield an executor that uses them."""
     run = "from distributed.cli.dask_{0} import main; main()"
     more = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     scheduler = [run.format("scheduler"), "--host", "127.0.0.1", "--port", str(port), "--no-dashboard"]

@@ -55,17 +55,23 @@ SLOW_FACTOR = 3.0
 MAX_MEDIAN_ERROR, MAX_ERROR = 0.10, 0.25
 """Allowed relative errors of predictions."""
 MAX_AUTO_LOSS, MIN_NEAR_SHARE, MAX_PROMISE_ERROR, MAX_SINGLE_LOSS = 1.05, 0.90, 0.15, 1.03
-"""Limits for `auto`: its time relative to the fastest strategy, and the share of settings that must be within it.
+"""Limits for the plans of `auto`.
 
-Then the relative error of its promised gain, and its time relative to one device.
+- MAX_AUTO_LOSS: Largest time of a frame, relative to the fastest strategy.
+- MIN_NEAR_SHARE: Fraction of the settings in which MAX_AUTO_LOSS must be kept.
+- MAX_PROMISE_ERROR: Largest relative error of the predicted gain over one device.
+- MAX_SINGLE_LOSS: Largest time of a frame, relative to one device.
 """
 
 TIMING_S = 1.0
 """Seconds for which a whole network is timed."""
 HOST_COSTS = ("latency", "send", "receive", "per_byte", "call", "header_share")
-"""Costs of a runtime that this host determines. Copies belong to segments, which are slowed down."""
+"""Runtime costs that have the values of this host, because the runtimes of all emulated boards run on it.
+
+The costs of copies are not among them. Copies are made within segments, whose times are scaled to those of the board.
+"""
 NO_TIME_S = 1e-15
-"""Stands for a cost of 0 s, which a profile may not state."""
+"""Seconds that replace a cost of 0 s, because a profile must not contain such a cost."""
 
 
 @dataclass(frozen=True)
@@ -75,13 +81,13 @@ class Case:
     Attributes:
         network: Name of the network.
         bandwidth: Bandwidth of the links in Mbit/s.
-        cluster: Number of boards, or fast and slow boards ("2+2").
+        cluster: Number of boards, or numbers of fast and slow boards ("2+2").
         target: Name of the target.
         strategy: Name of the strategy.
         predicted_s: Predicted seconds of a frame.
         simulated_s: Predicted seconds with the computing times that the boards really had.
         measured_s: Measured seconds of a frame.
-        slowdown: Share by which this host computed too slowly.
+        slowdown: Fraction by which this host computed more slowly than the boards that it emulated.
         boards: Number of boards that compute.
     """
 
@@ -116,7 +122,10 @@ class Case:
 
 
 def boards(cluster: str, bandwidth: int, network: str = "") -> Platform:
-    """Return Raspberry Pis 4 on a switch: a number of them, or fast and slow ones ("2+2"), for a network."""
+    """Return a platform of Raspberry Pis 4 on a switch: `cluster` is their number, or "2+2" for fast and slow ones.
+
+    Some neural networks need boards with another memory bandwidth (MEMORY_BANDWIDTHS).
+    """
     fast, _, slow = cluster.partition("+")
     platform = Platform.load(f"rpi4-gateway-x{int(fast) + int(slow or 0)}")
     devices = tuple(
@@ -132,15 +141,16 @@ def boards(cluster: str, bandwidth: int, network: str = "") -> Platform:
 
 @dataclass(frozen=True)
 class Setup:
-    """How cases are emulated.
+    """Settings of the emulation, which are the same for all cases.
 
     Attributes:
-        frames: Number of frames of each case, or of each frame in flight.
+        frames: Number of frames of each case; a stream has this number for each frame in flight.
         in_flight: Number of frames in flight.
-        tls: Whether messages are encrypted.
-        slower: Slowdown of boards against one core of this host, by a profile (0: by rates).
-        wire_dtype: Wire type ("": none).
-        dilation: Slowdown of the whole emulation.
+        tls: True if messages are encrypted.
+        slower: How many times slower than one core of this host the boards are. Their times are then those of a
+            profile; if it is 0, they follow from compute rates.
+        wire_dtype: Element type in which tensors are sent; "" for their own types.
+        dilation: How many times slower than the real boards the whole emulation runs.
     """
 
     frames: int
@@ -151,9 +161,10 @@ class Setup:
     dilation: float
 
     def cost(self, network: str, platform: Platform, target: str, directory: Path) -> str:
-        """Return the cost model. The boards' runtimes are as fast as this host, which they share.
+        """Return the text of the cost model with which plans for the emulated boards are made.
 
-        With a dilation they are faster by that factor. Profiles are written to `directory`.
+        The runtimes of all boards share this host, so that their costs are measured on it. With a dilation, they are
+        divided by its factor. Profiles are written to `directory`.
         """
         count = len(platform.devices)
         if not self.slower:
@@ -207,10 +218,10 @@ def unet_gru(size: int = 256, channels: int = 16) -> onnx.ModelProto:
 
 @cache
 def measure_profile(network: str, target: str) -> tuple[dict[str, Any], float]:
-    """Return the profile of a network on one core of this host, and its `time_network` right after that.
+    """Return the profile of a network on one core of this host, and the result of `time_network` right after it.
 
-    Emulated boards are slowed down relative to this host during the emulation, whose speed may differ from that during
-    the profile.
+    The speed of this host during a later emulation may differ. The caller compares it with the second result, and
+    scales the profile.
     """
     with tempfile.TemporaryDirectory() as scratch:
         onnx.save(build_network(network), model := Path(scratch, "model.onnx"))
@@ -220,7 +231,7 @@ def measure_profile(network: str, target: str) -> tuple[dict[str, Any], float]:
 
 
 def time_network(network: str) -> float:
-    """Return the seconds of the network on one core of this host."""
+    """Return the processor seconds of a network on one core of this host: the lower quartile of several frames."""
     model = Model.load(build_network(network))
     session = OrtSession(model.proto, model.weights, network, "all")
     inputs, times = prepare_inputs(model, None), []
@@ -250,7 +261,9 @@ def slow_profile(profile: dict[str, Any], factor: float) -> dict[str, Any]:
 
 
 def measure(setting: tuple[str, int, str, str], strategy: str, setup: Setup) -> Case:
-    """Emulate one case.
+    """Compile one case, emulate it, and return its predicted and measured times.
+
+    `setting` has the names of the network, the bandwidth in Mbit/s, the cluster and the target.
 
     Raises:
         DicompilerError: The strategy has no plan, or this host cannot emulate it.
@@ -335,12 +348,12 @@ class Choice:
 
     @property
     def is_right(self) -> bool:
-        """Whether the gain is near the promised one and `auto` is not slower than one device."""
+        """True if the gain is near the promised one, and `auto` is not slower than one device."""
         return abs(self.promised / self.gain - 1) <= MAX_PROMISE_ERROR and self.gain * MAX_SINGLE_LOSS >= 1
 
 
 def rate_choices(found: Sequence[Case]) -> list[Choice]:
-    """Rate `auto` in each setting in which one device was measured too."""
+    """Return the choice of `auto` in each setting in which `single` was measured too."""
     chosen = []
     for setting in dict.fromkeys(case.setting for case in found):
         own = {case.strategy: case for case in found if case.setting == setting}

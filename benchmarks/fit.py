@@ -1,7 +1,7 @@
 """MobileNetV2 0.35 in int8 within 256 KiB of RAM: on one board in tiles one after another, and on several boards.
 
-The table is printed on stdout. Exit code 1 means that a network does not fit, or computes other bits than the uncut
-network in TFLite Micro.
+The table is printed on stdout. The exit code is 1 if a network does not fit, or if its outputs are not bit-equal to
+those of the unsplit network in TFLite Micro.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ ROWS = ((160, 1, "fit"), (160, 8, "fit"), (224, 1, "fit"), (224, 8, "fit"))
 
 @dataclass(frozen=True)
 class Row:
-    """One network on boards.
+    """The result of one compilation, for an image size and a number of boards.
 
     Attributes:
         size: Height and width of the image.
         boards: Number of boards used.
         tiles: Largest number of tiles of a layer.
         ram: Bytes of RAM of the fullest board.
-        uncut: Bytes of RAM of the uncut network on one board.
-        multiplications: Multiply-adds relative to the uncut network.
+        uncut: Bytes of RAM of the unsplit network on one board.
+        multiplications: Multiply-adds relative to the unsplit network.
         seconds: Compile time in seconds.
-        same: Whether the bits are equal.
+        same: True if the outputs are bit-equal to those of the unsplit network.
     """
 
     size: int
@@ -56,7 +56,10 @@ class Row:
 
 
 def row(size: int, count: int, strategy: str, directory: Path) -> Row:
-    """Compile, run and compare one network."""
+    """Compile MobileNetV2 for `count` boards, run it, and compare it with the unsplit network on one board.
+
+    `size` is the height and width of the image.
+    """
     model = quantised(networks.build("mobilenet_v2", width=0.35, size=size))
     fitted(model, boards(1, "4 MiB"), directory / "whole", "single")
     start = time.perf_counter()

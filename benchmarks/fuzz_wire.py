@@ -1,4 +1,4 @@
-"""Gives a million mutated message streams to the receiver of the sockets target.
+"""Give a million mutated message streams to the receiver of the target `sockets`.
 
 The receiver must not crash, hang or allocate more memory than planned. The script prints the outcomes; the exit code
 is 1 if a stream was not rejected by the protocol. How to run it: see README.md.

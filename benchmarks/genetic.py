@@ -1,4 +1,4 @@
-"""The genetic search: plans per second of its fast model, and the benefit of its encoding and stages.
+"""Measure the genetic search: plans per second of its fast model, and the benefit of its encoding and stages.
 
     genetic.py [--network resnet101] [--platform jetson-nx4] [--generations 40] [--seeds 10]
 
@@ -34,7 +34,7 @@ VARIANTS = {
 
 
 def speed(tables: BatchedModel) -> float:
-    """Return the random pipelines of whole layers that the model evaluates in a second."""
+    """Return how many plans the fast model evaluates per second; the plans are random pipelines of whole layers."""
     layers, devices = tables.seconds.shape
     rows = np.sort(np.random.default_rng(0).integers(0, devices, (PLANS, layers)), axis=1)
     start = time.perf_counter()
@@ -43,7 +43,7 @@ def speed(tables: BatchedModel) -> float:
 
 
 def reference(tables: BatchedModel) -> list[float]:
-    """Return the fixed reference point: for each objective the worst plan on a single device."""
+    """Return the reference point of the hypervolumes: the worst value of each objective on a single device."""
     layers, devices = tables.seconds.shape
     estimates = tables.evaluate(np.repeat(np.arange(devices)[:, None], layers, axis=1))
     return [float(estimates.objective(name).max()) for name in AUTODICE_OBJECTIVES]

@@ -1,4 +1,4 @@
-"""Measures the price of short heartbeats: false failures on a busy host, and processor time of an idle cluster.
+"""Measure the price of short heartbeats: false failures on a busy host, and processor time of an idle cluster.
 
 For each heartbeat, a stream of frames runs on four devices on this host while other processes keep all processors busy.
 No device fails, so each reported failure is false. Then the devices are idle, and their processor time is measured. The
@@ -38,7 +38,7 @@ def count_false_failures(directory: Path, heartbeat_s: float, seconds: float, pr
 
 
 def measure_idle_processor_share(directory: Path, heartbeat_s: float) -> float:
-    """Return the processor time of a device without frames, as a share of the time."""
+    """Return the fraction of a processor that a device uses while it has no frames to compute."""
     with ClusterSession(SocketsArtifact.load(directory), RunOptions(heartbeat_s=heartbeat_s)) as session:
         pids = [process.popen.pid for process in session.processes.values() if process.popen is not None]
         before = sum(map(_processor_s, pids))

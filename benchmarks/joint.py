@@ -1,10 +1,14 @@
-"""The time to prove the joint problem: VGG16, ResNet-50, MobileNetV2 and YOLOv2 on 2, 4 and 8 boards.
+"""Measure the time to solve the joint problem exactly: VGG16, ResNet-50, MobileNetV2 and YOLOv2 on 2, 4 and 8 boards.
 
     joint.py [NETWORK …]
 
-The table has the optimum, the bound, MoDNN's value, and seconds for tables and search in the barrier model. A Raspberry
-Pi 4 has 13.6 GFLOP/s, on a shared medium of 100 Mbit/s behind a gateway that holds input and output. Pools and
-activations are free. The exit code is 1 if a case is not proven, or takes more than MAX_CPU_S.
+The joint problem is to choose one way to split each layer, for all layers at once. The table has the optimum, its lower
+bound, MoDNN's value, and the seconds for cost tables and for the search. All values are those of the barrier model, in
+which sending and computing do not overlap.
+
+A board has 13.6 GFLOP/s, as a Raspberry Pi 4. The boards share a medium of 100 Mbit/s with a gateway, which supplies
+the input and receives the output. Pools and activations are free. The exit code is 1 if a solution is not proven to be
+optimal, or takes more than MAX_CPU_S.
 """
 
 from __future__ import annotations
@@ -45,7 +49,7 @@ def boards(count: int) -> Platform:
 
 
 def row(name: str, layers: LayerGraph, count: int) -> tuple[list[str], bool]:
-    """Return a row of the table, and True if it is proven in time."""
+    """Return the row of a network on `count` boards, and True if its optimum is proven in time."""
     problem = Problem(layers, boards(count), AnalyticModel(pools=False, elementwise=False, weights=False))
     start = time.process_time()
     tables = build_cost_tables(problem, affordable_choices(problem, CpSat().choice_set()))
@@ -68,7 +72,7 @@ def row(name: str, layers: LayerGraph, count: int) -> tuple[list[str], bool]:
 
 
 def main(names: Sequence[str]) -> int:
-    """Print the table and return 1 if a case is not proven in time."""
+    """Print the table, and return 1 if the optimum of a network is not proven in time."""
     titles = "network devices choices one[s] MoDNN[s] best[s] bound[s] proven tables[s] search[s]"
     table = Table(*titles.split())
     all_passed = True

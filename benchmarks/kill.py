@@ -1,4 +1,4 @@
-"""Kills random processes of runs with SIGKILL, at random times.
+"""Kill random processes of runs with SIGKILL, at random times.
 
 All other processes must end within 2 s and name the killed device, and no output file may be written. The script prints
 a line per run; the exit code is 1 if a run violated this. How to run it: see README.md.

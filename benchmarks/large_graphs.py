@@ -1,7 +1,7 @@
-"""Processor time and memory per node of compiling graphs with many nodes, which must not grow with their number.
+"""Measure the processor time and memory of compiling large graphs; the time per node must not grow with their size.
 
-It prints a table, one row for each graph and size. Each is compiled in its own process. The exit code is 1 if a node
-takes more than MAX_MS_PER_NODE.
+The script prints a table with one row for each graph and size. Each graph is compiled in its own process. The exit code
+is 1 if a node takes more than MAX_MS_PER_NODE.
 """
 
 from __future__ import annotations

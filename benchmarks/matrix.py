@@ -1,4 +1,4 @@
-"""Verification of large networks × kinds of splits on four devices: exact check, real weights, bytes.
+"""Verify large networks × kinds of splits on four devices: the exact check, real weights, and the bytes sent.
 
 It prints a row for each pair, then the failures; progress goes to stderr. The exit code is 1 if anything failed. Run it
 as README.md says.
@@ -30,12 +30,12 @@ ASPECTS = ("exact", "real", "bytes")
 
 @dataclass(frozen=True)
 class Row:
-    """The splits of one kind of one network, several of them for random sets.
+    """The checks of one network under one kind of split.
 
     Attributes:
         network: Name of the network.
         kind: Kind of split.
-        splits: The splits.
+        splits: The splits of this kind; for fused tiles, there may be several with random sets of fused layers.
         checks: Checks of each split, one for each of ASPECTS.
         seconds: Seconds for all splits.
     """
@@ -70,7 +70,7 @@ class Row:
 
 
 def _verify(case: Case, split: Split, seeds: Sequence[int] | None) -> tuple[Check, ...]:
-    """Run the three checks; an error fails all of them."""
+    """Return the three checks of a split (exact, real, bytes). If an error is raised, all of them fail."""
     try:
         return case.verify(split, seeds)
     except DicompilerError as error:
@@ -78,7 +78,7 @@ def _verify(case: Case, split: Split, seeds: Sequence[int] | None) -> tuple[Chec
 
 
 def rows(network: str, kinds: Sequence[str], sets: int, seeds: int) -> Iterable[Row]:
-    """Yield the network's rows: one for each kind, and for fused tiles another one for the random sets."""
+    """Yield a row for each kind of split; for fused tiles, also a row for `sets` random sets of fused layers."""
     case = Case.of(networks.build(network, 1))
     for kind in kinds:
         found = tuple(splits(case.layers, [kind], sets))

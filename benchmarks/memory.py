@@ -1,6 +1,7 @@
-"""Memory of the devices of target `sockets`: predicted compared with measured, and the origin of the model's constants.
+"""Compare the predicted with the measured memory of the devices of target `sockets`.
 
-The table on stdout has a row for each device. A device process reports its largest resident memory.
+The table on stdout has a row for each device. A device process reports its largest resident memory. With `--constants`,
+networks of one kind of layer show where the constants of the target's memory model come from.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from dicompiler_targets.sockets import SocketsTarget
 MIB = 1 << 20
 PLATFORM = "rpi4-gateway-x4"
 OVER, UNDER = 1.15, 0.95
-"""Predicted by measured must lie between these."""
+"""Limits of the predicted memory divided by the measured memory."""
 STRATEGIES = ("pipeline", "modnn")
 
 
@@ -38,8 +39,12 @@ STRATEGIES = ("pipeline", "modnn")
 class Row:
     """The memory of one device in one run, in bytes.
 
-    `held` is the prediction for weights, activations and buffers, `added` the bytes that the target adds according to
-    its model, and `measured` the largest resident memory of the process.
+    Attributes:
+        name: Name of the run.
+        device: Name of the device.
+        held: Predicted memory for weights, activations and buffers.
+        added: Memory that the target adds, according to its memory model.
+        measured: Largest resident memory of the device's process.
     """
 
     name: str
@@ -55,7 +60,7 @@ class Row:
 
 
 def run(name: str, model: onnx.ModelProto, strategy: str | Plan, platform: str = PLATFORM) -> list[Row]:
-    """Compile the model and run a frame."""
+    """Compile a model, run one frame, and return a row for each device, with predicted and measured memory."""
     target = SocketsTarget()
     chosen: dict[str, Any] = {"plan": strategy} if isinstance(strategy, Plan) else {"strategy": strategy}
     with tempfile.TemporaryDirectory() as place:
@@ -67,13 +72,16 @@ def run(name: str, model: onnx.ModelProto, strategy: str | Plan, platform: str =
     return [Row(name, r.device, held[r.device].total, added[r.device], r.peak_memory_bytes) for r in reports]
 
 
-# -- Networks of one kind of layer, which show the origin of the constants.
+# -- The following networks have one kind of layer, so that each shows one constant of the target's memory model.
 
 
 def _model(
     nodes: Sequence[onnx.NodeProto], shape: Sequence[int], weights: dict[str, tuple[int, ...]]
 ) -> onnx.ModelProto:
-    """Return a model from `x` to `y`, both of `shape`, with seeded weights near 1 (positive variances)."""
+    """Return a model from `x` to `y`, both of `shape`, with seeded weights near 1.
+
+    The weights are positive, because some of them are variances.
+    """
     random = np.random.default_rng(0)
     float_ = onnx.TensorProto.FLOAT
     arrays = [numpy_helper.from_array(1 + 0.01 * random.random(s, "float32"), name) for name, s in weights.items()]

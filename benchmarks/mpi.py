@@ -1,7 +1,7 @@
-"""Target `mpi` compared with its parts: onnxruntime in Python, one rank with two, and the copying of a file.
+"""Measure the target `mpi`: one rank against onnxruntime in Python, two ranks against one, and the time to lower.
 
-It also checks the outputs for many networks and splits. Each command prints medians; the exit code is 1 if a goal was
-missed. Run it as README.md says, on an idle host.
+It also checks the outputs for many networks and splits. Each command prints medians. The exit code is 1 if a limit is
+exceeded. Run it as README.md says, on an idle host.
 """
 
 from __future__ import annotations
@@ -47,8 +47,12 @@ from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget
 
 OVERHEAD, SPEEDUP, COPIES, EXTRA_S = 1.05, 1.6, 1.5, 0.5
-"""What must be reached: time of a frame by that of Python; frames per second of two ranks by those of one; seconds of
-lowering by those of copying the model, and as many more."""
+"""Limits of the measurements.
+
+- OVERHEAD: Largest time of a frame on one rank, divided by that in onnxruntime in Python.
+- SPEEDUP: Least frames per second of two ranks, divided by those of one rank.
+- COPIES, EXTRA_S: Lowering may take COPIES times as long as copying the model file, plus EXTRA_S seconds.
+"""
 
 
 @click.group(context_settings={"show_default": True})
@@ -58,7 +62,10 @@ def main() -> None:
 
 
 def compiled(model: Any, strategy: str, platform: str, place: Path) -> PipelineState:
-    """Return a compiled artifact with one thread for each segment."""
+    """Compile a model for `mpi` with one thread for each segment, write the artifact to `place`, and return the result.
+
+    The objective is throughput.
+    """
     return dicompiler.compile(
         model, platform=platform, strategy=strategy, objective="throughput", target="mpi{threads=1}", output=place
     )
@@ -138,7 +145,7 @@ def pipeline(network: str, frames: int, rounds: int) -> None:
 
 
 def fastest(work: Callable[[], object], times: int) -> float:
-    """Return the least seconds that the work takes."""
+    """Call the function `work` several times, and return the least seconds of a call."""
     seconds = []
     for _ in range(times):
         start = time.perf_counter()
@@ -176,7 +183,10 @@ def lowering(network: str, rounds: int) -> None:
 
 
 def differing(case: Case, plan_: Plan, model: Model, inputs: Any, exact_: bool, place: Path) -> str:
-    """Return the first wrong output or transfer of the ranks under a plan; '' if there is none."""
+    """Run a model on MPI ranks under a plan, and describe the first wrong output or transfer; "" if there is none.
+
+    Outputs must be bit-equal to those of the model if `exact_` is True, and else within a tolerance.
+    """
     made = lower(replace(prepare(model), plan=plan_, platform=case.compilation.platform))
     assert made.program is not None
     place.mkdir()

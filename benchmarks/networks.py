@@ -1,7 +1,8 @@
 """Benchmark of the built-in networks on four Raspberry Pi 4: the table of docs/reference/networks.md.
 
-It prints the rows of the table; with --write it replaces them in the document. Each network runs in its own process,
-and its processor time and memory go to stderr. A search that hits its time limit gives no row.
+It prints the rows of the table; with --write it replaces them in the document. Each network is compiled in its own
+process, whose processor time and memory are printed on stderr. If a search ends at its time limit, the script stops
+with an error.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ def pi_platform(mbits: float) -> Platform:
 
 
 def count_exact_layers(model: Model, compiled: CompileResult) -> str:
-    """Return "N of M" layers that the exact check verifies for this plan; '-' if it does not apply."""
+    """Return the text "N of M": the layers that the exact check verifies for this plan, of all layers.
+
+    The result is "-" if the exact check does not apply to the model.
+    """
 
     def program(variant: Model) -> Program:
         lowered = lower(replace(prepare(variant), platform=compiled.platform, plan=compiled.plan)).program
@@ -56,7 +60,7 @@ def count_exact_layers(model: Model, compiled: CompileResult) -> str:
 
 
 def table_row(name: str) -> str:
-    """Return the network's row of the table."""
+    """Compile a network at 100 and at 1000 Mbit/s, and return its row of the table."""
     proto = networks.build(name)
     faster, seconds, compiled = [], 0.0, None
     for mbits in (100, 1000):

@@ -1,7 +1,8 @@
-"""The overhead of the runtimes in addition to the engine and the wire.
+"""Measure the overhead of the targets' runtimes, in addition to the times of the engine and the network.
 
-Each figure is a ratio of two sides that are measured in turn. The script prints a line for each; the exit code is 1 if
-a goal was missed. Run it as README.md says, on an idle host.
+Each figure is the ratio of two times that are measured in turn, such as those of a device and of onnxruntime alone. The
+script prints a line for each figure. The exit code is 1 if a figure is above its limit. Run it as README.md says, on an
+idle host.
 """
 
 from __future__ import annotations

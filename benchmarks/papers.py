@@ -18,22 +18,23 @@ from dicompiler_strategies.papers.stahl import PartitionScheme, build_ilp_layers
 
 F, G = 13.6e9, 100e6  # FLOP/s of a Raspberry Pi 4, bit/s of the gateway.
 COUNTS = range(1, 11)
-# Table II and section V-A: blocks for k = 1 … 10, best k of MLS and SLS, and the time in % that MLS saves compared to
-# SLS and to one device.
+# CoopAI, table II and section V-A: numbers of blocks for k = 1 … 10 devices, the best k of its methods MLS and SLS, and
+# the time in % that MLS saves compared to SLS and to one device.
 COOPAI = {
     "AlexNet": ((1, 5, 4, 4, 4, 4, 4, 4, 4, 4), (2, 2), (4.91, 18.43)),
     "VGG16": ((1, 8, 7, 6, 5, 4, 4, 4, 4, 4), (7, 3), (31.49, 60.46)),
     "VGG19": ((1, 11, 9, 8, 5, 4, 5, 5, 4, 4), (7, 3), (28.53, 58.94)),
     "YOLOv2": ((1, 12, 10, 9, 8, 7, 7, 7, 5, 5), (6, 4), (17.75, 55.91)),
 }
-# Table 2 (MB, six devices) and the last column of table 1 (MB per device).
+# Stahl et al.: MB that six devices send, by variant (table 2), and MB of weights per device, by number of devices (last
+# column of table 1).
 TABLE_2 = {"LOP": 78.1, "FUSE4": 82.2, "FUSE3": 75.5, "FUSE2": 68.1, "FUSE1": 68.1}
 MEMORY = {1: 204, 3: 68, 5: 41, 6: 34, 7: 29}
 MB = 1e6 / 4  # Elements of 32 bit in a megabyte.
 
 
 def vgg19() -> LayerGraph:
-    """VGG19 without activations."""
+    """Return the layer graph of VGG19 without activation functions."""
     rows: list[tuple[object, ...]] = []
     for channels, count in ((64, 2), (128, 2), (256, 4), (512, 4), (512, 4)):
         rows += [("conv", channels, 3, 1, 1, 1)] * count + [("pool", 2, 2, 0)]
@@ -41,7 +42,7 @@ def vgg19() -> LayerGraph:
 
 
 def line(name: str, published: Iterable[object], recomputed: Iterable[object]) -> str:
-    """Return a row: both columns, with = if they are equal."""
+    """Return a line of text with a name, the published and the recomputed values, and "=" if they are equal."""
     both = " ".join(map(str, published)), " ".join(map(str, recomputed))
     return f"{name:<34} {both[0]:<28} {both[1]:<28} {'=' if both[0] == both[1] else ''}"
 
@@ -66,7 +67,10 @@ def longest_path(layers: LayerGraph) -> list[Layer]:
 
 
 def coopai(name: str, graph: LayerGraph) -> None:
-    """Print one network's rows. YOLOv2 has a branch and is represented by its longest path."""
+    """Print the published and the recomputed figures of CoopAI for one network.
+
+    YOLOv2 has a branch. It is represented by its longest path, because CoopAI needs a chain of layers.
+    """
     layers = build_chain(graph, longest_path(graph))
     many = [minimise_latency(layers, F, G, k) for k in COUNTS]
     single = [minimise_latency(layers, F, G, k, single=True) for k in COUNTS]
@@ -84,7 +88,7 @@ def _saved(ours: CoopaiResult, other: CoopaiResult) -> float:
 
 
 def stahl(yolo: LayerGraph) -> None:
-    """Print the example, table 2 and the memory column."""
+    """Print the figures of Stahl et al.: their example, table 2, and the memory column of table 1."""
     example = chained((4, 8, 16, 4, 4))
     rows: Sequence[tuple[str, int, tuple[PartitionScheme, ...]]] = (
         ("LOP", 34, ("o", "o", "o", "o")),
@@ -108,7 +112,7 @@ def stahl(yolo: LayerGraph) -> None:
 
 
 def main() -> None:
-    """Print everything. This takes some seconds, most of them for the weights of YOLOv2."""
+    """Print the figures of both papers. This takes some seconds, most of them for the weights of YOLOv2."""
     yolo = formed(build("yolov2"))
     print(line("", ("published",), ("recomputed",)))
     for name, graph in (("AlexNet", alexnet(1)), ("VGG16", vgg16()), ("VGG19", vgg19()), ("YOLOv2", yolo)):

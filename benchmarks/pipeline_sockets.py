@@ -1,4 +1,4 @@
-"""Measures a pipeline of two devices with the sockets target, each process on its own core.
+"""Measure a pipeline of two devices with the target `sockets`, each process on its own core.
 
 The time of a frame is compared with the time of its segments and of its bytes on the wire, and the frames per second
 with those of one device. The script prints medians. How to run it (on an idle host): see README.md.
@@ -37,7 +37,7 @@ SLACK, SPEEDUP = 1.05, 1.6
 
 @dataclass(frozen=True)
 class Round:
-    """One repetition.
+    """The measurements of one repetition.
 
     Attributes:
         frame_s: Seconds of a frame through both devices.
@@ -45,7 +45,7 @@ class Round:
         wire_s: Seconds of its bytes over a loopback connection.
         period_s: Seconds between two frames of a stream, on two devices.
         single_s: Seconds between two frames of a stream, on one device.
-        others: Share of the processors that other processes used.
+        others: Fraction of this host's processor time that other processes used.
     """
 
     frame_s: float
@@ -65,7 +65,11 @@ class Round:
 
 
 def used() -> tuple[float, float, float]:
-    """Return processor seconds of all processes, of this process and its ended children, and the time."""
+    """Return three times in seconds, for two calls whose difference is taken.
+
+    They are the processor time of all processes of this host, that of this process and its ended children, and the
+    clock.
+    """
     busy = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
     ticks = sum(map(int, busy)) - int(busy[3]) - int(busy[4])
     own = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
@@ -74,7 +78,10 @@ def used() -> tuple[float, float, float]:
 
 
 def segments_alone(directory: Path, inputs: Mapping[str, Any], times: int) -> float:
-    """Return the sum of the median seconds of all segments, run in this process by the runtime's code."""
+    """Run all segments of an artifact in this process, with the runtime's code; return the sum of their median seconds.
+
+    No messages are sent. Each segment runs `times` times.
+    """
     todo: list[tuple[Any, Mapping[str, Any]]] = []
     given: dict[str, Any] = {}
     for device in load_json(directory / "artifact.json")["devices"]:
@@ -124,7 +131,7 @@ def wire(count: int, times: int) -> float:
 
 
 def measure(pair: Path, single: Path, inputs: Mapping[str, Any], frames: int) -> Round:
-    """Measure everything once, so that other load on the host affects all figures."""
+    """Measure all figures of one repetition one after another, so that other load on the host affects all of them."""
     target, cores, before = SocketsTarget(), sorted(os.sched_getaffinity(0)), used()
     one = target.run(pair, [inputs] * frames, RunOptions(in_flight=1, pin=True, kept_frames=1))
     stream = target.run(pair, [inputs] * frames, RunOptions(in_flight=0, pin=True, kept_frames=1))
@@ -147,13 +154,13 @@ def measure(pair: Path, single: Path, inputs: Mapping[str, Any], frames: int) ->
 
 
 def others(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
-    """Return the share of the processors that other processes used between two calls of `used`."""
+    """Return the fraction of this host's processor time that other processes used between two calls of `used`."""
     everybody, own, passed = (b - a for a, b in zip(before, after, strict=True))
     return max(0.0, everybody - own) / (passed * (os.cpu_count() or 1))
 
 
 def report(network: str, rounds: list[Round]) -> bool:
-    """Print the medians; return True if both limits were met."""
+    """Print the medians of all repetitions, and return True if the frame time and the speed-up are within limits."""
     click.echo(f"{network}, medians of {len(rounds)} repetitions on {len(os.sched_getaffinity(0))} cores")
     for name in ("frame_s", "alone_s", "wire_s", "period_s", "single_s"):
         low, *_, high = values = sorted(1000 * getattr(one, name) for one in (*rounds, *rounds))

@@ -1,11 +1,13 @@
-"""The cost of failure plans while no device has failed.
+"""Measure the cost of failure plans while no device has failed.
 
 One plan is run without and with a failure plan for each of five devices, as processes of this host. Both clusters are
-up at the same time and run slices of frames in turn, in random order. Two consecutive slices are a pair. The memory
-layout makes some processes a tenth faster than identical ones, so that both clusters are restarted again and again.
+up at the same time and run slices (short sequences) of frames in turn, in random order. Two consecutive slices are a
+pair. The memory layout makes some processes a tenth faster than identical ones, so that both clusters are restarted
+again and again.
 
-It prints the median over starts of the median over their pairs, in percent, with a 95 % interval by resampling starts
-and pairs. With --file, pairs are added to those of earlier calls. Nothing else may run on this host.
+The script prints by how many percent failure plans increase each cost of a frame: the median over starts of the median
+over their pairs, with a 95 % interval by resampling starts and pairs. With --file, pairs are added to those of earlier
+calls. Nothing else may run on this host.
 """
 
 from __future__ import annotations
@@ -28,19 +30,19 @@ import dicompiler
 from dicompiler.target.run_records import RunOptions
 
 RESAMPLES = 4000
-"""Number of times that starts and pairs are resampled."""
+"""Number of times that starts and pairs are resampled for the 95 % interval."""
 WARM_UP_PAIRS = 2
-"""First pairs of a start, which are not counted."""
+"""Number of pairs of slices at each start that are not counted."""
 
 
 class Slice(NamedTuple):
-    """Costs of a frame in a slice of frames.
+    """Costs of a frame, measured in a slice (short sequence) of frames.
 
     Attributes:
         seconds: Median time of a frame in seconds.
         processor_s: Processor seconds of all processes per frame.
-        packets: Packets per frame.
-        nbytes: Bytes per frame.
+        packets: Packets that are sent per frame.
+        nbytes: Bytes that are sent per frame.
     """
 
     seconds: float
@@ -50,14 +52,14 @@ class Slice(NamedTuple):
 
 
 Pair = tuple[Slice, Slice]
-"""Without and with failure plans."""
+"""Two consecutive slices of frames: without and with failure plans."""
 
 
 def processor_s(processes: Iterable[int]) -> float:
     """Return the processor seconds of the processes and of this one so far."""
     total = 0
     for task in [task for pid in processes for task in Path(f"/proc/{pid}/task").iterdir()]:
-        with contextlib.suppress(OSError):  # Threads of the start end soon.
+        with contextlib.suppress(OSError):  # Threads that only start a device may have ended in the meantime.
             total += int((task / "schedstat").read_text().split()[0])
     return time.process_time() + total / 1e9
 
@@ -70,7 +72,7 @@ def loopback() -> tuple[int, int]:
 
 
 def play(session: dicompiler.Session, processes: Sequence[int], inputs: object, frames: int) -> Slice:
-    """Run a slice of frames."""
+    """Run a slice of `frames` frames, one after another, and return the costs of a frame."""
     seconds = []
     processor_before, (packets_before, bytes_before) = processor_s(processes), loopback()
     for _ in range(frames):
@@ -88,7 +90,7 @@ def play(session: dicompiler.Session, processes: Sequence[int], inputs: object, 
 
 
 def start(clusters: Mapping[str, Survivor], pairs: int, frames: int, rng: Random) -> list[Pair]:
-    """Restart all processes and return their pairs."""
+    """Start the devices of both clusters again, and return `pairs` pairs of slices, without and with failure plans."""
     with contextlib.ExitStack() as stack:
         options, inputs = RunOptions(in_flight=1, pin=True, timeout_s=300), clusters["plain"].frames(1)[0]
         start_order = rng.sample(sorted(clusters), 2)  # The order of the start influences the memory layout.
@@ -118,7 +120,7 @@ def between(starts: Sequence[Sequence[float]], rng: Random) -> tuple[float, floa
 
 
 def tell(starts: Sequence[Sequence[Pair]]) -> None:
-    """Print a line for each field of Slice."""
+    """Print a line for each cost of a frame (field of Slice): its value, and its increase by failure plans."""
     rng = Random(0)
     for index, name in enumerate(Slice._fields):
         plain = statistics.median(pair[0][index] for pairs in starts for pair in pairs)

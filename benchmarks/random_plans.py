@@ -1,6 +1,7 @@
-"""Random networks with random plans, as in tests/test_random_plans.py, but many.
+"""Check many random networks under random plans, as tests/test_random_plans.py does for a few.
 
-It prints every pair that is not bit-equal, or that sends other bytes than predicted, and the number of pairs.
+A pair of a network and a plan is wrong if its outputs are not bit-equal to those of the network, or if it sends other
+bytes than predicted. The script prints the wrong pairs, and the number of pairs.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from dicompiler_passes.partition import PartitionPass
 
 
 def fault(seed: int) -> str:
-    """Return the fault of the pair with this seed; '' if there is none."""
+    """Return a description of the error of the network and plan with this seed; "" if they are correct."""
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
@@ -51,7 +52,7 @@ def fault(seed: int) -> str:
 @click.argument("first", type=click.IntRange(min=0), default=0)
 def main(count: int, first: int) -> None:
     """Try COUNT pairs from seed FIRST on. The exit code is 1 if one is wrong."""
-    logging.disable(logging.WARNING)  # Random plans have many unread parts, which are warned of.
+    logging.disable(logging.WARNING)  # Random plans have many parts that nothing reads. Each of them causes a warning.
     faults = 0
     for seed in range(first, first + count):
         try:

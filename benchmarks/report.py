@@ -1,4 +1,4 @@
-"""The cost of `dicompiler report` for ResNet-101 on eight devices: CPU time, and bytes of the page.
+"""The cost of `dicompiler report` for ResNet-101 on eight devices: CPU time, and size of the HTML page.
 
 The script prints a table; the exit code is 1 if a limit is exceeded.
 """
@@ -25,7 +25,7 @@ STRATEGIES = ("modnn", "pipeline", "single")
 
 
 def seconds(*arguments: object) -> float:
-    """Return the CPU time (user and system) of a `dicompiler` process."""
+    """Run `dicompiler` with these arguments, and return the CPU seconds (user and system) of the process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, "-m", "dicompiler.cli", *map(str, arguments)],

@@ -25,7 +25,7 @@ MAX_AUTO_S = 60.0
 
 
 def network(layers: int, rows: int = 64) -> Model:
-    """Return `layers` convolutions of 16 channels on `rows` × 64 elements, in residual blocks of two."""
+    """Return a network of `layers` convolutions with 16 channels of `rows` × 64 elements, in residual blocks of two."""
     import numpy as np
 
     random = np.random.default_rng(0)

@@ -1,13 +1,14 @@
 """Measure the speed of the simulator: 100 frames of 1 000 layers on 1 000 devices must take less than 60 s.
 
-The table on stdout has a row for each number of parts of a layer, with one frame and with all frames in flight: time of
-planning (routing, program, workload) and of simulating. Exit code 1 means that a simulation took longer.
+The table on stdout has two rows for each number of parts of a layer: one frame in flight, and all frames in flight. A
+row has the seconds of planning (routing, program, workload) and of simulating. The exit code is 1 if a simulation takes
+longer.
 
-The size of a case depends on the number of devices that share a layer. Here layers go to the devices in turn, with
-`parts` devices for each. All devices work, all results are sent, and each message takes time of its sender, receiver,
-links (of a switch) and a latency. A frame has 1 000 × parts segments and about three messages for each: 7 million of
-both in 100 frames of 16 parts. With every layer on all devices there would be 400 million, which no event simulator
-plays in a minute.
+Each layer is split into `parts` height tiles on as many devices, and the next layer is on the next devices. All devices
+therefore work, and all results are sent. Each message takes time of its sender, its receiver and their links to a
+switch, and has a latency. A frame has 1 000 × parts segments, and about three messages for each segment. With 16 parts,
+100 frames have 7 million segments and messages. With every layer on all devices there would be 400 million, which no
+event simulator plays in a minute.
 """
 
 from __future__ import annotations
@@ -36,14 +37,20 @@ COSTS = RuntimeCosts(send=50e-6, receive=60e-6, per_byte=1e-9, gap=10e-6, call=2
 
 
 def make_problem(layers: int, devices: int, rows: int) -> Problem:
-    """Return the network on Raspberry Pis at a switch."""
+    """Return the problem of a network of `layers` convolutions on `devices` Raspberry Pis 4 at a switch.
+
+    The feature maps of the network have `rows` rows.
+    """
     platform = replace(Platform.load(f"rpi4x{devices}"), network=Network("switch", 1e9, 100e-6))
     runtime = {device.name: COSTS for device in platform.devices}
     return replace(load_problem(network(layers, rows), platform), runtime_costs=runtime)
 
 
 def plan_in_turn(problem: Problem, parts: int) -> Plan:
-    """Return a plan with layer i in height tiles on `parts` devices, from number i × parts on, in turn."""
+    """Return a plan with each layer in height tiles on `parts` devices.
+
+    Layer i begins with device number i × parts. After the last device, the first one follows.
+    """
     names = [device.name for device in problem.platform.devices]
     shared = {}
     for i, layer in enumerate(problem.layers.layers):

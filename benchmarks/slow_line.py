@@ -1,4 +1,6 @@
-"""Checks that no healthy device counts as failed on a slow link. Needs root to create network namespaces.
+"""Check that no device is reported as failed only because its link is slow.
+
+The boards are network namespaces, which need root:
 
 PYTHONPATH=tests python benchmarks/slow_line.py --minutes 10 --rate 64kbit --in-flight 64
 """

@@ -1,10 +1,13 @@
-"""Stahl's experiment (SAMOS 2019, table 1): YOLOv2 on six boards, its late layers in LOP, or in pairs in FUSE.
+"""Stahl's experiment (SAMOS 2019, table 1): YOLOv2 on six boards, with its late layers in LOP or in fused pairs.
 
     stahl.py [--line MBIT_S …] [--network switch|gateway] [--frames N]
 
-In the paper, the boards exchange all data through one gateway. For each bandwidth this script prints the seconds of a
-frame with LOP and with FUSE, predicted and measured on emulated boards, and the speed-up of FUSE next to the paper's.
-Run it as README.md says, as root, on an idle host.
+LOP splits a layer by output channels. A fused pair (FUSE) splits the first layer by output channels and the second one
+by input channels, without an exchange between them. In the paper, the boards exchange all data through one gateway.
+
+For each bandwidth, this script prints the seconds of a frame with LOP and with FUSE, predicted and measured on emulated
+boards. It also prints the speed-up of FUSE next to that of the paper. Run it as README.md says, as root, on an idle
+host.
 """
 
 from __future__ import annotations
@@ -28,22 +31,25 @@ from dicompiler_strategies.papers.stahl import PartitionScheme, network_parts
 
 BOARDS = 6
 PAPER = {10: 1.16, 100: 1.15, 1000: 1.06}
-"""Mbit/s → speed-up of FUSE in the paper."""
+"""Speed-up of FUSE over LOP in the paper, by bandwidth in Mbit/s."""
 NUMBERS = (16, 18, 19, 20, 21, 22, 23, 24, 26, 29, 30)
 """Darknet's numbers of the convolutions that the paper cuts by channels: the last ones of our network."""
 CONVOLUTIONS = {number: f"conv{13 + i}" for i, number in enumerate(NUMBERS)}
 PAIRS = {"LOP": (), "FUSE": ((18, 19), (20, 21), (22, 23), (29, 30))}
-"""The paper's FUSE1 is the best of its table 2."""
+"""Pairs of convolutions that are fused, by Darknet's numbers: none for LOP, and those of the paper's FUSE1 for FUSE.
+
+FUSE1 is the best variant in table 2 of the paper.
+"""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One plan's times.
+    """Predicted and measured times of one plan.
 
     Attributes:
         predicted_s: Predicted seconds of a frame.
         measured_s: Measured seconds of a frame.
-        slowdown: Share by which the host was too slow to emulate the boards.
+        slowdown: Fraction by which this host computed more slowly than the boards that it emulates.
     """
 
     predicted_s: float
@@ -52,7 +58,10 @@ class Case:
 
 
 def parts(tiled: PipelineState, kind: str) -> Mapping[str, tuple[Part, ...]]:
-    """Return the parts: early layers in height tiles as in `tiled`, late ones by channels."""
+    """Return the parts of each layer: early layers in height tiles as in the plan of `tiled`, late ones by channels.
+
+    `kind` is "LOP" or "FUSE".
+    """
     layers, plan = tiled.layers, tiled.plan
     assert layers is not None and plan is not None
     schemes: dict[str, PartitionScheme] = dict.fromkeys(CONVOLUTIONS.values(), "o")
@@ -64,7 +73,7 @@ def parts(tiled: PipelineState, kind: str) -> Mapping[str, tuple[Part, ...]]:
 
 
 def measured(tiled: PipelineState, platform: Platform, kind: str, frames: int) -> Case:
-    """Compile and emulate one plan."""
+    """Compile YOLOv2 with its late layers split as `kind` ("LOP" or "FUSE"), and emulate it on the platform."""
     assert tiled.plan is not None
     plan = replace(tiled.plan, layers=parts(tiled, kind))
     cost = f"analytic{{runtime={runtime_cost_factor('sockets', BOARDS):.3g}}}"

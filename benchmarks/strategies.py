@@ -1,6 +1,7 @@
-"""All strategies by simulation over networks × kinds of network × devices × bandwidths: the best one and the gap.
+"""Compare all strategies by simulation, for neural networks × kinds of communication network × devices × bandwidths.
 
-There are 405 cases; `--sample` picks some at random. It prints a row for each case as it ends, then a summary.
+There are 405 cases; `--sample` picks some at random. The script prints a row for each case as it ends, then a summary:
+how often each strategy was the best, and how far the best plan is from the lower bound.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ MAX_EQUAL_RATIO = 1.001
 
 @dataclass(frozen=True)
 class Case:
-    """One problem: a network on fast and slow devices, connected by a network of some kind."""
+    """One problem: a neural network on fast and slow devices, which a switch, shared medium or gateway connects."""
 
     network: str
     kind: NetworkKind
@@ -64,7 +65,7 @@ class Case:
 
 
 def cases(names: Sequence[str]) -> Iterator[Case]:
-    """Yield all cases."""
+    """Yield the cases of the neural networks `names`: all kinds of communication network, clusters and bandwidths."""
     for case in itertools.product(names, KINDS, CLUSTERS, MBITS):
         yield Case(*case)
 
@@ -75,9 +76,9 @@ class Result:
 
     Attributes:
         case: The case.
-        values: Strategy → value in seconds; infinite without a plan.
-        seconds: Strategy → seconds of its search.
-        bound: Lower bound in seconds.
+        values: Seconds of a frame with the plan of each strategy, by name; infinite if the strategy has no plan.
+        seconds: Seconds of the search of each strategy, by name.
+        bound: Lower bound on the seconds of a frame.
     """
 
     case: Case
@@ -102,12 +103,12 @@ class Result:
 
 @lru_cache(maxsize=1)
 def problem(network: str) -> Problem:
-    """Return the problem of a network, whose layers all its cases share."""
+    """Return the problem of a network on one device. It is cached, because all cases of the network use its layers."""
     return load_problem(Model.load(networks.build(network, 1)), "rpi4x1")
 
 
 def run(case: Case) -> Result:
-    """Run all strategies on one case."""
+    """Return the result of all strategies for one case; `auto` has at least the time of the slowest other strategy."""
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     case_problem = replace(problem(case.network), platform=case.platform())
     comparison = compare_strategies(
@@ -123,9 +124,9 @@ def run(case: Case) -> Result:
 
 
 def summary(results: Sequence[Result]) -> int:
-    """Print how often each strategy was best and the gap to the bound.
+    """Print how often each strategy was the best, and the ratio of the best plan to the lower bound.
 
-    Returns how often auto was worse than another strategy.
+    Return the number of cases in which `auto` was worse than another strategy.
     """
     for name in STRATEGIES:
         best = sum(result.is_best(name) for result in results)

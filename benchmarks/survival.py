@@ -8,8 +8,8 @@ The latter is compared with the frame time of the plan that took over, measured 
 - each frame after a pause as long as the one before the failure was noticed, because idle processors and caches make
   any frame slower.
 
-The exit code is 1 if a frame was wrong or late. With a file, the results of earlier calls are added up. How to run it
-(as root): see README.md.
+The exit code is 1 if a frame was wrong or late. With `--file`, the results are added to those of earlier calls. How to
+run it (as root): see README.md.
 """
 
 from __future__ import annotations
@@ -44,12 +44,15 @@ from dicompiler_targets.sockets.session import ClusterSession
 
 WAYS = ("kill", "stop", "cable", "sshd")
 AT_ONCE_S, BEATS = 0.3, 3.75
-"""Time limits to notice a failure: seconds for an ended process; heartbeats for silence (three, counted late)."""
+"""Time limits to notice a failure: seconds if a process has ended, and a number of heartbeats if a device is silent.
+
+A silent device has failed after three missed heartbeats. The limit is larger, because they are counted with a delay.
+"""
 BACK_S = 60.0
 RESTED, PAUSE_S = 5, 0.1
-"""Number of frames measured after a pause, and the longest pause."""
+"""Number of frames that are measured after a pause each, and the longest such pause in seconds."""
 LEAST_S = 0.05
-"""Seconds that a takeover may take if frames are shorter."""
+"""Seconds that the next frame may take after a failure, in addition to 1.5 times the usual time of a frame."""
 
 
 @dataclass
@@ -62,7 +65,8 @@ class Watch:
         returns: Number of returned devices.
         last: The last event.
         frames: Times of the finished frames.
-        moments: The failed device, the kind of failure, and whether it was noticed or taken over late.
+        moments: For each failure: the failed device, the kind of failure, and True if the failure was noticed or its
+            frame finished too late.
     """
 
     failures: list[float] = field(default_factory=list)
@@ -80,7 +84,7 @@ class Watch:
 
 
 def find_process(boards: Cluster, device: str) -> int | None:
-    """Return the device's process on its board."""
+    """Return the process id of a device on its board; None if no process of the device runs."""
     home = boards.boards[device].home
     for place in home.glob("**/manifest.json"):
         found = pids(place.parent.parent).get(device)
@@ -102,7 +106,10 @@ def cause_failure(boards: Cluster, device: str, way: str) -> None:
 
 
 def repair(boards: Cluster, device: str, way: str, pid: int | None) -> None:
-    """Repair a failure as an administrator would."""
+    """Repair a failure: continue the stopped process, plug in the cable, or start sshd again.
+
+    A killed process needs no repair, because the session starts it again.
+    """
     board = boards.boards[device]
     if way == "stop" and pid is not None:
         with contextlib.suppress(ProcessLookupError):
@@ -124,7 +131,10 @@ def fail_devices(
     alone: bool,
     end_s: float,
 ) -> Iterator[None]:
-    """Let devices fail, the last one before `end_s`; print a line per failure."""
+    """Let devices fail one after another during a stream, and print a line for each failure.
+
+    The caller takes one item of the iterator for each frame of the stream. No device fails after the time `end_s`.
+    """
     wrong, over, over_rested = 0, list[float](), list[float]()
     for number in range(moments):
         if time.perf_counter() > end_s:
@@ -161,12 +171,14 @@ def fail_devices(
             + ("  LATE" if bad else "")
         )
     click.echo(f"{len(over)} failures, {wrong} noticed or taken over late")
-    if alone and over:  # With several frames in flight, the time between two frames is not the time of one.
+    # With several frames in flight, the time between two frames is not the time of a frame, so that interruptions
+    # cannot be compared with it.
+    if alone and over:
         print_interruptions(over, over_rested)
 
 
 def print_interruptions(over: list[float], over_rested: list[float]) -> None:
-    """Print the difference between the interruptions and 1.5 frames, for both measurements."""
+    """Print how much longer the interruptions were than 1.5 times a frame, with the frame time measured in two ways."""
     for name, values in (("of the stream", over), ("each after the same pause", over_rested)):
         middle, least, most = (1000 * find(values) for find in (statistics.median, min, max))
         held = sum(value <= 0 for value in values)
@@ -176,7 +188,7 @@ def print_interruptions(over: list[float], over_rested: list[float]) -> None:
 
 
 def add_to_file(file: Path, run: dict[str, Any]) -> None:
-    """Add a run to the file, and print the totals of all runs in it."""
+    """Add the results of a run to the JSON file, and print the totals of all runs in it."""
     runs = [*(json.loads(file.read_text()) if file.exists() else []), run]
     file.write_text(json.dumps(runs))
     moments = [moment for one in runs for moment in one["moments"]]
@@ -189,7 +201,10 @@ def add_to_file(file: Path, run: dict[str, Any]) -> None:
 
 
 def frame_after_pause(pause_s: float) -> Generator[None, None, float]:
-    """Return the median seconds of a frame after a pause."""
+    """Run some frames, each after a pause, and return their median seconds.
+
+    The caller runs one frame for each item of the generator.
+    """
     taken = []
     for _ in range(RESTED):
         time.sleep(min(pause_s, PAUSE_S))

@@ -1,4 +1,7 @@
-"""Costs of swaps and adaptive sessions for the frames of a stream.
+"""Measure how swaps and adaptive sessions slow down the frames of a stream.
+
+A swap replaces the artifact of a running session. An adaptive session searches for another plan, and swaps to it, if a
+device or a link becomes slower.
 
     PYTHONPATH=tests python benchmarks/swap_costs.py                  all figures (root, ten minutes)
     PYTHONPATH=tests python benchmarks/swap_costs.py --figure idle
@@ -95,7 +98,7 @@ def total_cpu_s() -> float:
 
 
 class FrameCpuMeter:
-    """Measures the processor seconds per frame, without those of the first seconds.
+    """A meter of the processor seconds per frame, without the first 25 s of a session.
 
     In the first seconds, an adaptive session prepares its searches.
     """
@@ -114,7 +117,7 @@ class FrameCpuMeter:
 
 
 class StepRecorder(logging.Handler):
-    """Records the time and the processor seconds at each log message of an adaptation."""
+    """A log handler that records the time and the processor seconds at the end of each step of an adaptation."""
 
     STEPS: Mapping[str, str] = {
         "adapt: searching": "detection",
@@ -148,13 +151,14 @@ class StepRecorder(logging.Handler):
 
 
 def measure_idle_session(place: Path) -> Mapping[str, Any]:
-    """Alternate adaptive and swappable sessions on boards that keep their speed."""
+    """Compare adaptive sessions with swappable ones, in turn, on boards that keep their speed."""
     directory = compile_network(place / "net")
     periods: dict[str, list[float]] = {"swappable": [], "adaptive": []}
     cpu_s: dict[str, list[float]] = {"swappable": [], "adaptive": []}
     searches = 0
     for _ in range(5):
-        # No deviation starts a search, so that the boards of a busy host have nothing to do either.
+        # The limits of deviations are so high that no search starts. Otherwise, boards of a busy host would seem slow,
+        # and would start one.
         for name, adapt in (("swappable", None), ("adaptive", AdaptOptions(deviation=1e9, link_deviation=1e9))):
             meter = FrameCpuMeter()
             options = RunOptions(in_flight=0, on_frame=meter.record)
@@ -252,7 +256,8 @@ def measure_adaptation(place: Path, text: str, strategy: str, objective: str) ->
     log.setLevel(logging.INFO)
     log.addHandler(recorder)
     options = RunOptions(in_flight=0, on_frame=recorder.record_frame)
-    # This host computes the frames of all boards, so boards may look slow. In the link's case, this is ignored.
+    # This host computes the frames of all boards, so that boards may seem slower than predicted. If the link changes,
+    # only the link should start a search, so that boards may then deviate by 100 %.
     adapt = AdaptOptions(deviation=1.0) if text.startswith("link:") else AdaptOptions()
     trial = emulate_speed_changes(directory, [change], adapt, duration_s=45, options=options)
     load = os.getloadavg()[0]

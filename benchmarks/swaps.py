@@ -1,10 +1,10 @@
-"""Swaps of artifacts in a stream on boards over ssh: lost or mixed frames, and the times around a swap.
+"""Swap artifacts in a stream on boards over ssh: check for lost or mixed frames, and measure the times around a swap.
 
     PYTHONPATH=tests python benchmarks/swaps.py --swaps 200 --output swaps.json
 
 Five boards are network namespaces of this host, each with its own sshd (needs root). Two artifacts replace each other
 while a stream runs. In a third of the swaps, a device of either artifact is killed at a random moment. Each output
-shows its frame and the artifact that computed it (`tests/support/swapping.py`), so a lost, doubled, reordered or mixed
+shows its frame and the artifact that computed it (`tests/support/swapping.py`). A lost, doubled, reordered or mixed
 frame is an error.
 """
 
@@ -51,7 +51,7 @@ def main() -> None:
 
 
 def run_swaps(place: Path, count: int, rng: Random) -> dict[str, Any]:
-    """Make `count` swaps in one stream, and return the figures."""
+    """Swap two artifacts `count` times in one stream; return the numbers of swaps and frames, and the times by name."""
     directories = {
         factor: compile_times(factor, place / f"times{factor}", "rpi4x5", tolerate_failures=1) for factor in (3, 5)
     }
@@ -118,7 +118,7 @@ def run_swaps(place: Path, count: int, rng: Random) -> dict[str, Any]:
 
 
 def kill(directory: Path, device: str) -> None:
-    """Kill a device of an artifact, if it runs."""
+    """Kill the process of a device of the artifact in `directory`, if it runs."""
     if (pid := pids(directory).get(device)) is not None:
         os.kill(pid, signal.SIGKILL)
 

@@ -37,7 +37,7 @@ NETWORKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     },
 }
 PARTIAL = ("lip", "fuse")
-"""Kinds that add up partial sums, which int8 does not have."""
+"""Kinds of splits with partial sums, which are not possible in int8."""
 SAMPLES = 16
 
 
@@ -50,8 +50,8 @@ class Row:
         numbers: `float32` or `int8`.
         devices: Number of devices.
         kind: Kind of split, or `whole`.
-        cut: Number of layers that are cut.
-        checks: Comparison with onnxruntime, and for int8 also with the uncut network and with LiteRT.
+        cut: Number of layers that are split.
+        checks: Comparison with onnxruntime, and for int8 also with the unsplit network and with LiteRT.
         seconds: Seconds for compiling and running.
     """
 
@@ -76,7 +76,7 @@ class Row:
 
 
 def rows(name: str, numbers: str, kinds: Sequence[str]) -> Iterator[Row]:
-    """Yield the row of the uncut network on one device, then those of each kind of split on two and four devices."""
+    """Yield the row of the unsplit network on one device, then those of each kind of split on two and four devices."""
     network, options = NETWORKS[name]
     source = Model.load(networks.build(network, 1, **options))
     model = source if numbers == "float32" else int8(source, SAMPLES)

@@ -21,19 +21,25 @@ from overheads.measuring import Figure, Side, alternately
 
 BOARDS = replace(Platform.load("rpi4x4"), network=Network("switch", 100e6))
 SLOWER, FAST = 15.0, 2.0
-"""How much slower than a core of this host the boards are: the slow ones for streams, whose messages and cold weights
-take two cores of this host four times as long as computing alone. At 6.67 boards waited for each other here (computing
-ended 40 % late), at 15 by 3 %."""
+"""How many times slower than a core of this host the emulated boards are: for streams, and for single frames.
+
+In a stream, two cores of this host need four times as long as for computing alone, because of messages and of weights
+that are not in caches. At a factor of 6.67, boards waited for each other, and computing ended 40 % late. At 15, it
+ended 3 % late.
+"""
 CARRIED = 0.955
-"""What is left of a line's rate for payload: the rest are headers of Ethernet, IP and TCP."""
+"""Fraction of a link's bandwidth that is left for payload. The rest is used by headers of Ethernet, IP and TCP."""
 FASTER, STREAM = 1.3, 1.10
-"""What float16 must bring, and by how much a stream may be slower than the busiest device or line."""
+"""Limits: the least speed-up by float16, and the largest ratio of a stream's period to the busiest device or link."""
 WIRES = (("vgg16", "stahl"), ("resnet50", "modnn"))
 STREAMS = (("modnn", "latency"), ("auto", "latency"), ("auto", "throughput"))
 
 
 def wire(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """Compare a plan with tensors in their own types and in float16, predicted and measured."""
+    """Compare the time of a frame if tensors are sent in float16 with that in their own types.
+
+    Return two figures for each network: predicted and measured.
+    """
     figures = []
     for name, strategy in WIRES if not names else [(name, "modnn") for name in names]:
         with tempfile.TemporaryDirectory() as scratch:
@@ -55,7 +61,7 @@ def wire(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
 
 
 def side(artifact: Path, frames: int) -> Side:
-    """Return a side that runs frames one after another; the first frame is not counted."""
+    """Return a function that emulates frames one after another, and returns their seconds without the first frame."""
     return lambda: emulate(artifact, frames=frames + 1, slower=FAST).result.frames_s[1:]
 
 

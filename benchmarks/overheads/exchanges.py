@@ -23,16 +23,19 @@ from overheads.measuring import APART_S, FIRST, Figure, Side, inputs_of, timed
 
 EXCHANGES = "lenet"
 GOALS = {("sockets", 2): 0.9, ("sockets", 4): 2.5, ("mpi", 2): 0.2, ("mpi", 4): 1.0}
-"""Milliseconds of a frame by target and devices, all on this host."""
+"""Largest allowed milliseconds of a frame, by target and number of devices, which are all processes of this host."""
 EXCHANGE, TLS = 0.15, 1.3
-"""Milliseconds of an exchange through sockets; the time with TLS by that without."""
+"""Limits: milliseconds of an exchange through sockets, and the time of a frame with TLS divided by that without."""
 CLEAR, SECURE = "sockets", "sockets with TLS"
 SLICES = 40
-"""Slices of each side in a round."""
+"""Number of slices (short sequences of frames) that are measured in a round, with TLS and without TLS each."""
 
 
 def exchanges(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """Return milliseconds of a frame and of an exchange on two and four devices, with and without TLS."""
+    """Measure frames on two and four devices, with and without TLS.
+
+    Return the figures: milliseconds of a frame and of an exchange, and the ratio with TLS to without.
+    """
     figures = []
     for name in names or (EXCHANGES,):
         for count in (2, 4):
@@ -54,9 +57,10 @@ def exchanges(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
 
 
 def _made(name: str, count: int, place: Path, frames: int) -> tuple[dict[str, Side], int]:
-    """Return the artifacts' sides by target, and the largest number of exchanges in a row in a frame.
+    """Compile a network for `sockets` and `mpi`, and write the keys of the `sockets` artifact next to it.
 
-    The keys of the sockets artifact are written next to it.
+    Return the functions that measure onnxruntime alone and `mpi`, by name, and the largest number of exchanges in a row
+    in a frame.
     """
     for target in ("sockets", "mpi"):
         made = dicompiler.compile(
@@ -78,7 +82,7 @@ def _made(name: str, count: int, place: Path, frames: int) -> tuple[dict[str, Si
 
 
 def _drawn(place: Path, frames: int) -> list[tuple[Sequence[float], Sequence[float]]]:
-    """Return the seconds of each frame in slices of frames, without and with TLS in turn.
+    """Return pairs of slices (the seconds of some consecutive frames), without and with TLS, measured in turn.
 
     All devices are started again first, because the memory layout of a process differs from start to start and makes
     some processes a tenth slower than others. Other load on this host affects both slices of a pair.

@@ -1,4 +1,4 @@
-"""The method of all figures: two sides are measured in turn, on an idle host."""
+"""The method of all figures: two sides (ways to compute frames) are measured in turn, on an idle host."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.verify.comparison import graph_inputs
 
 APART_S = 0.05
-"""Between two sides that are measured: threads of the one must have stopped to spin before the other begins."""
+"""Seconds of pause between two measurements, so that threads of the first one no longer busy-wait in the second one."""
 FIRST = 3
-"""Frames that do not count."""
+"""Number of frames at the start of each measurement that are not counted."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Figure:
     """A measured ratio, and its limit.
 
     Attributes:
-        name: Name of the figure. Unless it says something else, the figure is the time of one side divided by the
-        other's.
+        name: Name of the figure. Unless it says something else, the figure is the time of one side divided by that of
+            the other.
         median: Ratio of the medians of all rounds.
         shortest: Ratio of the shortest times of all rounds.
         goal: Largest allowed value.
@@ -46,11 +46,11 @@ class Figure:
 
 
 Side = Callable[[], Sequence[float]]
-"""Runs frames; the seconds of each."""
+"""A function that runs frames and returns the seconds of each."""
 
 
 def alternately(name: str, base: Side, other: Side, rounds: int, goal: float) -> Figure:
-    """Return the time of `other` divided by that of `base`, measured in turn."""
+    """Measure two sides in turn, and return the figure: the time of `other` divided by that of `base`."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for side in (0, 1) if number % 2 else (1, 0):
@@ -62,7 +62,7 @@ def alternately(name: str, base: Side, other: Side, rounds: int, goal: float) ->
 
 
 def timed(work: Callable[[], object], frames: int) -> Side:
-    """Return a side that calls `work` for every frame."""
+    """Return a side (function that returns the seconds of frames) that calls `work` for every frame."""
 
     def run() -> Sequence[float]:
         seconds = []
@@ -76,6 +76,6 @@ def timed(work: Callable[[], object], frames: int) -> Side:
 
 
 def inputs_of(artifact: Path) -> dict[str, Any]:
-    """Return input arrays for the network of an artifact."""
+    """Return input arrays for the network of an artifact, filled with 0.5."""
     values = graph_inputs(Model.load(artifact / "reference" / "model.onnx"))
     return {value.name: np.full(value.shape or (), 0.5, "float32") for value in values}

@@ -24,12 +24,15 @@ from overheads.measuring import FIRST, Figure, Side, alternately, inputs_of, tim
 
 THREADS = 2
 ONE = 1.03
-"""At most so many times the time of onnxruntime."""
+"""Limit of the time of a frame on one device, divided by the time in onnxruntime alone."""
 NETWORKS = ("resnet50", "mobilenet_v2", "vgg16", "densenet121", "mobilenet_v2 int8")
 
 
 def build(name: str, place: Path) -> tuple[onnx.ModelProto, Path | None]:
-    """Return a network, and samples of its inputs if it is quantised (at 160 × 160)."""
+    """Return the model of a network, and None or, for an int8 network, the path of samples of its inputs.
+
+    An int8 network has inputs of 160 × 160 pixels, and is quantised later with the samples.
+    """
     if not name.endswith(" int8"):
         return networks.build(name), None
     proto = networks.build(name.removesuffix(" int8"), size=160)
@@ -40,7 +43,10 @@ def build(name: str, place: Path) -> tuple[onnx.ModelProto, Path | None]:
 
 
 def in_python(model: Path, frames: int) -> Side:
-    """Return a side that calls `InferenceSession(path).run` as users do, with THREADS threads."""
+    """Return a function that measures frames in onnxruntime's Python API, with THREADS threads.
+
+    It calls `InferenceSession(path).run`, as users do.
+    """
     options = ort.SessionOptions()
     options.intra_op_num_threads = THREADS
     session = ort.InferenceSession(str(model), options, ["CPUExecutionProvider"])
@@ -49,7 +55,10 @@ def in_python(model: Path, frames: int) -> Side:
 
 
 def in_cpp(model: Path, frames: int, place: Path) -> Side:
-    """Return a side that runs bare.cc, built with the headers and the library of the MPI target."""
+    """Return a function that measures frames in onnxruntime's C++ API.
+
+    It runs bare.cc, built with the headers and the library of the target `mpi`.
+    """
     found, program = toolchain.find_toolchain(), place / "bare"
     library = (
         place / "libonnxruntime.so.1"
@@ -78,14 +87,17 @@ def in_cpp(model: Path, frames: int, place: Path) -> Side:
 
 
 def in_session(artifact: Path, frames: int, stack: ExitStack) -> Side:
-    """Return a side that passes frames one after another to a session that stays open, as a user's program does."""
+    """Return a function that measures frames, one after another, in a session of an artifact.
+
+    The session stays open, as in a user's program.
+    """
     inputs = inputs_of(artifact)
     session = stack.enter_context(dicompiler.connect(artifact, RunOptions(in_flight=1)))
     return timed(lambda: session.infer(inputs), frames)
 
 
 def in_runs(artifact: Path, frames: int, _stack: ExitStack) -> Side:
-    """Return a side that runs the frames in an MPI program, one after another."""
+    """Return a function that measures frames, one after another, in the MPI program of an artifact."""
     inputs, options = inputs_of(artifact), RunOptions(in_flight=1, kept_frames=1)
     return lambda: MpiTarget().run(artifact, [inputs] * (frames + FIRST), options).frames_s[FIRST:]
 

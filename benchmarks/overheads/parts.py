@@ -30,31 +30,43 @@ from overheads.measuring import Figure
 
 IN_PARTS = ("resnet18", "resnet50", "mobilenet_v2")
 PARTS = 1.10
-"""All parts together, without the operations that the plan does more than once: at most so many times the whole."""
+"""Limit of the time of all segments together, divided by the time of the whole network.
+
+The ratio is first divided by the factor by which the plan has more operations than the network.
+"""
 PLATFORM, STRATEGY = "rpi4-gateway-x4", "auto"
 LEVELS = {"all": ort.GraphOptimizationLevel.ORT_ENABLE_ALL, "extended": ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED}
-"""What is measured: only at the best level has the engine a layout of its own, into which each part brings its tensors
-and out of it again, and fuses additions only of what is in it."""
+"""onnxruntime's optimization levels at which segments are compared with the network.
+
+Only at the level "all", onnxruntime uses a tensor layout of its own. Each segment must convert its inputs to this
+layout and its outputs back, and additions are fused only with operators of the same segment.
+"""
 TARGETS = ("sockets", "mpi")
-"""Whose runtimes make the copies where segments meet."""
+"""Targets whose runtimes copy the inputs and outputs of segments; each of them is measured."""
 SETTLED = 4
-"""Runs before those that count: a segment's weights come from memory first, which is told apart."""
+"""Number of runs of a segment before the measured ones.
+
+In its first run, a segment reads its weights from memory instead of caches. `in_order` measures this separately.
+"""
 
 Ends = tuple[Segment, HoistedSegment]
-"""A segment and what is left of it."""
+"""A segment, and the same segment without the data movement that the runtime does instead."""
 Side = Callable[[], float]
 
 
 def nothing() -> None:
-    """Copy nothing."""
+    """Do nothing. This function replaces the copies of a model that has none."""
 
 
 class Bound:
     """A model in onnxruntime at one of LEVELS, on one thread, with inputs and outputs bound once.
 
-    Inputs without a value are zeros. `sides` are the sides that run the model and return the processor's seconds of
-    each
-    run: for a segment one side for each target, because its runtime makes the copies; otherwise one side.
+    Inputs without a value are zeros.
+
+    Attributes:
+        sides: Functions that run the model once and return its processor seconds. A segment has one function for each
+            target, because the target's runtime copies its inputs and outputs. Any other model has one function, with
+            the key "".
     """
 
     def __init__(
@@ -127,8 +139,13 @@ class Bound:
 class Case:
     """A network and the program of its plan.
 
-    `inputs` are the inputs of the network, `values` the inputs and outputs of every segment, and `again` the operations
-    of the program divided by those of the network.
+    Attributes:
+        where: Text that describes the case, for the output.
+        made: The compiled network.
+        program: The program.
+        inputs: Inputs of the network, by name.
+        values: Inputs and outputs of every segment, by name.
+        again: Number of operations of the program, divided by that of the network.
     """
 
     where: str
@@ -153,7 +170,11 @@ class Case:
         return cls(where, made, program, inputs, values, again)
 
     def sides(self, level: str) -> tuple[Side, list[list[Mapping[str, Side]]], list[Side]]:
-        """Return the sides of the network, of each device's segments by target, and of segments without copies."""
+        """Return functions that each run a model once and return its processor seconds, at one optimization level.
+
+        The first one runs the whole network. The second value has, for each device and each of its segments, a function
+        by target. The third value has a function for each segment without copies at its inputs and outputs.
+        """
         model, program = self.made.reference, self.program
         assert model is not None
         own = {node.name for node in model.proto.graph.node}
@@ -169,7 +190,7 @@ class Case:
         return whole, split, [Bound(one, program.weights, self.values, level).sides[""] for one in models]
 
     def read(self) -> float:
-        """Bytes of weights that all segments read, divided by those of the network."""
+        """Return the bytes of weights that all segments read, divided by those of the network."""
         assert self.made.reference is not None
         return nbytes(self.program) / sum(weight.nbytes for weight in self.made.reference.weights.values())
 
@@ -186,7 +207,7 @@ def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
 
 
 def judged(case: Case, level: str, frames: int, rounds: int) -> list[Figure]:
-    """Return the figures of one optimization level, one for each target."""
+    """Measure one optimization level of onnxruntime, and return one figure for each target."""
     whole, split, bare = case.sides(level)
     by_target = [[side[target] for device in split for side in device] for target in TARGETS]
     sides = [whole, *bare, *(side for own in by_target for side in own)]
@@ -212,9 +233,10 @@ def judged(case: Case, level: str, frames: int, rounds: int) -> list[Figure]:
 
 
 def measured(sides: Sequence[Side], frames: int) -> list[list[float]]:
-    """Return the seconds of each side, measured one after another, and of the first side once more at the end.
+    """Return the seconds of each side (a model that is run), and of the first side once more at the end.
 
-    If the speed of the host changes meanwhile, the change is thus not taken for a difference between the sides.
+    The first side is the whole network. It is measured before and after its segments, so that a change of the host's
+    speed is not mistaken for a difference between network and segments.
     """
     found = []
     for side in (*sides, sides[0]):
@@ -225,21 +247,21 @@ def measured(sides: Sequence[Side], frames: int) -> list[list[float]]:
 
 
 def whole_s(turn: Sequence[Sequence[float]]) -> float:
-    """Return the seconds of the whole network, from the measurements before and after its parts."""
+    """Return the median seconds of the whole network, which was measured before and after its segments."""
     return statistics.median([*turn[0], *turn[-1]])
 
 
 def in_order(sides: Sequence[Side], frames: int = 12) -> float:
-    """Return the median seconds of all sides one after another, as in a frame.
+    """Return the median seconds of all sides (models) one after another, as in a frame.
 
-    Each side then reads its weights from memory if the caches are too small for all weights.
+    Each model then reads its weights from memory if the caches are too small for the weights of all models.
     """
     found = [sum(side() for side in sides) for _ in range(frames + SETTLED)]
     return statistics.median(found[SETTLED:])
 
 
 def summed(sides: Iterable[Sequence[float]], of: Any) -> float:
-    """Return the sum of `of` applied to the seconds of each side."""
+    """Return the sum over all sides (models) of `of` (median or min), applied to the seconds of one side."""
     return float(sum(map(of, sides)))
 
 
@@ -250,10 +272,10 @@ def nbytes(program: Program) -> int:
 
 
 def without_cuts(proto: onnx.ModelProto, own: Collection[str]) -> onnx.ModelProto:
-    """Return the segment without Slices and Concats at its borders.
+    """Return a segment's model without the Slices and Concats that splitting the network has added.
 
-    Pieces for other devices are not cut, and inputs are passed as if they had been cut and joined. `own` are the names
-    of the network's nodes, which stay.
+    Outputs that such a node cuts are omitted. Inputs that such a node computes become inputs of the model. `own` are
+    the names of the network's own nodes, which stay.
     """
     known = onnx.shape_inference.infer_shapes(proto).graph
     bare = onnx.ModelProto()

@@ -1,8 +1,8 @@
-"""A token of a decoder: dicompiler beside distributed-llama and llama.cpp.
+"""Compare the time of a decoder's token in dicompiler, distributed-llama and llama.cpp.
 
 The decoder is the built-in network `llama_small` with one token and a cache of 128 positions: a Llama of 24 layers and
 1024 features with 4-bit weights. The peers compute a network of the same sizes with random weights: distributed-llama
-in its q40 format, llama.cpp in Q4_0. All sides take the same number of threads for each device.
+in its q40 format, llama.cpp in Q4_0. All programs use the same number of threads for each device.
 
 Two and more devices are emulated boards: network namespaces that are joined by links of the given bandwidth. Computing
 is not slowed down, so that this host needs a processor for each thread. This needs root and iproute2. The peers come
@@ -50,8 +50,10 @@ BLOCK = 32
 """Number of weights that share a scale in q40 and Q4_0."""
 Q40_BLOCK = np.dtype([("scale", "<f2"), ("values", "u1", BLOCK // 2)])
 RATE, MEMORY_BANDWIDTH = 50e9, 10e9
-"""FLOP/s and bytes/s of one thread of the measuring host, by which dicompiler plans. A decoder reads all its weights
-for each token, so that the memory decides."""
+"""Compute rate in FLOP/s and memory bandwidth in bytes/s of one thread of the measuring host, for dicompiler's plans.
+
+A decoder reads all its weights for each token, so that the memory bandwidth limits its speed.
+"""
 WORKER_PORT = 9999
 START_S = 2.0
 """Seconds until the workers of distributed-llama listen."""
@@ -60,7 +62,7 @@ DLLAMA_MAGIC, DLLAMA_LLAMA, DLLAMA_SILU, DLLAMA_Q40, DLLAMA_TOKENIZER_MAGIC = 0x
 
 @dataclass(frozen=True)
 class TokenCost:
-    """What a token costs on one side.
+    """Cost of a token in one of the compared programs.
 
     Attributes:
         seconds: Seconds of a token.
@@ -73,7 +75,7 @@ class TokenCost:
 
 @dataclass(frozen=True)
 class Setting:
-    """What all sides share.
+    """Settings that are the same for all compared programs.
 
     Attributes:
         devices: Number of devices.
@@ -89,7 +91,7 @@ class Setting:
 
     @property
     def platform(self) -> Platform:
-        """The devices on a switch."""
+        """The platform: `devices` boards on a switch, with the compute rate and memory bandwidth of this host."""
         boards = Platform.load(f"rpi4x{self.devices}")
         devices = tuple(replace(device, rate=RATE, memory_bandwidth=MEMORY_BANDWIDTH) for device in boards.devices)
         return replace(boards, devices=devices, network=Network("switch", self.bandwidth))
@@ -101,9 +103,10 @@ Side = Callable[[], TokenCost]
 def compile_decoder(
     directory: Path, setting: Setting, target: str, strategy: str, wire_dtype: str | None, factor: float
 ) -> Side:
-    """Return the side of dicompiler: the quantised decoder, compiled for the devices.
+    """Compile the quantised decoder with dicompiler, and return a function that runs it and returns a token's cost.
 
-    `factor` is the cost of a message on this host, relative to the cost that the target states; 0: it is measured.
+    `factor` is the cost of a message on this host, relative to the cost that the target states. If it is 0, the cost is
+    measured.
     """
     model, quantised, artifact = (directory / name for name in ("decoder.onnx", "decoder4.onnx", target))
     if not quantised.exists():
@@ -181,7 +184,7 @@ def _dllama_header(magic: int, keys: Mapping[int, int]) -> bytes:
 
 
 def prepare_dllama(checkout: Path, directory: Path, setting: Setting) -> Side:
-    """Return the side of distributed-llama: a root and its workers, each on its own board."""
+    """Return a function that runs distributed-llama and returns a token's cost: a root and workers, each on a board."""
     model, tokenizer = directory / "decoder.m", directory / "decoder.t"
     write_dllama_model(model)
     write_dllama_tokenizer(tokenizer)
@@ -281,7 +284,7 @@ def write_gguf(path: Path) -> None:
 
 
 def prepare_llama_cpp(programs: Path, directory: Path, setting: Setting) -> Side:
-    """Return the side of llama.cpp on one device: llama-bench generates tokens."""
+    """Return a function that runs llama.cpp on one device, with llama-bench, and returns a token's cost."""
     model = directory / "decoder.gguf"
     write_gguf(model)
     words = f"-m {model} -t {setting.threads} -p 0 -n {setting.tokens} -r 1 -o json".split()

@@ -1,8 +1,8 @@
-"""dicompiler on one device beside the engines that run a whole network: onnxruntime, ncnn, MNN and OpenVINO.
+"""Compare dicompiler on one device with engines that run the whole network: onnxruntime, ncnn, MNN and OpenVINO.
 
-All sides run in turn in one process, in float32, with the same number of threads. The table has the median time of a
-frame in milliseconds, and the time of dicompiler's faster engine divided by that of the fastest peer. ncnn's network is
-converted by dicompiler, MNN's by its own converter. Peers that are not installed are left out:
+All of them run in turn in one process, in float32, with the same number of threads. The table has the median time of a
+frame in milliseconds, and the time of dicompiler with its faster engine divided by that of the fastest peer. dicompiler
+converts the network for ncnn, and MNN's own converter does for MNN. Peers that are not installed are omitted:
 
     pip install ncnn MNN openvino
     python benchmarks/peers/engines.py --threads 1
@@ -35,12 +35,12 @@ from dicompiler_targets.sockets.runtime.engine_ncnn import REDUCED_PRECISION_OPT
 
 NETWORKS = ("squeezenet", "mobilenet_v2", "alexnet", "resnet18", "resnet50", "yolov8n", "vgg16")
 PAUSE_S = 0.05
-"""Pause before each side, so that the threads of the side before have stopped to spin."""
+"""Seconds of pause before an engine is measured, so that the threads of the previous engine no longer busy-wait."""
 WARM_UP_FRAMES = 3
 OWN_ENGINES = ("onnxruntime", "ncnn")
 
 Frame = Callable[[], object]
-"""Computes one frame."""
+"""A function that computes one frame with an engine."""
 Inputs = Mapping[str, np.ndarray]
 
 
@@ -113,7 +113,7 @@ PEERS: Mapping[str, tuple[str, Callable[[Path, Inputs, int], Frame]]] = {
     "MNN": ("MNN", run_in_mnn),
     "OpenVINO": ("openvino", run_in_openvino),
 }
-"""For each peer, its Python package and the function that loads a model."""
+"""For each peer, its Python package, and the function that loads a model and returns a function for one frame."""
 
 
 def run_in_dicompiler(model: Path, inputs: Inputs, threads: int, engine: str, stack: ExitStack) -> Frame:
@@ -125,7 +125,7 @@ def run_in_dicompiler(model: Path, inputs: Inputs, threads: int, engine: str, st
 
 
 def measure_in_turn(sides: Mapping[str, Frame], frames: int, rounds: int) -> dict[str, float]:
-    """Return the median seconds of a frame of each side."""
+    """Measure the sides (engines, or dicompiler with an engine) in turn, and return their median seconds of a frame."""
     seconds: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides)[:: 1 if number % 2 else -1]:
