@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def busy_processes(count: int) -> Iterator[None]:
-    """Run `count` processes that keep a processor busy each."""
+    """Run `count` processes, each of which keeps a processor busy, until the end of the `with` block."""
     processes = [multiprocessing.get_context("spawn").Process(target=_compute, daemon=True) for _ in range(count)]
     for process in processes:
         process.start()

@@ -175,7 +175,8 @@ class Setup:
         for device in platform.devices:
             times = slower * platform.fastest_device.rate / device.rate
             document = slow_profile(profile, times)
-            # A profile has no cost of 0, but bytes of messages take no time on emulated boards.
+            # A profile must not contain a cost of 0. The bytes of messages take no time on emulated boards, so that
+            # NO_TIME_S replaces their cost.
             runtime = {name: getattr(here, name) or NO_TIME_S for name in HOST_COSTS}
             own = document["runtime_costs"][target]
             runtime |= {name: times * own[name] for name in ("per_copy", "per_copied_byte")}

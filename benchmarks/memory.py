@@ -106,14 +106,14 @@ def chain(ops: Sequence[str], shape: Sequence[int]) -> onnx.ModelProto:
 
 
 def gemms(count: int, size: int) -> onnx.ModelProto:
-    """Return a model of fully connected layers, one after another."""
+    """Return a model of `count` fully connected layers, one after another, with `size` inputs and outputs each."""
     names = ["x", *(f"t{i}" for i in range(1, count)), "y"]
     nodes = [helper.make_node("Gemm", [names[i], f"w{i}"], [names[i + 1]], name=f"n{i}") for i in range(count)]
     return _model(nodes, (1, size), {f"w{i}": (size, size) for i in range(count)})
 
 
 def convolutions(count: int, channels: int, kernel: int, behind: Sequence[str], side: int = 4) -> onnx.ModelProto:
-    """Return a model of convolutions one after another, each followed by the operators `behind`."""
+    """Return a model of `count` convolutions, one after another, each followed by the operators `behind`."""
     nodes, weights, at = [], dict[str, tuple[int, ...]](), "x"
     for i in range(count):
         weights[f"w{i}"] = (channels, channels, kernel, kernel)

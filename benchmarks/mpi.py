@@ -89,7 +89,7 @@ def in_python(model: Path, inputs: Any, frames: int) -> float:
 @click.option("--frames", default=20, help="Frames of each run.")
 @click.option("--rounds", default=5, help="Repetitions.")
 def single(names: Sequence[str], frames: int, rounds: int) -> None:
-    """Compare one rank with one thread with onnxruntime in Python: time per frame."""
+    """Compare the time of a frame on one rank, with one thread, with that of onnxruntime in Python."""
     reached = True
     for name in names:
         with tempfile.TemporaryDirectory() as place:
@@ -116,7 +116,7 @@ def single(names: Sequence[str], frames: int, rounds: int) -> None:
 @click.option("--frames", default=20, help="Frames of each run.")
 @click.option("--rounds", default=5, help="Repetitions.")
 def pipeline(network: str, frames: int, rounds: int) -> None:
-    """Compare two ranks in a pipeline, with a core each, with one rank on one core: frames per second."""
+    """Compare the frames per second of two ranks in a pipeline, with a core each, with those of one rank."""
     cores, found = sorted(os.sched_getaffinity(0)), []
     with tempfile.TemporaryDirectory() as place:
         model = networks.build(network)
@@ -244,8 +244,8 @@ def _families() -> list[Any]:
 def cluster(network: str, strategy: str, frames: int) -> None:
     """Compare the time of four ranks on emulated boards, joined at 100 Mbit/s, with the simulator's prediction.
 
-    The boards are network namespaces. Their rates are measured on this host in the same run. It needs root, tc, ip and
-    sshd.
+    The boards are network namespaces, which compute as fast as this host. The prediction is for Raspberry Pi 4 boards.
+    It needs root, tc, ip and sshd.
     """
     names = [f"pi{index:02}" for index in range(1, 5)]
     with tempfile.TemporaryDirectory() as place, boards.cluster(Path(place), names) as made, made.inside():

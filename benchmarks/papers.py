@@ -18,8 +18,8 @@ from dicompiler_strategies.papers.stahl import PartitionScheme, build_ilp_layers
 
 F, G = 13.6e9, 100e6  # FLOP/s of a Raspberry Pi 4, bit/s of the gateway.
 COUNTS = range(1, 11)
-# CoopAI, table II and section V-A: numbers of blocks for k = 1 … 10 devices, the best k of its methods MLS and SLS, and
-# the time in % that MLS saves compared to SLS and to one device.
+# CoopAI, table II and section V-A: the numbers of blocks for k = 1 … 10 devices, then the best k of its methods MLS and
+# SLS. The last two numbers are the time in % that MLS saves compared to SLS, and compared to one device.
 COOPAI = {
     "AlexNet": ((1, 5, 4, 4, 4, 4, 4, 4, 4, 4), (2, 2), (4.91, 18.43)),
     "VGG16": ((1, 8, 7, 6, 5, 4, 4, 4, 4, 4), (7, 3), (31.49, 60.46)),

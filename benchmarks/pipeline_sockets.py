@@ -1,7 +1,7 @@
 """Measure a pipeline of two devices with the target `sockets`, each process on its own core.
 
-The time of a frame is compared with the time of its segments and of its bytes on the wire, and the frames per second
-with those of one device. The script prints medians. How to run it (on an idle host): see README.md.
+The time of a frame is compared with the time of its segments and of its bytes on the wire. The frames per second are
+compared with those of one device. The script prints medians. How to run it (on an idle host): see README.md.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.segments import SegmentIO, make_sessions, run_segment, value_from_bytes
 
 SLACK, SPEEDUP = 1.05, 1.6
-"""Limits: a frame takes at most 5 % longer than its parts, and throughput grows at least by this factor."""
+"""Limits: the time of a frame divided by that of its segments and bytes, and the speed-up over one device."""
 
 
 @dataclass(frozen=True)

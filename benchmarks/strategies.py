@@ -72,7 +72,7 @@ def cases(names: Sequence[str]) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class Result:
-    """The comparison of one case.
+    """The results of all strategies for one case.
 
     Attributes:
         case: The case.

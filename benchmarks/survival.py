@@ -1,8 +1,8 @@
-"""Lets devices on emulated boards fail at random times of a stream of frames, and return.
+"""Let devices on emulated boards fail at random times of a stream of frames, and return.
 
 A device is killed or stopped, its cable is cut, or its sshd is killed. Each frame must be delivered once and correct.
-The script prints a line per failure: the time until it was noticed, and then the time until the next finished frame.
-The latter is compared with the frame time of the plan that took over, measured in two ways:
+The script prints a line per failure: the time until it was noticed, and from then the time until the next frame ends
+(the interruption). The interruption is compared with the frame time of the plan that took over, measured in two ways:
 
 - one frame after another in the stream;
 - each frame after a pause as long as the one before the failure was noticed, because idle processors and caches make

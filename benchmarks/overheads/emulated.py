@@ -23,9 +23,8 @@ BOARDS = replace(Platform.load("rpi4x4"), network=Network("switch", 100e6))
 SLOWER, FAST = 15.0, 2.0
 """How many times slower than a core of this host the emulated boards are: for streams, and for single frames.
 
-In a stream, two cores of this host need four times as long as for computing alone, because of messages and of weights
-that are not in caches. At a factor of 6.67, boards waited for each other, and computing ended 40 % late. At 15, it
-ended 3 % late.
+In a stream, two cores of this host need four times as long as for computing without messages and with all weights in
+caches. At a factor of 6.67, boards waited for each other, and computing ended 40 % late. At 15, it ended 3 % late.
 """
 CARRIED = 0.955
 """Fraction of a link's bandwidth that is left for payload. The rest is used by headers of Ethernet, IP and TCP."""

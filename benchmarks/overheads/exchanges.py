@@ -102,7 +102,7 @@ def _drawn(place: Path, frames: int) -> list[tuple[Sequence[float], Sequence[flo
 
 
 def _depth(program: Program) -> int:
-    """Return the largest number of messages in a row in a frame: transfers, inputs and outputs."""
+    """Return the largest number of a frame's messages that are sent one after another, with inputs and outputs."""
     depth: dict[tuple[str, str], int] = {}
     for _ in program.transfers:
         for device in program.devices:

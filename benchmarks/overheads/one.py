@@ -24,7 +24,7 @@ from overheads.measuring import FIRST, Figure, Side, alternately, inputs_of, tim
 
 THREADS = 2
 ONE = 1.03
-"""Limit of the time of a frame on one device, divided by the time in onnxruntime alone."""
+"""Limit of the time of a frame on one device of dicompiler, divided by the time in onnxruntime."""
 NETWORKS = ("resnet50", "mobilenet_v2", "vgg16", "densenet121", "mobilenet_v2 int8")
 
 

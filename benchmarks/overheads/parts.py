@@ -1,4 +1,4 @@
-"""The figure `parts`: all segments of a plan, each alone on one core, compared with the whole network."""
+"""The figure `parts`: all segments of a plan, one after another on one core, compared with the whole network."""
 
 from __future__ import annotations
 

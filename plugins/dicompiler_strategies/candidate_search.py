@@ -9,7 +9,8 @@ simulated time improves.
     Problem + CostTables → selections (one choice per layer) → plans
     Problem + plans → the best plan by simulation
 
-Reduce-scatter and all-gather: each device adds up one slice of the partial sums, and sends it to all others.
+If each of several devices adds up all partial sums of a layer, the search also tries a reduce-scatter and an
+all-gather: each device adds up one slice of the partial sums, and sends it to all others.
 
     sums of channels 0:8 on every device  ⇒  sums of channels 0:4 on one device, and 4:8 on the other
 
@@ -80,11 +81,10 @@ SHARE_STEPS = (0.05, 0.025)
 Smaller distances are useless, because only whole rows can be moved.
 """
 LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
-"""Numbers of the lanes (groups of parts of a device), in the order in which a device computes them.
+"""Numbers of the lanes (groups of parts of a device). Between two exchanges, a device computes its lanes in this order.
 
-Late parts, such as the queries of an attention layer, read data of another lane. These data are available only after
-the next exchange, so that late parts are computed after both waves. Their lane has the lowest number, so that the
-device computes late parts first after the exchange.
+Late parts, such as the queries of an attention layer, read data of the other lanes. They are therefore computed after
+the exchange that follows both waves. After this exchange, the device computes late parts first.
 """
 
 
@@ -200,7 +200,8 @@ class _TaskOrder:
         """Split the region of a task along its only cut axis; the first part gets the fraction `share` of the rows.
 
         The result is None if the layer cannot be split further, or if the task's region is not cut along exactly one
-        axis. It is also None if one of the two parts alone reads as much of an input as the whole task.
+        axis. It is also None if one of the two parts reads as much of an input as the whole task, because this input
+        could then not be split into waves.
         """
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:
@@ -302,7 +303,7 @@ MAX_SPARED_LAYERS = 8
 MAX_RUN_LAYERS = 256
 """Largest number of consecutive layers whose choices (ways to split them) are optimised again together."""
 MAX_RUN_CHOICES = 48
-"""Number of choices (ways to split it) of each layer among which a search over consecutive layers selects again."""
+"""Largest number of choices (ways to split a layer) per layer if consecutive layers are optimised again together."""
 MAX_VAIN_TRIES = 100
 """Number of plans without an improvement after which the search stops trying small changes of the best plan."""
 MAX_TRIED_PARTS = 20_000
@@ -469,13 +470,13 @@ class CandidateSearch:
             )
             plans = [tables.plan(changed) for changed in changes if not self._is_hopeless(tables, changed)]
             parts_left -= sum(map(_count_parts, plans))
-            # The log names the strategy that found the best plan also for plans that differ a little from it.
+            # If a plan near the best one is better, the log names the strategy that found the best one.
             origin = self.best.origin
             if self.try_plans((plan, origin) for plan in plans):
                 selection, last_success = tables.find_selection(self.best.plan), step
 
     def reduce_weights(self, tables: CostTables) -> None:
-        """Reduce the weights on the fullest device, if the objective grows by less than MAX_SPARING_LOSS.
+        """Reduce the weights on the fullest device, if the objective grows by at most the factor MAX_SPARING_LOSS.
 
         A layer's load is the largest number of bytes of its weights on a device. The MAX_SPARED_LAYERS layers whose
         load can fall the most are tried one after another. Each gets the choice (way to split the layer) with the

@@ -227,9 +227,9 @@ class StageEstimates:
     def least_ram(self, most: int) -> tuple[int, Layer]:
         """Return the bytes of RAM that the most demanding layer needs at least, and this layer.
 
-        A layer needs at least the smallest RAM of the stages that contain it. All stages that have been estimated
-        before are considered. The shortest possible stages, in up to `most` tiles, are considered too. Such a stage
-        extends from one position at which stages may begin to the next one.
+        A layer needs at least the smallest RAM of the stages that contain it. These are all stages that have been
+        estimated before, and the shortest possible stages in up to `most` tiles. A shortest stage extends from one
+        position at which stages may begin to the next one.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
@@ -365,9 +365,8 @@ class _StageSearch:
     ) -> _PartialPlan | None:
         """Return the plan `partial` with one more stage, with `each` tiles on every board of `group`.
 
-        The result is None if it does not fit the boards.
-
-        The first board stores the inputs and outputs of the stage, even if it computes no tile.
+        The result is None if the plan does not fit the boards. The first board stores the inputs and outputs of the
+        stage, even if it computes no tile.
         """
         tiles = each * len(group)
         needs = self.stages.estimate_stage(start, end, "rows", tiles) if tiles > 1 else ()

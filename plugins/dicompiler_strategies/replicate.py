@@ -37,7 +37,7 @@ class Replicate(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Return the plan with the least time between frames; of equally good plans, the one with the smaller groups.
 
-        Plans that do not fit into memory are considered only if no plan fits. If the option `group_size` is not given,
+        A plan that does not fit into memory is returned only if no plan fits. If the option `group_size` is not given,
         the plan of the best single device is a candidate too.
 
         Raises:

@@ -52,7 +52,7 @@ class Heads(Strategy):
     Each layer has a few choices (ways to split it). All choices use the same number of devices. The parts of the
     devices are equal or in proportion to their rates. The best combination of choices is computed exactly, for several
     factors λ by which the time of sending is multiplied. The simulator then selects one of these plans. If the
-    objective is memory, only the choices with the fewest weights on the fullest device are considered.
+    objective is memory, only the choices with the fewest weights on the fullest device are used.
     """
 
     name: ClassVar[str] = "heads"
@@ -150,10 +150,10 @@ def _explain_no_attention(problem: Problem) -> str:
 
 
 def best_row_plans(cost_tables: CostTables) -> list[Plan]:
-    """Return a list with the best plan that splits layers only by rows; [] if it cannot be computed.
+    """Return a list with the best plan that splits layers only by rows.
 
     If its parts are ordered in waves (rows that other devices wait for come first), this plan may be better than all
-    others.
+    others. The list is empty if the network has too many parallel branches for an exact search.
     """
     return list(itertools.islice(_optimal_plans(cost_tables, _row_choices(cost_tables)), 1))
 

@@ -1,4 +1,4 @@
-"""Candidate runs: the ways in which a team of devices can compute a run of consecutive layers.
+"""Candidate runs: the ways in which a team (set of devices) can compute a run (sequence of consecutive layers).
 
 A run is either a block (one or more layers in fused height tiles) or a single layer that is split in another way.
 """
@@ -209,10 +209,10 @@ def _single_layer_run(
     shares: Sequence[LayerShare | None],
     weight_bytes: Mapping[str, int],
 ) -> CandidateRun:
-    """Return the run of a single layer in which each member of the team computes its entry of `shares`.
+    """Return the run of a single layer in which each member (device) of the team computes its piece of the layer.
 
-    An entry is a piece of the layer, or None if the member computes nothing. `form` says how the output is distributed
-    over the devices afterwards.
+    `shares` has the piece of each member, or None if the member computes nothing. `form` says how the output is
+    distributed over the devices afterwards.
     """
     at = team.layers.position[layer.name]
     elements = volume(full_region(team.layers.tensors[layer.output].shape or ()))
@@ -295,10 +295,10 @@ def _row_blocks(
 ) -> Iterator[CandidateRun]:
     """Yield blocks of 1, 2, 3, … consecutive layers in fused height tiles that all end before layer `stop`.
 
-    A block is skipped if it is not faster than its layers one by one, because each layer alone is a candidate too. The
-    loop ends if a block takes at least twice as long as its layers one by one. It also ends if the leader (the device
-    for layers that are not split) alone would compute the block at least as fast. `singles` caches two times in seconds
-    for each layer: the time to compute its rows on all devices, and the time to send missing rows before that.
+    A block is skipped if it is not faster than its layers one by one, because each single layer is a candidate too. The
+    loop ends if a block takes at least twice as long as its layers one by one. It also ends if a single device, the
+    leader, would compute the block at least as fast. `singles` caches two times in seconds for each layer: the time to
+    compute its rows on all devices, and the time to send missing rows before that.
     """
     block = RowBlock(team, stop)
     seconds = np.zeros(len(team.members))

@@ -44,7 +44,7 @@ _PROBED_LAYERS = 8
 
 @dataclass(frozen=True, eq=False)
 class ProblemFacts:
-    """Facts about a problem that all teams use. Each fact is computed once.
+    """Facts about a problem that are the same for all teams (sets of devices). Each fact is computed once.
 
     Attributes:
         problem: The problem.
@@ -81,7 +81,7 @@ class ProblemFacts:
 
     @cached_property
     def speeds(self) -> Mapping[str, float]:
-        """Speed of each device: 1 / (seconds for all probed layers), or 0 if the device cannot compute."""
+        """Speed of each device: 1 / (seconds for up to eight layers of the network); 0 if it cannot compute."""
         most = max(
             (seconds for row in self._probe_seconds.values() for seconds in row if seconds < math.inf), default=0.0
         )
@@ -198,7 +198,7 @@ class DeviceTeam(Memoizing):
         return spread
 
     def boxes_on(self, region: Region, indices: Sequence[int]) -> list[Region | None]:
-        """Return `region` for the devices at `indices`, and None for all others."""
+        """Return a list with an entry for each device: `region` for the devices at `indices`, None for all others."""
         return [region if i in indices else None for i in range(len(self.problem.platform.devices))]
 
     def cut_axis_of(self, layer: Layer, form: TensorForm) -> int | None:
@@ -247,9 +247,10 @@ class DeviceTeam(Memoizing):
         )
 
     def needed_boxes(self, layer: Layer, shares: Sequence[LayerShare | None]) -> dict[str, DeviceBoxes]:
-        """Return, for each input tensor, the region that each member needs to compute its entry of `shares`.
+        """Return, for each input tensor of a layer, the region that each member of the team needs.
 
-        An entry is a piece of the layer. A member with the entry None computes nothing and needs no region.
+        `shares` has the piece of the layer that each member computes. A member with the entry None computes nothing
+        and needs no region.
         """
         count = len(self.problem.platform.devices)
         wanted: dict[str, list[Region | None]] = {}

@@ -124,7 +124,10 @@ class RowMap:
 
 
 def bounding_rows(a: RowIntervals, b: RowIntervals) -> RowIntervals:
-    """Return for each device the smallest interval that contains its intervals in `a` and `b`, without empty ones."""
+    """Return for each device the smallest interval that contains its intervals in `a` and `b`.
+
+    Empty intervals are ignored.
+    """
     return [
         q if p[0] >= p[1] else p if q[0] >= q[1] else (min(p[0], q[0]), max(p[1], q[1]))
         for p, q in zip(a, b, strict=True)

@@ -24,8 +24,8 @@ log = logging.getLogger("dicompiler")
 # first price, all weights of the network together cost _FIRST_PRICE_SHARE of the best plan's cost. Each further round
 # multiplies the price by _PRICE_GROWTH.
 _FIRST_PRICE_SHARE, _PRICE_GROWTH, _MAX_PRICE_ROUNDS = 0.1, 4.0, 12
-# A block (a run of fused layers) has at most _TOTAL_BLOCK_LAYERS / (number of layers of the network) layers, so that
-# the search does not take much longer for large networks. This limit is never below the first number of
+# A block (a run of fused layers) has at most _TOTAL_BLOCK_LAYERS / (number of layers of the network) layers. The search
+# therefore does not take much longer for large networks. The limit is never below the first number of
 # _BLOCK_LAYER_LIMITS, and never above the second one.
 _BLOCK_LAYER_LIMITS, _TOTAL_BLOCK_LAYERS = (6, 32), 6000
 _LARGE_NETWORK_LAYERS = 300

@@ -1,4 +1,4 @@
-"""Evaluation of plans on the two levels of the search: by a fast model for many plans at once, and one by one."""
+"""Evaluation of plans on the two levels of the genetic search: many at once by a fast model, and then one by one."""
 
 from __future__ import annotations
 

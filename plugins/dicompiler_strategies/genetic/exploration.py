@@ -119,9 +119,10 @@ def explore(
     """Return the Pareto front of the plans of a problem.
 
     There are K = ⌈log2 N⌉ stages for N computing devices, unless the options give another number. Stage k searches on
-    the ⌈N / 2^(K − k)⌉ fastest devices, and begins with the front of stage k − 1. The second level evaluates plans one
-    by one with `measure`, by default with `Problem.evaluate_all`. Ctrl-C ends the search; the front so far is then
-    returned, marked as interrupted. If `is_stopped` returns True, each remaining stage has one generation.
+    the ⌈N / 2^(K − k)⌉ fastest devices, and begins with the front of stage k − 1. Its first level evaluates many plans
+    with a fast model. A second level evaluates the best plans one by one with `measure`, by default with
+    `Problem.evaluate_all`. Ctrl-C ends the search; the front so far is then returned, marked as interrupted. If
+    `is_stopped` returns True, each remaining stage has one generation.
     """
     space: PlanSpace
     if options.encoding == "tiles":

@@ -1,6 +1,6 @@
 """Plans of the quick strategies, as further points of a Pareto front.
 
-ParetoFront of the genetic search, Problem ⇒ ParetoFront that no plan of a quick strategy dominates
+    ParetoFront of the genetic search, Problem ⇒ ParetoFront that no plan of a quick strategy dominates
 
 The genetic search represents a plan by one device or one split for each layer, so it cannot find replicas or height
 slices in proportion to the devices' rates, for example.
@@ -19,12 +19,12 @@ QUICK_STRATEGIES = ("single", "pipeline", "replicate", "modnn")
 
 
 def add_quick_plans(front: ParetoFront, problem: Problem) -> ParetoFront:
-    """Return the Pareto front of a front's plans and the plans of the quick strategies.
+    """Add the plans of the quick strategies to a Pareto front, and drop the plans that are then dominated.
 
     The front is returned unchanged if its values are not from the simulator, because they cannot be compared then.
 
     Args:
-        front: Front of a search.
+        front: Pareto front that the genetic search has found.
         problem: The problem that the search solved.
 
     Returns:
@@ -66,7 +66,8 @@ def _drop_dominated(points: Sequence[ParetoPoint], names: Sequence[str]) -> tupl
     by_value: dict[tuple[float, ...], ParetoPoint] = {}
     for point in points:
         by_value.setdefault(tuple(point.objectives[name] for name in names), point)
-    # A point that dominates another one comes before it in this order.
+    # A point that dominates another one comes before it in this order, so that each point is only compared with the
+    # points that were kept before.
     for values, point in sorted(by_value.items(), key=lambda entry: entry[0]):
         others = (tuple(other.objectives[name] for name in names) for other in kept)
         if not any(all(a <= b for a, b in zip(other, values, strict=True)) for other in others):

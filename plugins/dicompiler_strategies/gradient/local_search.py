@@ -232,7 +232,7 @@ class LocalSearch:
 
     @cached_property
     def _transposed_edges(self) -> dict[LayerEdge, Floats]:
-        """The edge tables transposed, because a minimum over the last axis is faster."""
+        """The tables of pairs of connected layers, transposed, because a minimum over the last axis is faster."""
         return {edge: np.ascontiguousarray(table.T) for edge, table in self.tables.edge.items()}
 
     def _work_of(self, plans: int, layers: Sequence[int]) -> tuple[int, int]:

@@ -75,7 +75,7 @@ class FlatTables:
 
     @cached_property
     def column_layers(self) -> Selections:
-        """Position of the layer to which each column belongs, shape (n,)."""
+        """For each column (a choice of a layer), the position of the layer, shape (n,)."""
         return np.repeat(np.arange(len(self.tables.node)), [len(costs) for costs in self.tables.node])
 
     @cached_property
@@ -111,8 +111,8 @@ class FlatTables:
         A choice is one way to split a layer. The derivative by its probability is the choice's own cost, plus the mean
         cost of each of its edges (transfers to or from a connected layer). For the choices of layer a, ∂L/∂p_a = node_a
         + Σ_b edge_ab p_b + Σ_z p_z edge_za. The layers b read the output of layer a, and the layers z produce its
-        inputs. If a host has more weights than fit, a choice with weights there also costs `memory` · (weights of the
-        choice in bytes) / (limit of the host in bytes).
+        inputs. If a host has more weights than fit, each choice with weights on it has an additional cost. This cost is
+        `memory` times the weights of the choice, as a fraction of the host's limit.
         """
         g = np.repeat(self._node[None], len(p), axis=0)
         for (a, b), table in self.tables.edge.items():
@@ -144,7 +144,7 @@ def multiply_in_blocks(p: Floats, table: Floats) -> Floats:
     """Return the matrix product p @ table, computed a few rows at a time.
 
     BLAS libraries would distribute the whole product over threads. Threads cost more than they save if other processes
-    use the cores. They also change the order of summation, and thus the last bits of the result.
+    use the cores. They also change the order of summation, and with it the last bits of the result.
     """
     step = max(1, _MAX_SERIAL_MULTIPLICATIONS // table.size)
     return np.concatenate([p[start : start + step] @ table for start in range(0, len(p), step)])

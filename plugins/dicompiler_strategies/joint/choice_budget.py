@@ -1,4 +1,7 @@
-"""The largest choice set whose cost tables fit into a budget of time; this module does not import the solver."""
+"""The largest choice set (set of ways to split layers) whose cost tables fit into a budget of time and memory.
+
+This module does not import the solver CP-SAT, so that strategies that do not need the solver start faster.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """CP-SAT on the choices that the Lagrangian relaxation has not dropped.
 
-The CP-SAT model has a Boolean variable for each choice of a layer, and for each pair of choices of two connected
-layers. The solver returns a better selection, a better bound, or the proof that no better selection exists.
+A choice is one way to split a layer; a selection has one choice for each layer. The CP-SAT model has a Boolean variable
+for each choice of a layer, and for each pair of choices of two connected layers. The solver returns a better selection,
+a better bound, or the proof that no better selection exists.
 """
 
 from __future__ import annotations
@@ -242,7 +243,7 @@ class _SolverModel:
 
 
 class _SolutionLogger(cp_model.CpSolverSolutionCallback):
-    """Logs the value, the bound and the gap of each better selection."""
+    """A callback of CP-SAT that logs the value, the bound and the gap of each better selection (plan)."""
 
     def __init__(self, unit: float, bound: float) -> None:
         super().__init__()

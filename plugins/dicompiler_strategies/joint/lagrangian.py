@@ -1,7 +1,8 @@
 """Lagrangian relaxation: prices on the loads replace limits, and variable elimination solves the rest exactly.
 
-A load is an amount that a selection causes, such as the bytes on a host. A limit on load r is replaced by a price
-λ_r ≥ 0 for each unit of the load. The prices give a lower bound on the cost of every selection within the limits:
+A selection has one choice (way to split the layer) for each layer. A load is an amount that a selection causes, such as
+the bytes on a host. A limit on load r is replaced by a price λ_r ≥ 0 for each unit of the load. The prices give a lower
+bound on the cost of every selection within the limits:
 
     min over selections of [cost + Σ_r λ_r · load_r] − Σ_r λ_r · limit_r
 

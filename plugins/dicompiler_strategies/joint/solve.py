@@ -105,7 +105,7 @@ def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()
 class _JointSearch:
     def __init__(self, cost_tables: CostTables, effort: SolverEffort) -> None:
         self.tables, self.problem, self.effort = cost_tables, cost_tables.problem, effort
-        # Choice 0 of each layer is the whole layer on the fastest device.
+        # Choice 0 of each layer is the whole layer on the fastest device, so that the search begins with a valid plan.
         self.start_selections = [tuple(0 for _ in cost_tables.choices)]
         self.interrupted = False
         self.powered_devices: set[str] | None = None  # Devices that draw idle power, if the objective is energy.

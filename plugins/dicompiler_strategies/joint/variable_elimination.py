@@ -1,9 +1,10 @@
 """Exact minimum of a sum of tables over a graph, by variable elimination.
 
-Each variable is a layer, and its values are the layer's choices. There is a table of costs for each variable and for
-each edge. The elimination of a variable adds up all tables that contain the variable and minimises the sum over its
-choices. The result, called a message, is a table over the variable's neighbours. In a chain of layers this is the
-Viterbi algorithm. The order of elimination determines the size of the largest table; the min-fill order is used.
+Each variable is a layer, and its values are the layer's choices (ways to split it). There is a table of costs for each
+variable, and for each edge (pair of connected layers). The elimination of a variable adds up all tables that contain
+the variable and minimises the sum over its choices. The result, called a message, is a table over the variable's
+neighbours. In a chain of layers this is the Viterbi algorithm. The order of elimination determines the size of the
+largest table; the min-fill order is used.
 """
 
 from __future__ import annotations

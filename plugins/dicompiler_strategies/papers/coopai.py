@@ -10,8 +10,8 @@ numbers are those of the paper.
 
 The paper leaves some details to a technical report; the following choices reproduce its figures:
 
-- A multiply-accumulate counts as two FLOPs, and an element has 32 bits. Pools cost nothing and belong to the
-  convolution before them.
+- A multiply-accumulate counts as two FLOPs, and an element has 32 bits. Pools cost nothing and are computed together
+  with the convolution before them.
 - A grid is a range of rows of a block's last layer. If k devices compute H rows, the first H mod k grids have one more
   row. The FLOPs of a fully connected layer are divided equally.
 - A device is sent only the rows that it lacks, and each row is uploaded to the gateway once.
@@ -142,7 +142,10 @@ class CoopaiResult:
 
 Chain = tuple[ConvolutionalLayer | FullyConnectedLayer, ...]
 _RoundOption = tuple[LayerBlock, DataState, float]
-"""A block, the place of its results after the round that computes it, and the seconds of this round."""
+"""Three values: a block of layers, the place of its results after its round, and the seconds of the round.
+
+In a round, devices receive inputs, compute one block, and send results.
+"""
 
 
 def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:

@@ -33,7 +33,7 @@ class Coopai(Strategy):
 
     Equations (1) to (5) of the paper choose the number of devices and the blocks. A block is a sequence of layers
     within which devices exchange nothing. The network must be a chain of convolutional and fully connected layers. The
-    method does not consider memory. The strategy `dp` generalises it.
+    method ignores the memory of the hosts. The strategy `dp` generalises it.
     """
 
     name: ClassVar[str] = "coopai"

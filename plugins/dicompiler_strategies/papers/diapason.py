@@ -78,8 +78,7 @@ class Diapason(Strategy):
 
         Raises:
             UsageError: The objective is neither latency nor energy.
-            DicompilerError: No restart has a plan that fits into the hosts' memory. The descent itself does not
-                consider memory.
+            DicompilerError: No restart has a plan that fits into the hosts' memory. The descent itself ignores memory.
         """
         check_objective(self.name, problem.objective)
         energy = problem.objective == "energy"
@@ -294,8 +293,8 @@ def _contract_product(weighted: Floats, by: Floats) -> Floats:
     """Return the product of two arrays, summed over their common axes n and j.
 
     `weighted` has the shape (R, m, i, n, j), `by` the shape (R, n, j, D), and the result the shape (R, m, i, D). R is
-    the number of restarts, and D of devices. m and n stand for the opportunities (ways to split) of two connected
-    layers, i and j for their sublayers.
+    the number of restarts, and D of devices. m and n number the opportunities (ways to split) of two connected layers,
+    i and j their sublayers.
     """
     R, P, S = weighted.shape[:3]
     flat = weighted.reshape(R, P * S, -1) @ by.reshape(R, -1, by.shape[3])

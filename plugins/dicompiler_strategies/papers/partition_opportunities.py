@@ -166,7 +166,7 @@ class _SpaceBuilder:
         )
 
     def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
-        """Return the partition opportunities of each layer: the ways to split it, alone or fused with later layers.
+        """Return the partition opportunities of each layer: the ways to split it, fused with later layers or not.
 
         The loop goes from the last layer to the first, because the ways to split a layer determine the ways to fuse it
         with the layers before. The keys of `joined` are the pairs of connected layers; its values are not used.
@@ -332,11 +332,9 @@ class _SpaceBuilder:
     def _byte_costs(self) -> tuple[Floats, Floats, Floats]:
         """Return the costs of sending a byte in ms or mJ, as the arrays B, B_in and B_out.
 
-        B has the costs from each device to each other one, B_in those from the source of the network's inputs to each
-        device, and B_out those from each device to all sinks of the network's outputs.
-
-        The network's inputs come from the first source, unless the device is itself a source. Every sink receives all
-        outputs.
+        B has the costs from each device to each other one. B_in has the costs from the source of the network's inputs
+        to each device, which is the first source or the device itself. B_out has the costs from each device to all
+        sinks, because every sink receives all outputs.
         """
         source, sink = source_and_sink(self.problem)
         names = [device.name for device in self.devices]

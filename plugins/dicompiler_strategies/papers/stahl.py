@@ -131,7 +131,7 @@ def solve_ilp(
         if not lip:
             model.add(x[at]["i"] == 0)
         if at in seconds and fuse:
-            model.add(x[seconds[at]]["s"] == x[at]["f"])  # Eq. (12): both layers of a pair or none.
+            model.add(x[seconds[at]]["s"] == x[at]["f"])  # Eq. (12): both layers of a pair are fused, or none.
         else:
             model.add(x[at]["f"] == 0)  # Eq. (13): no layer follows with which this layer can be fused.
         if at not in seconds.values() or not fuse:

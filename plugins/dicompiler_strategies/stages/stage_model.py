@@ -225,7 +225,8 @@ class _ModelBuilder:
     def _device_seconds(self) -> Mapping[str, tuple[float, ...]]:
         layers, cost_model = self.problem.layers, self.problem.cost_model
         costs: dict[str, list[float]] = {device.name: [] for device in self.devices}
-        live = set(self.flows.live_layers)  # Nothing reads the outputs of other layers, so no device computes them.
+        # The other layers do not contribute to the network's outputs. No device computes them, so they take 0 s.
+        live = set(self.flows.live_layers)
         for position, layer in enumerate(layers.layers):
             tensors = [layers.tensors[name] for name in layer.inputs if name in layers.producer]
             local = sum(raw_nbytes(tensor.dtype, tensor.shape) for tensor in tensors if tensor.shape is not None)
@@ -298,9 +299,9 @@ class _ModelBuilder:
         shares = [turns.count(i) / len(turns) for i in range(len(members))]
         pairs = dict.fromkeys(zip(members, shares, strict=True))
         load = np.max([self._kind_load(kind, share) for kind, share in pairs], axis=0)
-        # A source has the inputs of the frames that it computes, but every other device must be sent them. Likewise, a
-        # device that is not a sink must send the outputs of its frames to a sink. `feeding` is the fraction of frames
-        # with sent inputs, and `draining` the fraction of frames with sent outputs.
+        # A source has the inputs of the frames that it computes. Every other device must receive them. A device that is
+        # not a sink must send the outputs of its frames to a sink. `feeding` is the fraction of frames with sent
+        # inputs, and `draining` the fraction of frames with sent outputs.
         feeding = sum(share for kind, share in zip(members, shares, strict=True) if not kind.is_source)
         draining = sum(share for kind, share in zip(members, shares, strict=True) if not kind.is_sink)
         times = self._link_times(members[0].names[0])

@@ -149,7 +149,7 @@ class _PipelineSearch:
 
     @cached_property
     def sets(self) -> list[DeviceCounts]:
-        """Sets of devices, the smaller ones first."""
+        """All sets of devices, given as the number of devices of each kind; the smaller sets first."""
         every = itertools.product(*(range(count + 1) for count in self.capacity))
         return sorted(every, key=lambda counts: (sum(counts), counts))
 

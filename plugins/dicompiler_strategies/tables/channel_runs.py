@@ -109,8 +109,8 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     extents = {length}
     for layer in chosen:
         cuts = zip(output_shape(layers, layer), first_end[layer.name], strict=True)
-        # If the first channel needs start..stop of an axis of length n, the axis consists of n / (stop - start) equal
-        # pieces, between which the run can be cut. In an attention, the pieces are the heads.
+        # If the first channel needs start..stop of an axis of length n, the axis has n / (stop - start) equal pieces.
+        # The run can be cut between them. In an attention, the pieces are the heads.
         pieces = {n // (stop - start) for n, (start, stop) in cuts if n % (stop - start) == 0}
         extents.update(n for n in pieces if length % n == 0)
     positions = {layer.output: i for i, layer in enumerate(chosen)}

@@ -57,7 +57,7 @@ class Choice:
 
     Attributes:
         kind: One of SPLIT_KINDS.
-        label: Short text for people. "height 4 +1" means height tiles on 4 devices, with one extra row on each side.
+        label: Short name of the choice. "height 4 +1" means height tiles on 4 devices, with one extra row on each side.
         parts: The pieces of the layer, each on one device. A device computes at most one output region and one partial
             sum.
         shares: For each part, the region whose elements its device sends to others; None for a partial sum. Shares are
@@ -372,9 +372,9 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
                 continue
             stride = round(split.full_region()[height_axis][1] / smaller_height)
             label_suffix = f" of {stride}"
-            # If a later layer merges many rows into one (patches of an image become a sequence), a halo of a few rows
-            # is useless, because it is only a fraction of a merged row. The number of extra rows therefore grows in
-            # steps of a quarter of `stride`.
+            # A later layer may merge many rows into one (patches of an image become a sequence). A halo of a few rows
+            # is then useless, because it is only a fraction of a merged row. The number of extra rows therefore grows
+            # in steps of a quarter of `stride`.
             extra_counts = range(0, stride * split.options.extra_rows + 1, max(1, stride // 4))
         yield partial(cut, cut_kind), label_suffix, extra_counts
 

@@ -187,7 +187,10 @@ class TensorTerms:
 
     @classmethod
     def build(cls, sent: SentTensors, targets: Sequence[int]) -> TensorTerms:
-        """Return the terms of the sent tensors, each of which has a target."""
+        """Return the terms of the sent tensors.
+
+        `targets` has, for each tensor, the row of the sums to which its term is added.
+        """
         order = sorted(range(len(targets)), key=targets.__getitem__)
         edges = [
             (i, j, tensor, table)
@@ -206,10 +209,12 @@ class TensorTerms:
 
 @dataclass(frozen=True, eq=False)
 class TermGroups:
-    """Terms in groups: the terms of a group are added up, and the total is added to one row of the sums of one run.
+    """Terms of loads in groups: the terms of a group are added up, and the total is added to one sum.
+
+    There are sums for each run (sequence of consecutive layers whose choices change), in several rows.
 
     Attributes:
-        runs: For each group, the number of its run of layers.
+        runs: For each group, the number of the run.
         targets: For each group, the row of the sums.
         starts: For each group, the position of its first term.
     """
@@ -233,7 +238,7 @@ class TermGroups:
 
 @dataclass(frozen=True, eq=False)
 class TermSet:
-    """The terms of a load model that depend on the layers of some runs.
+    """The terms of a load model that depend on the layers of some runs (sequences of consecutive layers).
 
     Attributes:
         layer_terms: The numbers of the layer terms.
@@ -418,7 +423,7 @@ def _sending_seconds(sent: Floats, byte_seconds: Floats, message_seconds: Floats
 
 
 def build_period_model(tables: CostTables, sent: SentTensors) -> PeriodModel:
-    """Return the model of the seconds of each device and link."""
+    """Return the model that predicts for how many seconds each device and each link is busy for one frame."""
     links = build_link_loads(tables.problem)
     devices = len(tables.problem.platform.devices)
     byte_seconds, message_seconds = np.zeros((2, devices, devices, devices + links.byte_seconds.shape[1]))
@@ -444,7 +449,7 @@ def build_period_model(tables: CostTables, sent: SentTensors) -> PeriodModel:
 
 
 def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_seconds: Floats) -> None:
-    """Add the seconds for which the runtimes of sender and receiver handle each byte and each message to the arrays."""
+    """Add to the arrays the seconds that the runtimes of sender and receiver take for each byte and each message."""
     for device in range(len(byte_seconds)):
         byte_seconds[device, :, device] += runtime.byte[device]
         byte_seconds[:, device, device] += runtime.byte[device]
@@ -483,7 +488,7 @@ class HostMemoryModel(LoadModel):
 
 
 def build_memory_model(tables: CostTables, sent: SentTensors) -> HostMemoryModel:
-    """Return the model of the memory of each host."""
+    """Return the model that predicts the bytes of memory that each host needs for one frame."""
     graph, hosts = tables.problem.layers, device_host_matrix(tables.problem.platform)
     received, count = sent.received_by(hosts), len(tables.choices)
     buffers = _source_buffers(tables)

@@ -80,9 +80,10 @@ class RunObjective:
         return float(self.model.loads(np.zeros((1, self.model.layers), np.intp)).max()) or 1.0
 
     def values(self, selections: Selections) -> Floats:
-        """Return the value of each selection (plan), plus a penalty if it exceeds memory or sends a state.
+        """Return the value of each selection (plan): a norm of its loads, which is close to the largest load.
 
-        A state is an output that is an input of the next frame; it must stay on its device.
+        A penalty is added if the selection exceeds a host's memory, or if it sends a state to another device. A state
+        is an output that is an input of the next frame.
         """
         return self._values(selections, [model.loads(selections) for model in self.models])
 
@@ -117,7 +118,7 @@ class RunObjective:
 
 
 class RunSearch:
-    """Improves selections (one choice per layer) by moves of runs of consecutive layers.
+    """A local search that improves selections (one choice per layer) by moves of runs of consecutive layers.
 
     A move gives all layers of a run the choice with the same label, such as "height 2 on pi02 pi03".
 
@@ -132,7 +133,7 @@ class RunSearch:
 
     @cached_property
     def labels(self) -> dict[str, int]:
-        """The labels of all choices, each with its row in `numbers`."""
+        """The labels of all choices, such as "height 2 on pi02 pi03", each with its row in `numbers`."""
         labels = dict.fromkeys(choice.label for choices in self.choices for choice in choices)
         return {label: row for row, label in enumerate(labels)}
 
@@ -189,10 +190,7 @@ class RunSearch:
         return changed
 
     def _batches_of_runs(self, length: int) -> Iterator[Sequence[range]]:
-        """Yield all runs of `length` consecutive layers, in batches that are tried together.
-
-        Neighbouring runs overlap by half.
-        """
+        """Yield runs of `length` consecutive layers that overlap by half, in batches that are tried together."""
         starts = range(0, len(self.choices) - length + 1, max(1, length // 2))
         runs = [range(start, start + length) for start in starts]
         size = max(MIN_BATCH_RUNS, MAX_BATCH_ENTRIES // (self.objective.entries * len(self.labels)))

@@ -103,8 +103,8 @@ class Teams(Strategy):
 
         The search begins with the plan of the strategy `pipeline`, with a single device, and with all devices as one
         team. Then it begins again with random changes of the best selection. Finally, the search and its random changes
-        begin with the known plans. They come last, so that `auto`, which knows plans of other strategies, finds a plan
-        at least as good as that of `teams` alone.
+        begin with the known plans. They come last: `auto`, which knows the plans of other strategies, then finds a plan
+        that is at least as good as without them.
         """
         problem = tables.problem
         names = " ".join(device.name for device in devices_by_rate(problem))
