@@ -138,8 +138,8 @@ SLOW_STRATEGIES = {
 """For each objective, the other strategies that support it, in the order of their expected gain for their time.
 
 With a small budget, the last ones are not asked. For latency with a budget of 2 s, the plans of `cpsat` were up to 17 %
-better than those of `dp` (ShuffleNet), and at most 2 % worse. For throughput and memory, `teams` is nearly always the
-best strategy.
+better than those of `dp` (ShuffleNet), and at most 2 % worse. For throughput and memory, the strategy `teams` nearly
+always finds the best plan.
 """
 DEFAULT_STRATEGIES = (*QUICK_STRATEGIES, "heads", "teams", "dp", "cpsat", "gradient", "genetic")
 TABLE_STRATEGIES = ("cpsat", "gradient")
@@ -293,8 +293,8 @@ class _AutoSearch:
             return False
         if name in TABLE_STRATEGIES and self.is_too_large and self.best_plan_splits:
             return False
-        # gradient is not asked again if cpsat has tried plans that are similar to its best one, because cpsat then has
-        # also run gradient and evaluated its plans.
+        # The strategy gradient is not asked for a plan if cpsat has tried small changes of its own best plan. In this
+        # case, cpsat has already run gradient and evaluated its plans.
         is_covered = name == "gradient" and self.refined is not None and self.options.tries > 0
         if is_covered or (self.uses_heads and name in NOT_FOR_ATTENTION):
             return False

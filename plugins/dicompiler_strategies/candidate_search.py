@@ -6,7 +6,7 @@ therefore computed several times, each time with the times of sending multiplied
 selects the best of these plans. Then the plan is changed layer by layer and in sequences of layers, as long as the
 simulated time improves.
 
-    Problem + CostTables → selections (one choice per layer) → plans
+    Problem + CostTables → selections (one way to split each layer) → plans
     Problem + plans → the best plan by simulation
 
 If each of several devices adds up all partial sums of a layer, the search also tries a reduce-scatter and an
@@ -610,10 +610,10 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
 
 
 def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]) -> list[NDArray[np.intp]]:
-    """Return, for each layer, the numbers of its MAX_RUN_CHOICES cheapest choices.
+    """Return, for each layer, the numbers of its MAX_RUN_CHOICES cheapest choices (ways to split the layer).
 
-    The cost of a choice includes the transfers from and to each connected layer. For these, the connected layer has the
-    choice with which the transfer is cheapest.
+    The cost of a choice includes the transfers from and to each connected layer. For these, the connected layer is
+    split in the way with which the transfer is cheapest.
     """
     least = [seconds.copy() for seconds in node]
     for (i, j), table in edge.items():

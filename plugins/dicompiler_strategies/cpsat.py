@@ -167,7 +167,10 @@ class CpSat(Strategy):
         return replace(options, extra_rows=min(self.extra_rows, 1), row_cuts=self.row_cuts[:2][-1:])
 
     def affordable_choices(self, problem: Problem, seconds: float) -> ChoiceSet:
-        """Return the requested choices, or so few that their cost tables can be filled in half of `seconds`."""
+        """Return the requested choices (ways to split a layer), or fewer if filling their cost tables takes too long.
+
+        Filling the tables may take half of `seconds`.
+        """
         from dicompiler_strategies.joint.choice_budget import affordable_choices
 
         return affordable_choices(problem, self.requested_choices(problem), seconds / 2)

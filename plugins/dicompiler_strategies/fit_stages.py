@@ -29,12 +29,12 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 StageKind = Literal["whole", "rows", "channels"]
 MODELS_PER_TILED_STAGE = 3
-"""Largest number of TFLite models that a board stores for a stage that it computes in height tiles.
+"""Largest number of TFLite models that a board stores for a stage (consecutive layers) in height tiles.
 
 There is one model for the top tile, one for all tiles in between, and one for the bottom tile.
 """
 STAGE_PENALTY = 1e-3
-"""Cost of each stage, as a fraction of the network's multiplications.
+"""Cost of each stage (consecutive layers that are computed together), as a fraction of the network's multiplications.
 
 If two plans need equally many multiplications, the one with fewer stages is therefore cheaper.
 """
@@ -181,8 +181,8 @@ class StageEstimates:
     def stage_parts(self, stages: Sequence[FitStage]) -> dict[str, list[Part]]:
         """Return the parts (device, region and lane) of every layer.
 
-        Each tile has its own lane (a number; the lanes of a device run one after another). Each tile therefore becomes
-        its own TFLite model, which ends with the stage.
+        Each tile has its own lane: a group of parts of a device, which computes its lanes one after another. Each tile
+        therefore becomes its own TFLite model, which ends with the stage (consecutive layers).
         """
         layer_parts: dict[str, list[Part]] = {layer.name: [] for layer in self.layers.layers}
         lanes = 0
@@ -216,7 +216,7 @@ class StageEstimates:
         return None if label is None else label.stages
 
     def end_bytes(self, first: int, last: int) -> int:
-        """Return the bytes of a stage's inputs and outputs.
+        """Return the bytes of the inputs and outputs of a stage, the layers at positions `first` to `last` - 1.
 
         They are stored in addition to the arena (TFLite-micro's working memory).
         """
@@ -227,9 +227,9 @@ class StageEstimates:
     def least_ram(self, most: int) -> tuple[int, Layer]:
         """Return the bytes of RAM that the most demanding layer needs at least, and this layer.
 
-        A layer needs at least the smallest RAM of the stages that contain it. These are all stages that have been
-        estimated before, and the shortest possible stages in up to `most` tiles. A shortest stage extends from one
-        position at which stages may begin to the next one.
+        A stage has consecutive layers that are computed together. A layer needs at least the smallest RAM of the stages
+        that contain it. These are all stages that have been estimated before, and the shortest possible stages in up to
+        `most` tiles. A shortest stage extends from one position at which stages may begin to the next one.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
@@ -256,14 +256,14 @@ class _StageSearch:
     max_tiles_per_board: int
 
     def whole_network(self) -> _PartialPlan | None:
-        """Return the whole network as one stage on the first board, or None if it does not fit.
+        """Return the plan with the whole network on the first board, or None if it does not fit.
 
         If it fits, it is the best plan, because no other plan needs fewer multiplications.
         """
         return self._add_whole_stage(_PartialPlan(0.0), 0, self.stages.cuts[-1])
 
     def run(self) -> _PartialPlan | None:
-        """Return the cheapest stages for the whole network, or None if nothing fits."""
+        """Return the cheapest plan of stages (consecutive layers) for the whole network, or None if nothing fits."""
         cuts = self.stages.cuts
         best: dict[tuple[int, int], _PartialPlan] = {(0, i): _PartialPlan(0.0, i) for i in range(len(self.boards))}
         for start in cuts[:-1]:
@@ -279,13 +279,16 @@ class _StageSearch:
         return min(complete, key=lambda partial: partial.cost, default=None)
 
     def _move_to_board(self, partial: _PartialPlan, board: int) -> _PartialPlan:
-        """Return a copy of the plan `partial` in which the board number `board` computes the next whole stages."""
+        """Return a copy of the plan `partial` in which board number `board` computes the next whole layers."""
         return _PartialPlan(
             partial.cost + STAGE_PENALTY * self.stages.macs, board, 0, partial.shared_flash, partial.stages
         )
 
     def _extensions(self, partial: _PartialPlan, start: int) -> Iterator[tuple[_PartialPlan, int]]:
-        """Yield pairs: a plan with one more stage, which begins at layer `start`, and the position after this stage."""
+        """Yield pairs: the plan with one more stage, which begins at layer `start`, and the position after this stage.
+
+        A stage has consecutive layers that are computed together.
+        """
         ends = [cut for cut in self.stages.cuts if cut > start]
         for end in ends:
             stage = self._add_whole_stage(partial, start, end)

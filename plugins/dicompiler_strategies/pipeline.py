@@ -15,7 +15,7 @@ from dicompiler_strategies.stages.stage_search import Stage, StageSolution, find
 
 log = logging.getLogger("dicompiler")
 SERVED_OBJECTIVES = ("throughput", "memory")
-"""Objectives for which the stages are optimised. For all others, the time between frames is minimised."""
+"""Objectives for which the stages of a pipeline are optimised; for others, the time between frames is minimised."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Pipeline(Strategy):
             DicompilerError: A device is unknown, cannot compute or is named twice.
         """
         devices = self._check_devices(problem)
-        # If no stages fit into memory, stages without memory limits are returned. The check of their plan then fails
-        # with an error that names the host and the layer that need the most.
+        # If no stages of a pipeline fit into memory, stages without memory limits are used. The check of their plan
+        # then fails with an error that names the host and the layer that need the most.
         plans = list(self._stage_plans(problem, devices, True)) or list(self._stage_plans(problem, devices, False))
         objective = problem.objective
         if not set(objective_terms(objective)) & set(SERVED_OBJECTIVES):

@@ -183,7 +183,7 @@ def _row_choices(cost_tables: CostTables) -> KeptChoices:
 
 
 def _optimal_plans(cost_tables: CostTables, kept: KeptChoices) -> Iterator[Plan]:
-    """Yield the best plan over the choices `kept` for each factor λ on the times of sending.
+    """Yield the best plan for each factor λ on the times of sending, over the choices (ways to split a layer) `kept`.
 
     Nothing is yielded if the layer graph has so many parallel branches that the tables of the exact search
     (`minimise_exactly`) would be too large.

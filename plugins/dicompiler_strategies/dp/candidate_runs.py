@@ -131,7 +131,7 @@ class CandidateRun(LayerRun):
         return self._time_by_forms[key]
 
     def _missing_bytes(self, team: DeviceTeam, name: str, form: TensorForm) -> Floats:
-        """Return the bytes of tensor `name` that devices send to each other before the run.
+        """Return the bytes of tensor `name` that devices send to each other before they compute the run of layers.
 
         The shape is (n senders, n receivers) for n devices. A receiver needs these bytes and lacks them if the tensor
         is distributed over the devices as `form`.
@@ -155,8 +155,9 @@ def build_candidate_runs(
 ) -> list[list[CandidateRun]]:
     """Return for each layer the candidate runs that begin with it: the ways to compute some consecutive layers.
 
-    One of them computes the layer as a whole on the team's leader, the device for layers that are not split. Raises
-    BudgetExceeded if the budget is exceeded before all runs are built.
+    They are for the devices of a team, which split layers. One of them computes the layer as a whole on the team's
+    leader, the device for layers that are not split. Raises BudgetExceeded if the budget is exceeded before all runs
+    are built.
     """
     weight_bytes, budget = team.facts.weight_bytes, budget or WorkBudget()
     beginning: list[list[CandidateRun]] = [[] for _ in team.layers.layers]
@@ -279,7 +280,7 @@ def _bound_both(a: DeviceBoxes, b: DeviceBoxes) -> DeviceBoxes:
 def _spread_over_devices(team: DeviceTeam, values: Sequence[float] | Floats) -> Floats:
     """Return one number for each device of the platform.
 
-    A member of the team gets its number in `values`, and every other device gets 0.
+    A member of the team (set of devices that split layers) gets its number in `values`. Every other device gets 0.
     """
     result = np.zeros(len(team.problem.platform.devices))
     result[list(team.members)] = values
@@ -314,9 +315,9 @@ def _row_blocks(
         single_device_s += float(team.facts.row_seconds_of(layer, leader)[-1])
         if stop - block.start == 1:
             singles[block.start] = (float(of_layer.max()), _exchange_seconds(team, block.needed_boxes()))
-        # `seconds` and `separate_s` are comparable only if neither includes the sending of missing rows before the
-        # block's first layer. `separate_s` gets this time at the end of the loop, because the layer then is no longer
-        # the first one.
+        # The time of a block of fused layers (`seconds`) is compared with that of its layers one by one (`separate_s`).
+        # Neither may include the sending of missing rows before the first layer. `separate_s` gets this time at the end
+        # of the loop, because the layer then is no longer the first one.
         separate_s += singles[block.start][0]
         if stop - block.start > 1 and seconds.max() >= min(single_device_s, _HOPELESS_RATIO * separate_s):
             return
@@ -351,7 +352,7 @@ def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> flo
 
 
 class RowBlock:
-    """Consecutive layers in fused height tiles, to which one layer after another is added at the front.
+    """A block of consecutive layers in fused height tiles. One layer after another is added before the others.
 
     The object records the rows of every tensor that each member (device) of the team needs. If a layer's output is also
     read after the block, its rows are split in proportion to the members' weights. Each member then computes at least
@@ -390,7 +391,7 @@ class RowBlock:
         return row_counts(rows)
 
     def needed_boxes(self) -> dict[str, DeviceBoxes]:
-        """Return, for each tensor computed before the block, the region that each member (device) reads."""
+        """Return, for each tensor that is computed before the block of layers, the region that each device reads."""
         team, labels = self.team, named_axes(self.team.layers)
         count = len(team.problem.platform.devices)
         result = {}

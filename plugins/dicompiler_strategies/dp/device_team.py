@@ -213,7 +213,7 @@ class DeviceTeam(Memoizing):
         )
 
     def member_regions(self, layer: Layer, form: TensorForm) -> list[Region | None]:
-        """Return the region of the layer's output that each member of the team computes, if it is split as `form`.
+        """Return the region of the layer's output that each member (device) computes, if it is split as `form`.
 
         `form` is "rows" or "channels". The region is None if it is empty.
         """
@@ -247,7 +247,7 @@ class DeviceTeam(Memoizing):
         )
 
     def needed_boxes(self, layer: Layer, shares: Sequence[LayerShare | None]) -> dict[str, DeviceBoxes]:
-        """Return, for each input tensor of a layer, the region that each member of the team needs.
+        """Return, for each input tensor of a layer, the region that each member (device) of the team needs.
 
         `shares` has the piece of the layer that each member computes. A member with the entry None computes nothing
         and needs no region.
@@ -283,14 +283,14 @@ class DeviceTeam(Memoizing):
         return total
 
     def member_row_seconds(self, layer: Layer, counts: Sequence[int]) -> Floats:
-        """Return the seconds in which each member of the team computes its number of rows (`counts`) of a layer."""
+        """Return the seconds in which each member (device) computes its number of rows (`counts`) of a layer."""
         devices = self.problem.platform.devices
         return np.array(
             [self.facts.row_seconds_of(layer, devices[i])[n] for i, n in zip(self.members, counts, strict=True)]
         )
 
     def reduction_ranges(self, layer: Layer) -> tuple[Interval, ...]:
-        """Return the range of a layer's input channels that each member of the team sums over.
+        """Return the range of a layer's input channels that each member (device) of the team sums over.
 
         If the previous layer can be split by channels, these are the channels that the member would then compute, so
         that nothing is sent between the two layers (FUSE). Otherwise the ranges are in proportion to the weights

@@ -25,7 +25,7 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 RowIntervals = Sequence[Interval]
-"""An interval of rows for each device of a team; (0, 0) for a device without rows."""
+"""An interval of rows [start, stop) for each device that computes a part of a layer; (0, 0) if it has no rows."""
 _WINDOW_OPERATORS = ("Conv", "MaxPool", "AveragePool")
 
 

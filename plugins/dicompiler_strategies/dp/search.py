@@ -21,7 +21,10 @@ from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 SUMMED_OBJECTIVES = ("latency", "energy", "communication")
-"""Objectives that are sums over runs. Throughput and memory are maxima over devices, which cannot be added up."""
+"""Objectives that are sums over runs (sequences of consecutive layers).
+
+Throughput and memory are maxima over devices, which cannot be added up.
+"""
 
 FormState = tuple[tuple[str, TensorForm], ...]
 """The tensors that later layers still read, in the order of their computation.

@@ -39,7 +39,8 @@ from dicompiler_strategies.genetic.nsga2 import Array, Evaluate, EvolutionSettin
 MAX_SEED_SHARE = 1 / 4
 """Largest fraction of a stage's first population that is copied from the Pareto front of the previous stage.
 
-The rest of the population consists of changed copies of these plans.
+A stage is a genetic search on some of the devices; the next stage has more devices. The rest of the population consists
+of changed copies of the copied plans.
 """
 
 
@@ -52,9 +53,12 @@ class ExplorationOptions:
     """Options of an exploration (the search for a Pareto front)."""
 
     as_printed: ClassVar[bool] = False
-    """Begin with random plans, and evaluate the best plans of every stage one by one, as the paper describes it."""
+    """Search as the paper describes it: begin with random plans, and evaluate the best plans of every stage one by one.
+
+    A stage is a genetic search on some of the devices; the next stage has more devices.
+    """
     default_generations: ClassVar[int] = 150
-    """Generations of all stages together, if the option is not given."""
+    """Default of the option `generations`: the number of generations of all stages (searches) together."""
 
     objectives: tuple[str, ...] = field(
         default=AUTODICE_OBJECTIVES,
@@ -105,7 +109,7 @@ class ExplorationOptions:
 
     @property
     def total_generations(self) -> int:
-        """Generations of all stages together."""
+        """Number of generations of all stages together; a stage is a genetic search on some of the devices."""
         return self.generations or self.default_generations
 
 
@@ -161,7 +165,9 @@ class _StagedSearch:
     is_stopped: Callable[[], bool]
 
     def run(self) -> tuple[ParetoRows, str, int]:
-        """Return the last Pareto front, the origin of its values, and the number of evaluated plans.
+        """Search stage by stage; return the last Pareto front, the origin of its values, and a number of plans.
+
+        The number counts all plans that were evaluated.
 
         The origin is "analytic" if the fast model computed the values, and "measured" if plans were evaluated one by
         one.

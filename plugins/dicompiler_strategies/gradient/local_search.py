@@ -99,7 +99,7 @@ class LocalSearch:
         return np.unique(np.concatenate(met), axis=0)
 
     def rank(self, selections: Selections) -> Selections:
-        """Return the selections without duplicates, the cheapest first."""
+        """Return the selections (plans) without duplicates, the cheapest first."""
         once = np.unique(selections, axis=0)
         return once[np.argsort(self.penalised_cost(once), kind="stable")]
 
@@ -159,8 +159,8 @@ class LocalSearch:
         prices, no change violates a limit that was satisfied before.
         """
         current = selections.copy()
-        # Without memory limits, the best choices of a sequence depend only on the choices of its neighbours. Sequences
-        # that are known to have their best choices are therefore skipped.
+        # Without memory limits, the best ways to split a sequence of layers depend only on how the layers around it are
+        # split. Sequences that are known to be split in the best way are therefore skipped.
         can_skip = prices is None and not len(self.tables.limits)
         for path in self._paths:
             rows = np.arange(len(current))
@@ -195,7 +195,7 @@ class LocalSearch:
     def _surroundings_key(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
         """Return a cache key for `path`, a sequence of layers.
 
-        It consists of the choices of these layers, and of all layers that are connected to them.
+        It consists of the choices (ways to split them) of these layers, and of all layers that are connected to them.
         """
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
@@ -246,9 +246,9 @@ class LocalSearch:
         return plans * (elements + pairs + 4 * loads), 2 * len(layers) + loads // 4
 
     def _choice_costs(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
-        """Return the cost of each choice of layer `a` in each plan, shape (plans, choices of a).
+        """Return the cost of each choice (way to split it) of layer `a` in each plan, shape (plans, choices of a).
 
-        The cost includes the edges to the connected layers, except for the layers in `without`.
+        The cost includes the transfers to and from the connected layers, except for the layers in `without`.
         """
         costs = np.repeat(self.tables.node[a][None], len(selections), axis=0)
         for b, table in self._neighbours[a]:
@@ -258,7 +258,9 @@ class LocalSearch:
 
 
 def _better_choices(costs: Floats, current: Selections) -> Selections:
-    """Return the cheapest choice of a layer in each plan, or the current choice if no other is clearly cheaper.
+    """Return the cheapest choice (way to split it) of a layer in each plan, or the current choice.
+
+    The current choice is returned if no other choice is clearly cheaper.
 
     `costs` has the shape (plans, choices), and `current` the number of the current choice in each plan.
     """

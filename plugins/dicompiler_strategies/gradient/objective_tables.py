@@ -37,7 +37,7 @@ def check_objective(strategy: str, objective: str) -> None:
 
 @dataclass(frozen=True, eq=False)
 class ObjectiveTables:
-    """The problem "choose one split per layer such that Σ node + Σ edge is least and no host exceeds its memory".
+    """The problem "choose one way to split each layer such that Σ node + Σ edge is least, within the hosts' memory".
 
     The tables may lack some of the choices of the cost tables. A selection is a vector with the number of each layer's
     choice. A limited host is a host for which some selection has more weights than fit into its memory.
@@ -63,7 +63,7 @@ class ObjectiveTables:
     families: tuple[Selections, ...]
 
     def values(self, selections: Selections) -> Floats:
-        """Return the cost Σ node + Σ edge of each selection (one choice per layer), shape (plans,).
+        """Return the cost Σ node + Σ edge of each selection (plan), shape (plans,).
 
         The costs `node` are those of single layers, and the costs `edge` those of pairs of connected layers.
         `selections` has the shape (plans, layers).
@@ -170,7 +170,7 @@ def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozense
     - the idle power of all powered devices (here, `members`, sources and sinks) during the whole frame,
     - the power of the network while bytes are sent.
 
-    Weights and memory limits are those of `whole`, the tables with the choices on all devices.
+    Weights and memory limits are those of `whole`, the tables with the ways to split layers over all devices.
     """
     problem = tables.problem
     source, sink = source_and_sink(problem)

@@ -70,17 +70,17 @@ class FlatTables:
 
     @cached_property
     def first_columns(self) -> Selections:
-        """Column of the first choice of each layer, shape (layers,)."""
+        """Column of the first choice (way to split it) of each layer, shape (layers,)."""
         return np.cumsum([0, *(len(costs) for costs in self.tables.node)])[:-1].astype(np.intp)
 
     @cached_property
     def column_layers(self) -> Selections:
-        """For each column (a choice of a layer), the position of the layer, shape (n,)."""
+        """For each column (a choice of a layer, that is, a way to split it), the position of the layer, shape (n,)."""
         return np.repeat(np.arange(len(self.tables.node)), [len(costs) for costs in self.tables.node])
 
     @cached_property
     def layer_columns(self) -> tuple[slice, ...]:
-        """Range of columns with the choices of each layer."""
+        """For each layer, the range of columns with its choices (ways to split it)."""
         return tuple(
             slice(int(start), int(start) + len(costs))
             for start, costs in zip(self.first_columns, self.tables.node, strict=True)
@@ -126,8 +126,8 @@ class FlatTables:
     def centre_gradient(self, p: Floats, g: Floats) -> Floats:
         """Return `g` minus its mean over each layer's choices, weighted with their probabilities `p`.
 
-        If g is the gradient ∂L/∂p of the loss by the probabilities, p times the result is the gradient ∂L/∂W by the
-        logits. This holds for temperature 1.
+        A choice is one way to split a layer. If g is the gradient ∂L/∂p of the loss by the probabilities, p times the
+        result is the gradient ∂L/∂W by the logits. This holds for temperature 1.
         """
         centred: Floats = g - np.add.reduceat(p * g, self.first_columns, axis=1)[:, self.column_layers]
         return centred

@@ -17,12 +17,13 @@ from dicompiler_strategies.tables.cost_tables import FILLED_PARTS_PER_S
 from dicompiler_strategies.tables.link_loads import build_link_loads
 
 MAX_ARRAY_ELEMENTS = 1 << 23
-"""Elements that the largest array of a choice set's cost tables may have."""
+"""Largest number of elements of an array in the cost tables of a choice set (set of ways to split layers)."""
 
 
 def affordable_choices(problem: Problem, options: ChoiceSet, seconds: float = math.inf) -> ChoiceSet:
     """Return the choice set `options`, or a smaller one if its tables would be too large or take too long to fill.
 
+    A choice set describes the ways to split layers over devices that a search may use.
     Filling the tables may take `seconds` on the computer on which `FILLED_PARTS_PER_S` was measured. The set is made
     smaller step by step: first fewer numbers of extra rows, then fewer row cuts, then fewer numbers of devices.
     """

@@ -127,9 +127,9 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -
     if is_complete and status == cp_model.INFEASIBLE:
         bound = value
     elif is_complete and status != cp_model.MODEL_INVALID:
-        # The solver's bound does not cover choices that the relaxation dropped. Selections with dropped choices may
-        # have the value `relaxed.value`, but are not better. A bound on all selections is therefore at most
-        # `relaxed.value`.
+        # The solver's bound does not cover choices (ways to split a layer) that the relaxation dropped. Plans with
+        # dropped choices may have the value `relaxed.value`, but are not better. A bound on all plans is therefore at
+        # most `relaxed.value`.
         bound = max(bound, min(solver.best_objective_bound * scale / COST_UNITS, relaxed.value, value))
         if status == cp_model.OPTIMAL:
             bound = max(bound, value * (1 - solver_model.terms / COST_UNITS))

@@ -1,7 +1,8 @@
 """The joint problem in numbers: the costs and the loads of every choice of every layer, with limits on the loads.
 
-The joint problem is to choose one way to split each layer, for all layers at once. `build_joint_model` derives a
-`JointModel` from cost tables and the problem's objective.
+The joint problem is to choose one way to split each layer, for all layers at once. A load is an amount that adds up
+over layers, such as the bytes on a host or the seconds of a link. `build_joint_model` derives a `JointModel` from cost
+tables and the problem's objective.
 """
 
 from __future__ import annotations
@@ -74,7 +75,10 @@ class JointModel:
         return build_elimination_order([len(costs) for costs in self.node], list(self.edge))
 
     def selection_loads(self, selection: Sequence[int]) -> Floats:
-        """Return the amount of each load (such as the bytes on a host) if layer i has choice number selection[i]."""
+        """Return the amount of each load (such as the bytes on a host) under a selection (plan).
+
+        Layer i is split in the way number selection[i].
+        """
         loads = np.zeros(len(self.load_limits))
         if not len(self.load_limits):
             return loads
@@ -91,7 +95,7 @@ class JointModel:
         return float(sum_tables(self.node, self.edge, np.asarray([selection]))[0])
 
     def fits_limits(self, selection: Sequence[int]) -> bool:
-        """Return True if no load (such as the bytes on a host) of the selection exceeds its limit.
+        """Return True if no load (such as the bytes on a host) of the selection (plan) exceeds its limit.
 
         Rounding errors are tolerated.
         """
@@ -100,8 +104,8 @@ class JointModel:
     def priced_tables(self, prices: Floats) -> tuple[tuple[Floats, ...], dict[LayerEdge, Floats]]:
         """Return `node` and `edge` with price · load added for each load: the Lagrangian without its constant term.
 
-        `node` has the costs of single layers, and `edge` those of pairs of connected layers. `prices` has the Lagrange
-        multiplier of each load.
+        `node` has the costs of single layers, and `edge` those of pairs of connected layers. A load is an amount such
+        as the bytes on a host, and its price is a Lagrange multiplier.
         """
         if not len(prices):
             return self.node, dict(self.edge)
@@ -242,8 +246,8 @@ def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floa
     edges = {
         edge: _edge_link_seconds(tables, network, edge, slots, cache) for edge, slots in find_edges(layers).items()
     }
-    # Plans must not send states. A pair of choices that would send one therefore costs more than any plan on one
-    # device.
+    # Plans must not send states, which stay on their device. A pair of ways to split two layers that would send a state
+    # therefore costs more than any plan on one device.
     prohibitive_s = 2 * sum(float(compute.max()) for compute in tables.compute_seconds)
     for (i, j), slots in find_state_edges(layers).items():
         busy = np.where(_edge_link_seconds(tables, network, (i, j), slots, cache) > 0, prohibitive_s, 0.0)
@@ -260,16 +264,16 @@ def _edge_link_seconds(
 ) -> Floats:
     """Return the seconds for which an edge keeps each link busy, of shape (producer choices, consumer choices, links).
 
-    An edge joins the layer that produces a tensor and a layer that reads it. `cache` has earlier results, so that edges
-    of equal structure are computed once.
+    An edge joins the layer that produces a tensor and a layer that reads it. A choice is one way to split a layer.
+    `cache` has earlier results, so that edges of equal structure are computed once.
     """
     producer, consumer = (tables.footprints[i] for i in edge)
     key = (producer, consumer, slots)
     if key not in cache:
         busy = np.zeros((len(producer.final_seconds), len(consumer.final_seconds), network.byte_seconds.shape[1]))
         for held, shares, needs, item_bytes in flows_on_edge(tables.problem.layers, edge, slots, tables.footprints):
-            # The loop takes one choice of the producer at a time, because an array for all choices and all pairs of
-            # devices would be too large.
+            # The loop takes one choice (way to split it) of the producing layer at a time, because an array for all
+            # choices and all pairs of devices would be too large.
             for p in range(len(busy)):
                 row = slice(p, p + 1)
                 busy[row] += network.busy_seconds(bytes_between_devices(held[row], shares[row], needs, item_bytes))

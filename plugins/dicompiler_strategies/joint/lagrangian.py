@@ -82,8 +82,8 @@ def coordinate_descent(
                     load[:, : table.shape[2]] += table[:, chosen[j]] if i == v else table[chosen[i]]
             totals = loads - load[chosen[v]] + load
             excess = np.maximum(totals - model.load_limits, 0).sum(axis=1)
-            # A small fraction of the mean load is added to the largest load. Otherwise loads below the largest one
-            # would never fall.
+            # A small fraction of the mean load is added to the largest load (such as the bytes on a host). Otherwise
+            # loads below the largest one would never fall.
             value = totals.max(axis=1) + 1e-6 * totals.mean(axis=1) if model.is_minimax else cost
             best = int(np.lexsort((value, excess))[0])
             if (excess[best], value[best]) < (excess[chosen[v]], value[chosen[v]]):
@@ -97,7 +97,8 @@ def coordinate_descent(
 class _PriceSearch:
     """The state of the search for the best prices: the model, the best bound so far, and the best selection so far.
 
-    A price is a Lagrange multiplier of a load. A selection has one way to split each layer.
+    A price is a Lagrange multiplier of a load, an amount such as the bytes on a host. A selection has one way to split
+    each layer.
     """
 
     def __init__(self, model: JointModel, start: Sequence[Sequence[int]], budget: WorkBudget) -> None:
@@ -106,7 +107,7 @@ class _PriceSearch:
         self.best: tuple[int, ...] | None = None
         self.choice_bounds: tuple[Floats, ...] = ()
         self.is_limited = np.isfinite(model.load_limits)
-        self.finite_limits = np.where(self.is_limited, model.load_limits, 0.0)  # 0 for loads without a limit.
+        self.finite_limits = np.where(self.is_limited, model.load_limits, 0.0)  # 0 for amounts (loads) without a limit.
         self.load_scale = np.where(self.finite_limits > 0, self.finite_limits, 1.0)
         for selection in start:
             kept = model.from_original(selection)
@@ -130,12 +131,15 @@ class _PriceSearch:
     def spend_elimination(self) -> bool:
         """Charge one more variable elimination to the budget; return False if the budget does not allow it.
 
-        A variable elimination finds the best way to split each layer at given prices of the loads.
+        A variable elimination finds the best way to split each layer at given prices (Lagrange multipliers).
         """
         return self.budget.try_steps(*self.model.elimination_order.work)
 
     def minimise_at_prices(self, prices: Floats) -> tuple[int, ...]:
-        """Return the best selection (plan) at these prices of the loads, and raise the lower bound if possible."""
+        """Return the best selection (plan) at these prices of the loads, and raise the lower bound if possible.
+
+        A load is an amount such as the bytes on a host, and its price is a Lagrange multiplier.
+        """
         node, edge = self.model.priced_tables(prices)
         least, selection = minimise_exactly(self.model.elimination_order, node, edge)
         self.bound = max(self.bound, least - self.limits_at_prices(prices))
@@ -147,10 +151,10 @@ class _PriceSearch:
         return float(prices[self.is_limited] @ self.model.load_limits[self.is_limited])
 
     def find_feasible(self, prices: Floats) -> None:
-        """Search for good selections within the limits of the loads, beginning with these prices of the loads.
+        """Search for good selections (plans) within the limits of the loads, beginning with these prices of the loads.
 
-        Prices of loads that exceed their limits rise. When no limit is exceeded, all prices fall again, in smaller and
-        smaller steps.
+        A load is an amount such as the bytes on a host. The price (Lagrange multiplier) of a load rises while the load
+        exceeds its limit. When no limit is exceeded, all prices fall again, in smaller and smaller steps.
         """
         if not self.is_limited.any():
             return
@@ -169,7 +173,11 @@ class _PriceSearch:
                 raised, step = raised + step * unit * is_exceeded, step * 1.2
 
     def drop_choices(self, prices: Floats) -> None:
-        """Drop every choice whose lower bound at these prices is above the value of the best known selection."""
+        """Drop every choice (way to split a layer) that no plan better than the best known one can have.
+
+        The lower bound of a dropped choice, at these prices (Lagrange multipliers), is above the value of the best
+        known plan.
+        """
         node, edge = self.model.priced_tables(prices)
         constant = self.limits_at_prices(prices)
         marginals = min_marginals(self.model.elimination_order, node, edge)
@@ -180,7 +188,7 @@ class _PriceSearch:
         if all(mask.any() for mask in keep):
             self.model = self.model.keep_choices(keep)
             self.choice_bounds = tuple(totals[mask] for totals, mask in zip(self.choice_bounds, keep, strict=True))
-        else:  # Some layer has no choice left, which proves that no selection is better than the best known one.
+        else:  # Some layer has no choice left, which proves that no plan is better than the best known one.
             self.bound = max(self.bound, self.value)
 
 
@@ -189,11 +197,12 @@ def relax_with_prices(
 ) -> RelaxedProblem:
     """Return the best selection found and a lower bound on all selections, by Lagrangian relaxation.
 
-    A selection has one way to split each layer. The selections `start` are tried first. If the model has no loads, a
-    single variable elimination finds the optimum. Otherwise each load has a price (a Lagrange multiplier), and up to
-    `iterations` subgradient steps on the prices raise the bound. Prices of limited loads are at least 0. If the
-    objective is the largest load (minimax), the prices of the loads without a limit sum to 1. The weighted mean of
-    these loads is then a lower bound on the largest load. The search is deterministic.
+    A selection has one way to split each layer. A load is an amount such as the bytes on a host. The selections `start`
+    are tried first. If the model has no loads, a single variable elimination finds the optimum. Otherwise each load has
+    a price (a Lagrange multiplier), and up to `iterations` subgradient steps on the prices raise the bound. Prices of
+    limited loads are at least 0. If the objective is the largest load (minimax), the prices of the loads without a
+    limit sum to 1. The weighted mean of these loads is then a lower bound on the largest load. The search is
+    deterministic.
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     if not len(model.load_limits):
@@ -293,8 +302,8 @@ def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int
 def _polyak_step(search: _PriceSearch, loads: Floats, selection: Sequence[int]) -> Floats:
     """Return the change of the price of each limited load by Polyak's rule; 0 for unlimited loads.
 
-    A load is an amount such as the bytes on a host. `loads` are the amounts of all loads under `selection`, the best
-    selection at the current prices.
+    A load is an amount such as the bytes on a host, and its price is a Lagrange multiplier. `loads` are the amounts of
+    all loads under `selection`, the best plan at the current prices.
     """
     excess = np.where(search.is_limited, (loads - search.finite_limits) / search.load_scale, 0.0)
     norm = float(excess @ excess)

@@ -1,6 +1,6 @@
 """The complete joint search: Lagrangian relaxation, CP-SAT, and the search for plans that fit into memory.
 
-`solve_jointly` finds the best plan over the choices of cost tables, with a lower bound.
+`solve_jointly` finds the best plan over the choices (ways to split each layer) of cost tables, with a lower bound.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class _JointSearch:
         raised.
 
         Args:
-            keep: For each layer, a mask of the choices that fit into memory on their own.
+            keep: For each layer, a mask of the choices (ways to split it) that fit into memory without other layers.
             best: The best selection without memory limits.
             bound: The lower bound without memory limits.
         """
@@ -221,7 +221,7 @@ class _JointSearch:
             return (None if best is None else model.to_original(best)), 0.0
 
     def _possible_choices(self) -> list[NDArray[np.bool_]]:
-        """Return, for each layer, a mask of the choices that fit into memory on their own.
+        """Return, for each layer, a mask of the choices (ways to split it) that fit into memory without other layers.
 
         Raises:
             DicompilerError: No choice of a layer fits.

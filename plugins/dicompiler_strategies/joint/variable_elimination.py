@@ -91,7 +91,8 @@ class EliminationOrder:
 def build_elimination_order(choice_counts: Sequence[int], edges: Sequence[LayerEdge]) -> EliminationOrder:
     """Return the min-fill order: next is the variable whose elimination adds the fewest edges between its neighbours.
 
-    Among equals, the variable with the smallest table is next, then the one with the lowest number.
+    A variable is a layer, and an edge joins two connected layers. Among equals, the variable with the smallest table is
+    next, then the one with the lowest number.
     """
     neighbours_of: dict[int, set[int]] = {variable: set() for variable in range(len(choice_counts))}
     for i, j in edges:
@@ -142,12 +143,13 @@ def min_marginals(
 ) -> tuple[Floats, ...]:
     """Return, for each choice of each variable, the least sum of all tables if the variable has that choice.
 
-    There are two passes. The first eliminates the variables in order, as `minimise_exactly` does. Each step eliminates
-    one variable: it adds up its tables, minimises the sum over that variable, and sends the result (the message) to a
-    later step, its parent. The second pass goes from the last step to the first. Each step adds up all its tables,
-    including messages and the table that its parent returned; from this sum it reads the result for its variable. To
-    each child it returns this sum, minimised over the variables that the child does not have, minus the message of that
-    child.
+    A variable is a layer, and its choices are the ways to split it. There are two passes. The first eliminates the
+    variables in order, as `minimise_exactly` does. Each step eliminates one variable: it adds up its tables, minimises
+    the sum over that variable, and sends the result (the message) to a later step, its parent.
+
+    The second pass goes from the last step to the first. Each step adds up all its tables, including messages and the
+    table that its parent returned. From this sum it reads the result for its variable. To each child it returns this
+    sum, minimised over the variables that the child does not have, minus the message of that child.
     """
     factors, messages, least_total = _eliminate(order, node, edge)
     marginals: list[Floats] = [np.zeros(0)] * len(order.choice_counts)

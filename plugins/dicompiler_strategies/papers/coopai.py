@@ -265,7 +265,7 @@ def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = F
 
 
 def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int]:
-    """Return the sort key of solutions: the time, rounded to a picosecond, then the number of blocks."""
+    """Return the sort key of solutions: the time, rounded to a picosecond, then the number of blocks of layers."""
     return round(seconds, 12), len(blocks)
 
 

@@ -38,7 +38,7 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 from dicompiler_strategies.tables.cost_tables import LayerEdge, TensorSlots, common_elements, find_edges
 
 MILLI_PER_UNIT = 1e3
-"""Factor from s to ms and from J to mJ, the units of costs here.
+"""Factor from s to ms and from J to mJ, the units of all costs of partition opportunities.
 
 The best learning rate depends on the unit of the costs. In these units, the paper's rate of 0.8 works well.
 """
@@ -388,7 +388,8 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
     share. No element is counted twice. The paper calls the result overlap_{i,j}.
 
     Args:
-        produced: Boxes that the sublayers of the first layer compute, shape (P, S, axes + 1, 2) for P opportunities.
+        produced: Boxes (regions as arrays) that the sublayers of the first layer compute, shape (P, S, axes + 1, 2) for
+            P opportunities (ways to split it).
         shares: The same boxes without overlap. To sublayers with other numbers, a sublayer sends only its share.
         wanted: Boxes that the sublayers of the second layer read, shape (P', S', axes + 1, 2). P' and S' are the
             numbers of opportunities and sublayers of the second layer.

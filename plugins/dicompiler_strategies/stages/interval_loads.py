@@ -1,8 +1,8 @@
-"""Loads of all possible stages as arrays. A stage is a sequence of consecutive blocks.
+"""Loads of all possible stages of a pipeline as arrays: weights, tensors, and bytes that are sent and received.
 
-A block is one layer, or several consecutive layers of a large network. Block b begins at the layer `positions[b]`.
-Entry [i, j] of an array is the load of the stage of the blocks i to j - 1, in the order of the layer graph. Entries
-with i ≥ j are 0.
+A stage is a sequence of consecutive blocks. A block is one layer, or several consecutive layers of a large network.
+Block b begins at the layer `positions[b]`. Entry [i, j] of an array is the load of the stage of the blocks i to j - 1,
+in the order of the layer graph. Entries with i ≥ j are 0.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def crossing_bytes(flows: NetworkFlows, layers: int) -> Floats:
 
 @dataclass(frozen=True)
 class IntervalTraffic:
-    """The tensors that enter and leave a stage.
+    """The tensors that enter and leave a stage (consecutive layers on one device or on several in turn).
 
     Attributes:
         received: Tensors of earlier stages that the stage reads. Each is received once.
@@ -127,7 +127,10 @@ def interval_weights(flows: NetworkFlows, positions: Sequence[int]) -> Floats:
 
 
 def interval_traffic(flows: NetworkFlows, positions: Sequence[int]) -> IntervalTraffic:
-    """Return the tensors that enter and leave each stage. A stage may begin and end at each of `positions`."""
+    """Return the tensors that enter and leave each stage (sequence of consecutive layers).
+
+    A stage may begin and end at each of the layers `positions`.
+    """
     layers = len(positions) - 1
     counters = [_TrafficCounter(layers) for _ in range(8)]
     received, received_outputs, sent, sent_to_readers, inputs, other_inputs, outputs, other_outputs = counters
@@ -167,8 +170,8 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
     """
     layers, block = len(positions) - 1, block_of_layers(positions)
     pieces = _list_pieces(flows, block)
-    # inner[b, e] is for the stage from block `start` to block e - 1: the bytes of the stage's own tensors that are
-    # stored while block b is computed.
+    # inner[b, e] is for the stage from block `start` to block e - 1, where a block has one or more consecutive layers.
+    # It is the number of bytes of tensors computed in the stage that are stored while block b is computed.
     inner = np.zeros((layers, layers + 1))
     own: dict[int, list[TensorFlow]] = {}
     for flow in flows.flows:

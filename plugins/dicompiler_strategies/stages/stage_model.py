@@ -310,7 +310,10 @@ class _ModelBuilder:
         return StageUnit(counts, turns, load, traffic + draining * self.traffic.outputs.weighted(*times))
 
     def _kind_load(self, kind: DeviceKind, share: float) -> Floats:
-        """Return the load of a device for each possible stage, if the device computes `share` of the stage's frames."""
+        """Return the load of a device for each possible stage, if it computes the fraction `share` of its frames.
+
+        A stage has consecutive layers. A load is seconds of work per frame, or bytes of memory.
+        """
         memory = self.weights + self._activations(kind)
         load = memory
         if not self.is_memory:
@@ -324,7 +327,9 @@ class _ModelBuilder:
         return {host.name: sys.maxsize for host in self.problem.platform.hosts}
 
     def _activations(self, kind: DeviceKind) -> Floats:
-        """Return the bytes of tensors that a device of this kind stores at once in each stage.
+        """Return the bytes of tensors that a device of this kind stores at once, for each possible stage.
+
+        A stage is a sequence of consecutive layers.
 
         If all weights and twice all tensors of the network fit into the memory of every host, no stage can exceed the
         memory. The result is then 0 to save time.
@@ -335,7 +340,7 @@ class _ModelBuilder:
         return interval_activations(self.flows, self.positions, kind.is_source, kind.is_sink)
 
     def _received(self, kind: DeviceKind) -> Traffic:
-        """Return the tensors that a stage receives from earlier stages.
+        """Return the tensors that each possible stage (consecutive layers) receives from earlier stages.
 
         On a sink, outputs of the network are left out, because `IntervalTraffic.other_outputs` counts them already.
         """
@@ -347,7 +352,7 @@ class _ModelBuilder:
     def _busy_seconds(self, kind: DeviceKind, share: float) -> Floats:
         """Return the seconds per frame for which a device computes, sends and receives, for each possible stage.
 
-        `share` is the fraction of the stage's frames that the device computes.
+        A stage is a sequence of consecutive layers. `share` is the fraction of its frames that the device computes.
         """
         costs, traffic = self._runtime(kind.names[0]), self.traffic
         seconds = interval_sums(self._seconds(kind), self.positions)
@@ -388,7 +393,10 @@ class _ModelBuilder:
         return np.maximum(incoming, outgoing)
 
     def _unused_load(self, kind: DeviceKind) -> float:
-        """Return the load of a device that computes nothing; it is not 0 for a source or a sink."""
+        """Return the load of a device that computes nothing: seconds of work per frame, or bytes of memory.
+
+        It is not 0 for a source, which supplies the network's inputs, and for a sink, which receives its outputs.
+        """
         inputs, outputs, end = self.traffic.inputs, self.traffic.outputs, -1
         if self.is_memory:
             return float(kind.is_source * inputs.nbytes[0, end] + kind.is_sink * outputs.nbytes[0, end])

@@ -29,9 +29,9 @@ from dicompiler_strategies.stages.stage_model import StageModel, StageUnit
 from dicompiler_strategies.stages.turns import MAX_ROUND_FRAMES
 
 MAX_ROUNDS = 40
-"""Largest number of limits on the largest load of a device or link that the bisection tries."""
+"""Largest number of limits on the load (seconds or bytes) of a device or link that the bisection tries."""
 PROOF_GAP = 1e-6
-"""The search for stages ends if the largest load is at most this fraction above its lower bound."""
+"""The search for stages of a pipeline ends if the largest load is at most this fraction above its lower bound."""
 
 DeviceCounts = tuple[int, ...]
 """Number of devices of each kind."""
@@ -54,7 +54,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class StageSolution:
-    """The best stages of a model.
+    """The best stages of a pipeline that a search found.
 
     Attributes:
         stages: The stages in order.
@@ -68,7 +68,7 @@ class StageSolution:
 
     @property
     def round_length(self) -> int:
-        """Number of frames after which all stages begin a new round."""
+        """Number of frames after which the devices of all stages take turns in the same order again."""
         return math.lcm(*(len(stage.turns) for stage in self.stages))
 
     def describe(self, objective: str) -> str:
@@ -94,9 +94,9 @@ class _Step:
 def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSolution | None:
     """Return the stages that minimise the largest load, and then the traffic; None if nothing fits.
 
-    With `is_ordered`, stages use the kinds of devices in the order of `model.kinds`. Devices that compute one stage
-    take frames in turn. The solution repeats after at most MAX_ROUND_FRAMES frames: each stage then begins again with
-    its first device.
+    A load is the seconds per frame for which a device or link is busy, or the memory of a device. With `is_ordered`,
+    stages use the kinds of devices in the order of `model.kinds`. Devices that compute one stage take frames in turn.
+    The solution repeats after at most MAX_ROUND_FRAMES frames: each stage then begins again with its first device.
     """
     solution = _find_stages(model, is_ordered)
     if solution is None or solution.round_length <= MAX_ROUND_FRAMES:
@@ -115,8 +115,8 @@ def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSoluti
 def _find_stages(model: StageModel, is_ordered: bool) -> StageSolution | None:
     """Return the best stages, by bisection over the limit of the largest load; None if nothing fits.
 
-    Devices that compute one stage take frames in turn. The number of frames until the turns of all stages repeat (the
-    round) is not limited.
+    A load is the seconds per frame for which a device or link is busy, or the memory of a device. Devices that compute
+    one stage take frames in turn. The number of frames until the turns of all stages repeat is not limited.
     """
     search = _PipelineSearch(model, is_ordered)
     low = search.least_load()
@@ -176,7 +176,10 @@ class _PipelineSearch:
         return max((load for load, count in loads if not count), default=0.0)
 
     def least_load(self) -> float:
-        """Return the smallest possible value of the largest load, without the load of a shared medium."""
+        """Return the smallest possible value of the largest load (seconds or bytes) of a device or link.
+
+        The load of a shared medium is not included.
+        """
         size = len(self.model.positions)
         best = {used: np.full(size, np.inf) for used in self.sets}
         best[self.sets[0]][0] = 0.0
@@ -190,7 +193,8 @@ class _PipelineSearch:
     def least_traffic(self, limit: float) -> tuple[tuple[int, int, int], ...] | None:
         """Return the stages with the least traffic among those with no load above the limit; None if there are none.
 
-        A stage is (index of its first position, index of its end, index of its unit). A unit is the device or devices
+        A load is the seconds or bytes of a device or link, and the traffic is the seconds that all messages take. A
+        stage is (index of its first position, index of its end, index of its unit). A unit is the device or devices
         that compute the stage.
         """
         size = len(self.model.positions)
@@ -223,7 +227,7 @@ class _PipelineSearch:
         return tuple(reversed(stages))
 
     def value(self, stages: Sequence[tuple[int, int, int]]) -> float:
-        """Return the largest load of the stages, including that of a shared medium."""
+        """Return the largest load (seconds or bytes) of a device or link, including that of a shared medium."""
         units = self.model.units
         used = tuple(map(sum, zip(*(units[unit].counts for _, _, unit in stages), strict=True)))
         loads = [float(units[unit].load[start, stop]) for start, stop, unit in stages]

@@ -1,1 +1,1 @@
-"""Cost tables for strategies that search: choices, footprints and costs as NumPy arrays."""
+"""Cost tables for strategies that search: the ways to split each layer, with regions and costs as NumPy arrays."""

@@ -92,8 +92,8 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     """
     if not (length := summed_length(layers, last)):
         return None
-    # A layer belongs to the run if the run's channels divide its whole output. It is enough to look at the regions of
-    # the output that the first and the last channel need: together they must span all of it. If only one of the two
+    # A layer belongs to a channel run if the run's channels divide its whole output. It is enough to look at the regions
+    # of the output that the first and the last channel need: together they must span all of it. If only one of the two
     # channels needs the layer, the layer contributes only to some of the channels (for example, before a Concat). If
     # the two regions span less than the output, it is cut for another reason (for example, because a row is picked).
     ends = ((0, 1), (length - 1, length))
@@ -110,7 +110,7 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     for layer in chosen:
         cuts = zip(output_shape(layers, layer), first_end[layer.name], strict=True)
         # If the first channel needs start..stop of an axis of length n, the axis has n / (stop - start) equal pieces.
-        # The run can be cut between them. In an attention, the pieces are the heads.
+        # The channel run can be cut between them. In an attention, the pieces are the heads.
         pieces = {n // (stop - start) for n, (start, stop) in cuts if n % (stop - start) == 0}
         extents.update(n for n in pieces if length % n == 0)
     positions = {layer.output: i for i, layer in enumerate(chosen)}
@@ -202,7 +202,7 @@ def _demanded_regions(
         if region is not None and (inside is not None or region != full_region(output_shape(layers, layer))):
             found[layer.name] = region
             # A layer that sums over channels itself needs all channels of its inputs. It is therefore the first layer
-            # of the run, and its inputs are not followed further.
+            # of the channel run, and its inputs are not followed further.
             if not summed_length(layers, layer):
                 demand(task.needs)
     return found

@@ -44,8 +44,8 @@ class NeededBoxes:
 class ChoiceFootprint:
     """Regions, seconds and bytes of each choice of a layer (way to split it) on each device.
 
-    The arrays have the shape (choices, devices, …), with devices in platform order. Arrays of boxes have the shape
-    (choices, devices, axes + 1, 2).
+    The arrays have the shape (choices, devices, …), with devices in platform order. A box is a region as an array;
+    arrays of boxes have the shape (choices, devices, axes + 1, 2).
 
     Attributes:
         produced: By index of a layer output: the box of this output that each device computes.
@@ -161,7 +161,7 @@ class _FootprintBuilder:
             self.reads[key][c, d] = region_to_box(region)
 
     def _add_output(self, c: int, part: Part, probe: _PartProbe, share: Region | None, senders: Sequence[int]) -> None:
-        """Add the output region of a part (the piece of a device) to the boxes of choice number `c`.
+        """Add the output region of a part (the piece of a device) to the arrays of choice (way to split) number `c`.
 
         `share` is the region of which the part's device sends elements to others; None if it is the whole output
         region. If the part adds up partial sums, `senders` are the devices that send them, and their bytes are added as
@@ -215,8 +215,8 @@ class _FootprintBuilder:
 def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
     """Return a number for each state that a layer reads, by the model input of the state.
 
-    A state is an output of the model that becomes an input of the next frame. Footprints use these numbers like indices
-    of layer inputs. The numbers are −1, −2, …, so that none of them is the index of an input.
+    A state is an output of the model that becomes an input of the next frame. Footprints (arrays of regions and costs)
+    use these numbers like indices of layer inputs. The numbers are −1, −2, …, so that none is the index of an input.
     """
     names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     return {name: -1 - place for place, name in enumerate(names)}
@@ -237,7 +237,7 @@ def region_to_box(region: Region) -> Region:
 
 
 def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[NeededBoxes, ...]]:
-    """Return the needed boxes by index of the input.
+    """Return the boxes (regions as arrays) that devices need of each input of a layer, by index of the input.
 
     `reads` has the boxes that devices read, by (index of the input, 1 if read for partial sums). Elements that a device
     reads both for a partial sum and for its final output are counted once.
@@ -255,14 +255,17 @@ def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[Neede
 
 
 def common_boxes(a: Ints, b: Ints) -> Ints:
-    """Return the intersections of two arrays of boxes of shape (…, axes, 2); an empty one is 0..0 on every axis."""
+    """Return the intersections of two arrays of boxes (regions) of shape (…, axes, 2).
+
+    An empty intersection is 0..0 on every axis.
+    """
     low, high = np.maximum(a[..., 0], b[..., 0]), np.minimum(a[..., 1], b[..., 1])
     is_present = (low < high).all(axis=-1, keepdims=True)
     return np.stack((np.where(is_present, low, 0), np.where(is_present, high, 0)), axis=-1)
 
 
 def box_elements(boxes: Ints) -> Ints:
-    """Return the number of elements of each box of an array of shape (…, axes, 2)."""
+    """Return the number of elements of each box (region) in an array of boxes of shape (…, axes, 2)."""
     elements: Ints = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
     return elements
 
@@ -293,7 +296,7 @@ def device_host_matrix(platform: Platform) -> Floats:
 
 
 def whole_tensor_boxes(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
-    """Return boxes of shape (1, devices, axes + 1, 2) that have the whole tensor on the named devices."""
+    """Return boxes (regions as arrays), shape (1, devices, axes + 1, 2): the whole tensor on the named devices."""
     shape = problem.layers.tensors[tensor].shape or ()
     boxes = _empty_boxes((1, len(problem.platform.devices)), shape)
     boxes[0, [device.name in names for device in problem.platform.devices]] = region_to_box(full_region(shape))

@@ -46,7 +46,11 @@ ROW_CUTS = ("balanced", "nearest", "coarser")
 the exact border. "coarser": at the borders of the next layer that has fewer rows, scaled to the rows of this layer.
 """
 MERGE_KINDS = ("one", "channels", "rows", "all")
-"""Ways to add up partial sums: on one device, in shares of the channels or of the rows, or on all devices."""
+"""Ways to add up partial sums.
+
+"one": on one device. "channels", "rows": each device adds up a range of the channels or rows. "all": all devices add up
+all of them.
+"""
 MIN_LAYER_S = 1e-12
 """Seconds that a layer is assumed to take at least, so that its speed is finite."""
 
@@ -271,7 +275,7 @@ class _SplitInputs:
     label_suffix: str
 
     def find_axis(self, label: str) -> int | None:
-        """Return the output axis with this label, or None if the axis cannot be cut.
+        """Return the output axis with the label "height", "width" or "channel"; None if the axis cannot be cut.
 
         After a Flatten, one axis has both rows and channels; such an axis has only the label "channel".
         """
@@ -406,7 +410,7 @@ def _height_choices(split: _SplitInputs) -> Iterator[Choice]:
 
 
 def _grid_choices(split: _SplitInputs) -> Iterator[Choice]:
-    """Yield the choices with a grid of two columns of tiles, and those with the grid that is closest to a square."""
+    """Yield the choices (ways to split a layer) into grid tiles, in two columns and in the squarest grid."""
     height, width = split.find_axis("height"), split.find_axis("width")
     count = len(split.devices)
     # If the patches of an image are a sequence, one axis is both height and width, so that no grid is possible.
@@ -440,7 +444,7 @@ def _grid_tiles(
 
 
 def _copy_choices(split: _SplitInputs) -> Iterator[Choice]:
-    """Yield the choice in which every device computes the whole layer, so that its output need not be sent.
+    """Yield the choice (way to split) in which every device computes the whole layer, so that its output is not sent.
 
     It exists only for layers without multiplications, with an output that has no separate width axis (a sequence or a
     vector).

@@ -1,8 +1,9 @@
 """Cost tables: the costs of all choices of all layers in the barrier model, as arrays.
 
-There is one array for each layer and one for each edge of the layer graph. A selection has one choice (by number) for
-each layer; it determines the plan, and the arrays give the seconds and bytes of this plan. The barrier model assumes
-that a layer starts when all devices have everything that they need for it.
+A choice is one way to split a layer. There is one array for each layer, and one for each edge (pair of connected
+layers). A selection has one choice (by number) for each layer; it determines the plan, and the arrays give the seconds
+and bytes of this plan. The barrier model assumes that a layer starts when all devices have everything that they need
+for it.
 """
 
 from __future__ import annotations
@@ -38,12 +39,14 @@ from dicompiler_strategies.tables.link_loads import LinkLoads, build_link_loads
 LayerEdge = tuple[int, int]
 """Positions in layer order of a layer that produces a tensor and of a layer that reads it."""
 TensorSlots = tuple[tuple[int, int], ...]
-"""For each tensor of an edge: its index among the producer's outputs, and its index among the consumer's inputs."""
+"""For each tensor between two connected layers: its index among the producer's outputs and the consumer's inputs."""
 BoxFlow = tuple[Ints, Ints, Sequence[NeededBoxes], int]
 """One tensor on an edge of the layer graph, as four values: the boxes (regions as arrays) that devices store, the same
 boxes made disjoint (the shares that devices send), the boxes that devices need, and the bytes of an element.
 """
-_MAX_BLOCK_ELEMENTS = 1 << 17  # Blocks of an edge's table have this many elements, to stay in the processor's cache.
+_MAX_BLOCK_ELEMENTS = (
+    1 << 17
+)  # Large tables are computed in blocks of this many elements, to stay in the processor's cache.
 FILLED_PARTS_PER_S: Mapping[bool, int] = {True: 16_000, False: 11_000}
 """Parts (pieces of layers) for which tables are filled in one second of the reference computer.
 
@@ -105,7 +108,7 @@ class CostTables:
         return float(self.total_seconds_of(np.asarray([selection]))[0])
 
     def total_seconds_of(self, selections: NDArray[np.integer]) -> Floats:
-        """Return the seconds of each selection (one choice per layer).
+        """Return the seconds of a frame for each selection (one way to split each layer).
 
         `selections` has the shape (selections, layers).
         """
@@ -116,7 +119,10 @@ class CostTables:
         return self.problem.build_plan({layer.name: choices[number].parts for layer, choices, number in chosen})
 
     def find_selection(self, plan: Plan) -> tuple[int, ...] | None:
-        """Return the number of each layer's choice that has the plan's parts; None if a layer has no such choice."""
+        """Return the number of each layer's choice (way to split it) that has the plan's parts.
+
+        The result is None if a layer has no such choice.
+        """
         numbers = [
             next((number for number, choice in enumerate(choices) if choice.parts == plan.layers[layer.name]), None)
             for layer, choices in zip(self.problem.layers.layers, self.choices, strict=True)
@@ -171,7 +177,7 @@ def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) 
 
 
 def restrict_edges(edge: Mapping[LayerEdge, Floats], kept: Sequence[NDArray[np.intp]]) -> dict[LayerEdge, Floats]:
-    """Return the tables of pairs of connected layers, with only the `kept` choices of each layer."""
+    """Return the tables of pairs of connected layers, with only the `kept` choices (ways to split) of each layer."""
     return {(i, j): table[np.ix_(kept[i], kept[j])] for (i, j), table in edge.items()}
 
 
@@ -288,8 +294,8 @@ class _TableFiller:
         footprints = tuple(footprint for _, footprint in pairs)
         edges = {edge: self._edge_arrays(footprints, edge, slots) for edge, slots in find_edges(layers).items()}
         nodes = [self._node_arrays(i, footprint) for i, footprint in enumerate(footprints)]
-        # A device may need pieces of a state that another device computed in the previous frame. They are sent like the
-        # tensors of an edge.
+        # A device may need pieces of a state that another device computed in the previous frame. They are sent like
+        # tensors between two connected layers.
         for (i, j), slots in find_state_edges(layers).items():
             seconds, sent = self._edge_arrays(footprints, (i, j), slots)
             if i == j:
@@ -458,7 +464,8 @@ def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> 
     bytes. The result has the shape (producer choices, consumer choices, devices).
     """
     (held, *wanted), factor = _drop_common_axes([held, *(need.boxes for need in needs)])
-    # The shape is (devices, producer choices, consumer choices), because NumPy is fast on arrays with long rows.
+    # The shape is (devices, producer choices, consumer choices), where a choice is one way to split a layer. Devices
+    # come first, because NumPy is fast on arrays with long rows.
     missing = np.zeros((held.shape[1], len(held), len(wanted[0])), held.dtype)
     for need, boxes in zip(needs, wanted, strict=True):
         present = common_elements(held.swapaxes(0, 1)[:, :, None], boxes.swapaxes(0, 1)[:, None])
@@ -482,7 +489,8 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
     (held, shares, *wanted), factor = _drop_common_axes([held, shares, *(need.boxes for need in needs)])
     both = common_boxes(shares[:, :, None], held[:, None, :])  # Shape (producer choices, senders, receivers, axes, 2).
     # An element of a sender's share that the receiver stores too is not sent. Such elements exist only for few
-    # combinations of producer choice, sender and receiver (p, s, r), so they are subtracted only for these.
+    # combinations of a way to split the producing layer, a sender and a receiver (p, s, r), so they are subtracted only
+    # for these.
     p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & ~np.eye(devices, dtype=bool))
     # Shape (producer choices, senders, consumer choices, receivers).
     sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)
@@ -515,7 +523,10 @@ def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
 
 
 def common_elements(a: Ints, b: Ints) -> Ints:
-    """Return the number of elements that boxes of `a` and `b` have in common; the arrays (…, axes, 2) are broadcast."""
+    """Return the number of elements that boxes (regions) of `a` and `b` have in common.
+
+    The arrays of boxes, of shape (…, axes, 2), are broadcast.
+    """
     # Contiguous arrays are many times faster to compare, so each bound of each axis is copied to its own array.
     a_bounds, b_bounds = (np.ascontiguousarray(np.moveaxis(boxes, (-2, -1), (0, 1))) for boxes in (a, b))
     elements: Ints | None = None

@@ -141,7 +141,7 @@ class LinkLoads:
 
     @cached_property
     def coalesced(self) -> LinkLoads:
-        """The loads of messages that are coalesced (sent together) with others: no latency, and lower runtime costs."""
+        """The costs of messages that are coalesced (sent together) with others: no latency, and lower runtime costs."""
         if self.runtime is None:
             return self
         return replace(self, pair_latency=0 * self.pair_latency, runtime=self.runtime.coalesced)

@@ -1,9 +1,10 @@
-"""Models of loads: the memory of each host, or the seconds of each device and link, for many selections at once.
+"""Models of loads: the memory of each host, or the seconds of each device and link, for many plans at once.
 
     CostTables → SentTensors → PeriodModel or HostMemoryModel
-    model + selections (one choice for each layer) → loads
+    model + selections → loads
 
-The strategy `teams` searches for a selection whose largest load is small.
+A selection represents a plan: it has one choice (way to split the layer) for each layer. The strategy `teams` searches
+for a selection whose largest load is small.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ from dicompiler_strategies.tables.cost_tables import (
 from dicompiler_strategies.tables.link_loads import RuntimeArrays, build_link_loads
 
 Selections = NDArray[np.intp]
-"""Selections as an array of shape (selections, layers): the number of the choice of each layer."""
+"""Selections (plans) as an array of shape (selections, layers): the number of each layer's choice (way to split it)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,11 +100,11 @@ def _sum_flows(tables: CostTables, flows: Sequence[BoxFlow], shape: tuple[int, i
 
 
 def find_sent_states(tables: CostTables) -> dict[LayerEdge, NDArray[np.bool_]]:
-    """Return, for each edge from the layer that computes a state to a reader, the choices that would send the state.
+    """Return, for each pair of layers that compute and read a state, the choices that would send the state.
 
-    A state (an output that is an input of the next frame) must stay on its device. The arrays are True for pairs of
-    choices that would send it to another device. Their shape is (choices of the computing layer, choices of the
-    reader).
+    A state (an output that is an input of the next frame) must stay on its device. A choice is one way to split a
+    layer. The arrays are True for pairs of choices that would send the state to another device. Their shape is (choices
+    of the computing layer, choices of the reader).
     """
     layers, sent = tables.problem.layers, {}
     for (i, j), slots in find_state_edges(layers).items():
@@ -209,9 +210,10 @@ class TensorTerms:
 
 @dataclass(frozen=True, eq=False)
 class TermGroups:
-    """Terms of loads in groups: the terms of a group are added up, and the total is added to one sum.
+    """Groups of the terms from which loads (bytes of hosts, or seconds of devices and links) are calculated.
 
-    There are sums for each run (sequence of consecutive layers whose choices change), in several rows.
+    The terms of a group are added up, and the total is added to one sum. There are sums for each run (sequence of
+    consecutive layers that are split in another way), in several rows.
 
     Attributes:
         runs: For each group, the number of the run.
@@ -225,13 +227,16 @@ class TermGroups:
 
     @classmethod
     def find(cls, runs: NDArray[np.intp], targets: NDArray[np.intp]) -> TermGroups:
-        """Return the groups of terms that follow each other and have the same run and target."""
+        """Return the groups of terms that follow each other and have the same run of layers and the same target."""
         is_first = np.append(True, (np.diff(runs) != 0) | (np.diff(targets) != 0))[: len(targets)]
         starts = np.flatnonzero(is_first)
         return cls(runs[starts], targets[starts], starts)
 
     def add_to(self, sums: Floats, values: Floats) -> None:
-        """Add values of shape (terms, selections, loads) to sums of shape (rows, runs, selections, loads)."""
+        """Add the values of terms to the sums, in place.
+
+        The values have the shape (terms, selections, loads), and the sums (rows, runs, selections, loads).
+        """
         if len(self.starts):
             sums[self.targets, self.runs] += np.add.reduceat(values, self.starts, axis=0)
 
@@ -308,22 +313,23 @@ class LoadModel(ABC):
     def loads_of_tensors(self, sent: Floats) -> Floats:
         """Return the values that sent tensors add to the sums of terms, of shape (tensors, selections, loads).
 
-        `sent` has the bytes of each tensor, of shape (tensors, selections, pairs of devices or hosts).
+        `sent` has the bytes of each tensor for each selection (plan), of shape (tensors, selections, pairs of devices
+        or hosts).
         """
 
     @abstractmethod
     def loads_of_sums(self, sums: Floats) -> Floats:
-        """Return the loads, of shape (selections, loads), from sums of shape (rows, selections, loads).
+        """Return the loads of each selection (plan), of shape (selections, loads), from the sums of their terms.
 
-        The sums may be changed.
+        The sums have the shape (rows, selections, loads), and may be changed.
         """
 
     def loads(self, selections: Selections) -> Floats:
-        """Return the loads of each selection, an array of shape (selections, loads)."""
+        """Return the loads (seconds or bytes) of each selection (plan), an array of shape (selections, loads)."""
         return self.loads_of_sums(self._sums(selections))
 
     def moved_loads(self, current: Selections, moved: Selections, runs: Sequence[range]) -> Floats:
-        """Return the loads of selections that differ from `current` in a run of layers.
+        """Return the loads (seconds or bytes) of selections (plans) that differ from `current` in a run of layers.
 
         Args:
             current: One selection, of shape (layers).
@@ -347,7 +353,10 @@ class LoadModel(ABC):
         return self.loads_of_sums(sums.reshape(self.rows, -1, shape[-1]))
 
     def entries(self, runs: Sequence[range]) -> int:
-        """Return the number of table entries that are read to evaluate one moved selection for each run."""
+        """Return the number of table entries that are read to evaluate one plan for each run of layers.
+
+        Each of the plans differs from a known plan only in the layers of the run.
+        """
         terms = self._terms(tuple(runs))
         layer_width, tensor_width = self._widths
         sums = self.rows * len(runs) * layer_width
@@ -364,7 +373,7 @@ class LoadModel(ABC):
         return self._term_sets[runs]
 
     def _sums(self, selections: Selections) -> Floats:
-        """Return the sums of all terms, of shape (rows, selections, loads)."""
+        """Return the sums of all terms for each selection (plan), of shape (rows, selections, loads)."""
         terms = self._terms((range(self.layers),))
         sums = np.zeros((self.rows, 1, len(selections), self._widths[0]))
         values = self._values(selections[None], terms)
@@ -375,7 +384,7 @@ class LoadModel(ABC):
     def _values(self, selections: Selections, terms: TermSet) -> tuple[Floats, Floats]:
         """Return the values of the layer terms and of the tensor terms, of shape (terms, selections, loads).
 
-        The selections have the shape (runs, selections, layers).
+        The selections (plans) have the shape (runs, selections, layers).
         """
         tables, chosen = self.layer_terms.tables, terms.layer_terms
         choices = selections[terms.layer_runs, :, self.layer_terms.layers[chosen]]

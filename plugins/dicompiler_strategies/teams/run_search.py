@@ -21,9 +21,10 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 from dicompiler_strategies.teams.load_models import LoadModel, Selections
 
 NORM = 12
-"""Exponent p of the norm (Σ load^p)^(1/p) that is minimised.
+"""Exponent p of the norm (Σ load^p)^(1/p) that the search minimises.
 
-The norm is close to the largest load. Unlike the largest load, it also falls if a move reduces other large loads.
+A load is the seconds or bytes of a device or link. The norm is close to the largest load. Unlike the largest load, it
+also falls if a move reduces other large loads.
 """
 MIN_GAIN = 1e-6
 """Smallest relative gain for which a move is taken."""
@@ -36,7 +37,7 @@ read the tables of all layers.
 ENTRY_S, BATCH_S = 6e-9, 4e-4
 """Seconds of the reference computer to read a table entry, and to prepare a batch."""
 PENALTY = 1e6
-"""Penalty on the value of a selection that exceeds a host's memory, or that sends a state to another device."""
+"""Penalty on the value of a selection (plan) that exceeds a host's memory, or that sends a state to another device."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ class RunObjective:
 
     @cached_property
     def entries(self) -> int:
-        """Number of table entries that the evaluation of a selection reads."""
+        """Number of table entries that the evaluation of a selection (plan) reads."""
         return sum(model.entries((range(model.layers),)) for model in self.models)
 
     def work_s(self, runs: Sequence[range], moves: int) -> float:
@@ -73,7 +74,7 @@ class RunObjective:
 
     @cached_property
     def scale(self) -> float:
-        """The largest load if every layer has its first choice (way to split it).
+        """The largest load (seconds or bytes) if every layer has its first choice (way to split it).
 
         Loads are divided by it, so that their powers stay small.
         """
@@ -88,7 +89,7 @@ class RunObjective:
         return self._values(selections, [model.loads(selections) for model in self.models])
 
     def moved_values(self, current: Selections, moved: Selections, runs: Sequence[range]) -> Floats:
-        """Return the values of selections that differ from `current` in runs of layers, as `values` does.
+        """Return the values of selections (plans) that differ from `current` in runs of layers, as `values` does.
 
         Args:
             current: One selection, of shape (layers).
@@ -102,7 +103,7 @@ class RunObjective:
         return self._values(moved, [model.moved_loads(current, by_run, runs) for model in self.models])
 
     def _values(self, selections: Selections, loads_by_model: Sequence[Floats]) -> Floats:
-        """Return the values of selections, given the loads that each model predicts."""
+        """Return the values of selections (plans), given the loads (seconds or bytes) that each model predicts."""
         loads, *memory = loads_by_model
         values: Floats = np.sum((loads / self.scale) ** NORM, axis=1) ** (1 / NORM)
         for used in memory:
@@ -113,12 +114,12 @@ class RunObjective:
         return values
 
     def value(self, selection: Selections) -> float:
-        """Return the value of one selection, given as an array of shape (layers)."""
+        """Return the value of one selection (plan), given as an array of shape (layers)."""
         return float(self.values(selection[None])[0])
 
 
 class RunSearch:
-    """A local search that improves selections (one choice per layer) by moves of runs of consecutive layers.
+    """A local search that improves selections (one way to split each layer) by moves of runs of consecutive layers.
 
     A move gives all layers of a run the choice with the same label, such as "height 2 on pi02 pi03".
 
@@ -133,13 +134,16 @@ class RunSearch:
 
     @cached_property
     def labels(self) -> dict[str, int]:
-        """The labels of all choices, such as "height 2 on pi02 pi03", each with its row in `numbers`."""
+        """The labels of all ways to split a layer, such as "height 2 on pi02 pi03", each with its row in `numbers`."""
         labels = dict.fromkeys(choice.label for choices in self.choices for choice in choices)
         return {label: row for row, label in enumerate(labels)}
 
     @cached_property
     def numbers(self) -> Selections:
-        """For each label ("height 2 on pi02 pi03"), the number of each layer's choice with that label; −1 for none."""
+        """For each label ("height 2 on pi02 pi03"), the number of each layer's choice with that label.
+
+        A choice is one way to split a layer. The number is −1 if the layer has no such choice.
+        """
         numbers = np.full((len(self.labels), len(self.choices)), -1)
         for layer, choices in enumerate(self.choices):
             for number, choice in enumerate(choices):
@@ -147,15 +151,15 @@ class RunSearch:
         return numbers
 
     def uniform_selection(self, label: str) -> Selections:
-        """Return the selection (one choice per layer) in which each layer has the choice with this label.
+        """Return the selection (plan) in which each layer is split as the label says, such as "height 2 on pi02 pi03".
 
-        Layers without such a choice have their first choice.
+        Layers without a choice of this label have their first choice.
         """
         selection: Selections = np.maximum(self.numbers[self.labels[label]], 0)
         return selection
 
     def improve(self, selection: Selections) -> Selections:
-        """Return the best selection that moves find, beginning with `selection`.
+        """Return the best selection (plan) that moves find, beginning with `selection`.
 
         A move changes how a run (sequence of consecutive layers) is split. First a run of all layers is moved, then
         shorter and shorter runs. All lengths are tried again until no move improves the selection or the budget is

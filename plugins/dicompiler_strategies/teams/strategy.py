@@ -99,7 +99,7 @@ class Teams(Strategy):
         return single if search.best is None else search.best.plan
 
     def _selections(self, tables: CostTables, runs: RunSearch, known: Sequence[Plan]) -> Iterator[Selections]:
-        """Yield the selections (one choice per layer) that the local search finds from several starts.
+        """Yield the selections (one way to split each layer) that the local search finds from several starts.
 
         The search begins with the plan of the strategy `pipeline`, with a single device, and with all devices as one
         team. Then it begins again with random changes of the best selection. Finally, the search and its random changes
@@ -120,7 +120,7 @@ class Teams(Strategy):
     def _improve_and_restart(
         self, runs: RunSearch, starts: Sequence[Selections], limit_s: float
     ) -> Iterator[Selections]:
-        """Yield the selections that the search finds from the starts, and from random changes of the best of them.
+        """Yield the selections (plans) that the search finds from `starts`, and from random changes of the best one.
 
         The random changes end when the budget's counted work reaches `limit_s`.
         """
@@ -138,13 +138,19 @@ class Teams(Strategy):
 
 
 def _find_selections(tables: CostTables, plans: Sequence[Plan]) -> list[Selections]:
-    """Return the selections (one choice per layer) of the plans that the tables' choices can express."""
+    """Return the selections (numbers of each layer's choice) of the plans that the tables' choices can express.
+
+    A choice is one way to split a layer.
+    """
     selections = map(tables.find_selection, plans)
     return [np.array(selection, np.intp) for selection in selections if selection is not None]
 
 
 def team_choices(problem: Problem) -> ChoiceSet:
-    """Return the strategy's ways to split a layer: whole on each device, or by rows or output channels on each team."""
+    """Return the strategy's ways to split a layer: whole on each device, or by rows or output channels on each team.
+
+    A team is a set of devices.
+    """
     teams = tuple(tuple(device.name for device in team) for team in list_teams(devices_by_rate(problem)))
     return ChoiceSet(
         ("whole", "height", "lop") if teams else ("whole",),
@@ -183,8 +189,8 @@ def build_objective(tables: CostTables) -> RunObjective:
     sent_states = find_sent_states(tables)
     if problem.objective == "memory":
         return RunObjective(memory, sent_states=sent_states)
-    # On one device, all weights and tensors are on one host. A team may store some tensors twice. Memory is therefore
-    # not checked if every host has twice the memory that a single device needs.
+    # On one device, all weights and tensors are on one host. A team (devices that split a layer) may store some tensors
+    # twice. Memory is therefore not checked if every host has twice the memory that a single device needs.
     single = memory.loads(np.zeros((1, len(tables.choices)), np.intp)).max()
     is_limited = 2 * single > limits.min()
     return RunObjective(build_period_model(tables, sent), memory if is_limited else None, limits, sent_states)
