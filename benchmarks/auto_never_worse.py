@@ -39,7 +39,7 @@ MAX_RATIO = 1 + 1e-9
 
 
 def boards(kind: NetworkKind, mbits: float, *rates: float) -> Platform:
-    """Return a platform with a host for each compute rate."""
+    """Return a platform with one host for each of the compute rates `rates` (in FLOP/s), on a network of this kind."""
     names = [f"d{i}" for i in range(len(rates))]
     devices = tuple(Device(name, name, rate, 4, 6.4, 2.7) for name, rate in zip(names, rates, strict=True))
     return Platform("boards", tuple(Host(name, 2**32) for name in names), devices, Network(kind, 1e6 * mbits, 2e-4))
@@ -67,8 +67,8 @@ class Row:
 
     Attributes:
         case: Network, platform, objective and budget.
-        value: Value of `auto`.
-        best: Best value of the other strategies.
+        value: Objective value of the plan of `auto`; lower values are better.
+        best: Best objective value of the other strategies.
         best_strategy: Name of the strategy with this value.
         search_s: Seconds that `auto` took.
         bound: Lower bound; 0 if none is known.

@@ -331,7 +331,7 @@ def error_table(found: Sequence[Case]) -> Table:
 
 @dataclass(frozen=True)
 class Choice:
-    """The choice of `auto` in a setting.
+    """How the plan of `auto` compares with those of other strategies in a setting.
 
     Attributes:
         setting: Network, bandwidth, cluster and target.
@@ -354,7 +354,7 @@ class Choice:
 
 
 def rate_choices(found: Sequence[Case]) -> list[Choice]:
-    """Return the choice of `auto` in each setting in which `single` was measured too."""
+    """Return how `auto` compares with the other strategies, for each setting with `auto` and `single`."""
     chosen = []
     for setting in dict.fromkeys(case.setting for case in found):
         own = {case.strategy: case for case in found if case.setting == setting}
@@ -374,7 +374,7 @@ def choice_table(found: Sequence[Choice]) -> Table:
 
 
 def within_limits(found: Sequence[Case]) -> bool:
-    """Return True if the errors and the choices of `auto` are within the limits."""
+    """Return True if the errors of the predictions and the times of the plans of `auto` are within the limits."""
     errors, choices = [case.error for case in found if case.boards > 1] or [0.0], rate_choices(found)
     near = sum(choice.loss <= MAX_AUTO_LOSS for choice in choices)
     return (

@@ -85,9 +85,8 @@ def _multiplications(found: PipelineState) -> float:
 
 
 def main() -> int:
-    logging.disable(
-        logging.WARNING
-    )  # dicompiler warns that one board would be faster, but the network does not fit on it.
+    # dicompiler warns that one board would be faster. The warning is useless, because the network does not fit on one.
+    logging.disable(logging.WARNING)
     rows = []
     for size, count, strategy in ROWS:
         with tempfile.TemporaryDirectory(prefix="dicompiler-fit-") as place:

@@ -21,7 +21,7 @@ from support.running import emit
 from dicompiler.base.schema import load_json
 
 HANG_S = 60
-"""Seconds after which a thousand streams count as hung, and the stacks of all threads are printed."""
+"""Seconds that a thousand message streams may take. Then the stacks of all threads are printed, and the test ends."""
 
 
 def _peak_mib() -> float:

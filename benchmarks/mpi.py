@@ -249,9 +249,8 @@ def cluster(network: str, strategy: str, frames: int) -> None:
     """
     names = [f"pi{index:02}" for index in range(1, 5)]
     with tempfile.TemporaryDirectory() as place, boards.cluster(Path(place), names) as made, made.inside():
-        os.environ |= {
-            "OMPI_MCA_btl": "self,tcp"
-        }  # By default, ranks on one machine use shared memory, which boards cannot.
+        # By default, ranks on one machine use shared memory. Boards have no common memory, so TCP is used instead.
+        os.environ |= {"OMPI_MCA_btl": "self,tcp"}
         for board in made.boards.values():
             shape = "qdisc add dev net root tbf rate 100mbit burst 32kbit latency 400ms"
             boards.call("tc", "-n", board.space, *shape.split())

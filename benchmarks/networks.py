@@ -60,7 +60,7 @@ def count_exact_layers(model: Model, compiled: CompileResult) -> str:
 
 
 def table_row(name: str) -> str:
-    """Compile a network at 100 and at 1000 Mbit/s, and return its row of the table."""
+    """Compile a network for clusters with 100 and with 1000 Mbit/s, and return its row of the table."""
     proto = networks.build(name)
     faster, seconds, compiled = [], 0.0, None
     for mbits in (100, 1000):

@@ -37,7 +37,7 @@ STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "auto")
 AUTO_BUDGET_S = 30.0
 """Budget of auto in seconds, at least as long as the slowest of the other strategies takes."""
 MAX_EQUAL_RATIO = 1.001
-"""Values within this factor of the best one count as equal to it."""
+"""A strategy counts as equal to the best one if its time of a frame is at most this factor longer."""
 
 
 @dataclass(frozen=True)

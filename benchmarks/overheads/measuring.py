@@ -1,4 +1,4 @@
-"""The method of all figures: two sides (ways to compute frames) are measured in turn, on an idle host."""
+"""The method of overhead.py for all figures: two sides (ways to compute frames) are measured in turn."""
 
 from __future__ import annotations
 

@@ -207,7 +207,10 @@ def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
 
 
 def judged(case: Case, level: str, frames: int, rounds: int) -> list[Figure]:
-    """Measure one optimization level of onnxruntime, and return one figure for each target."""
+    """Measure the segments and the network at one optimization level of onnxruntime.
+
+    Return a figure for each target: the time of all segments divided by that of the network.
+    """
     whole, split, bare = case.sides(level)
     by_target = [[side[target] for device in split for side in device] for target in TARGETS]
     sides = [whole, *bare, *(side for own in by_target for side in own)]
@@ -261,7 +264,7 @@ def in_order(sides: Sequence[Side], frames: int = 12) -> float:
 
 
 def summed(sides: Iterable[Sequence[float]], of: Any) -> float:
-    """Return the sum over all sides (models) of `of` (median or min), applied to the seconds of one side."""
+    """Return the sum of the median or least seconds of all sides (models); `of` is the median or the minimum."""
     return float(sum(map(of, sides)))
 
 

@@ -145,11 +145,11 @@ DEFAULT_STRATEGIES = (*QUICK_STRATEGIES, "heads", "teams", "dp", "cpsat", "gradi
 TABLE_STRATEGIES = ("cpsat", "gradient")
 """Strategies that need cost tables (the costs of all ways to split each layer).
 
-If the budget does not suffice to fill the tables of a large network, these strategies are asked last. They are not
-asked if another strategy has found a plan that splits the network.
+If the budget does not suffice to fill the tables of a large network, these strategies are asked for a plan last. They
+are not asked if another strategy has found a plan that splits the network.
 """
 NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
-"""Strategies that are not asked if the network has attention and the objective is latency or memory.
+"""Strategies that are not asked for a plan if the network has attention and the objective is latency or memory.
 
 `heads` finds better plans for these networks in a tenth of the time.
 """
@@ -270,7 +270,7 @@ class _AutoSearch:
                     self._run_strategy(name, strategy, problem)
 
     def _slow_names(self) -> list[str]:
-        """Return the strategies to ask after the quick ones.
+        """Return the names of the strategies that are asked for a plan after those in QUICK_STRATEGIES.
 
         They are those that SLOW_STRATEGIES lists for the objective, in the order of their expected gain. The option
         `strategies` may name further ones, such as third-party strategies. These are then asked first.
@@ -284,7 +284,10 @@ class _AutoSearch:
         return slow if chosen == DEFAULT_STRATEGIES else [*others, *slow]
 
     def _is_asked(self, name: str) -> bool:
-        """Return True if a strategy may improve the best plan, and the budget is not used up."""
+        """Return True if the strategy `name` is asked for a plan.
+
+        It is asked if it may improve the best plan so far, and if the budget is not used up.
+        """
         if self.problem_size > MAX_PROBLEM_SIZE.get(name, math.inf):
             return False
         if name == "heads" and not has_attention(self.problem):
@@ -301,7 +304,7 @@ class _AutoSearch:
         return name in QUICK_STRATEGIES or self.search.best is None or self._has_time(name)
 
     def _has_time(self, step: str) -> bool:
-        """Return True if the budget is not exceeded; otherwise record that the step is left out."""
+        """Return True if the budget is not exceeded; otherwise record that this step of the search is left out."""
         if not self.search.budget.is_exceeded():
             return True
         self.left_out.append(step)
@@ -441,7 +444,10 @@ class _AutoSearch:
         return plan
 
     def _move_layers(self, plan: Plan) -> None:
-        """Move layers of a plan of whole layers to other devices, within MOVES_SHARE of the remaining budget."""
+        """Try to improve a plan of whole layers by moving layers to other devices.
+
+        At most the fraction MOVES_SHARE of the remaining budget is used.
+        """
         budget = self.search.budget
         share = WorkBudget(MOVES_SHARE * budget.remaining_s, budget.deadline)
         moved = improve_by_moves(self.problem, plan, share)

@@ -70,7 +70,7 @@ class MappingKey:
 
 
 def parse_key(text: str, place: str) -> MappingKey:
-    """Return the parsed key: `nx01_arm012` (one digit per core), `nx01_cpu10,11` (a list) or `nx01_gpu`.
+    """Parse a key of mapping.json: `nx01_arm012` (one digit per core), `nx01_cpu10,11` (a list) or `nx01_gpu`.
 
     Error messages begin with `place`.
     """
@@ -91,7 +91,7 @@ def parse_key(text: str, place: str) -> MappingKey:
 
 
 def load_mapping(path: str | Path) -> dict[MappingKey, tuple[str, ...]]:
-    """Return the names of the layers under each key of a mapping.json, in the order of the file.
+    """Return the names of the layers under each key of AutoDiCE's mapping.json, in the order of the file.
 
     Raises:
         DicompilerError: The file or a key is invalid. The error names the file and the key.
@@ -108,7 +108,7 @@ def load_mapping(path: str | Path) -> dict[MappingKey, tuple[str, ...]]:
 
 
 def load_hosts(path: str | Path) -> tuple[AutodiceHost, ...]:
-    """Return the hosts of a platform.txt. Empty lines and lines that begin with # are ignored."""
+    """Return the hosts of AutoDiCE's platform.txt. Empty lines and lines that begin with # are ignored."""
     hosts: list[AutodiceHost] = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -139,9 +139,9 @@ def _parse_host(line: str, place: str) -> AutodiceHost:
 
 
 def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Platform:
-    """Return a platform with the hosts of platform.txt and one device for each key of mapping.json.
+    """Return a platform with the hosts of AutoDiCE's platform.txt and one device for each key of its mapping.json.
 
-    Rates, memory and network are assumptions (ASSUMPTION_NOTE).
+    Compute rates, memory sizes and network are assumed (see ASSUMPTION_NOTE), because the files do not contain them.
     """
     hosts = load_hosts(platform_txt)
     keys = tuple(load_mapping(mapping))
@@ -152,7 +152,7 @@ def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Plat
 
 
 def platform_from_hosts(platform_txt: str | Path) -> Platform:
-    """Return a platform with one device for all cores of each host, and one for each GPU."""
+    """Return the platform of AutoDiCE's platform.txt: one device for all cores of each host, and one for each GPU."""
     hosts = load_hosts(platform_txt)
     keys = []
     for host in hosts:

@@ -52,8 +52,8 @@ def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
 def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
     """Return the first j ≤ i with the least max(best[j], total[i] - total[j]).
 
-    `best[j]` is the time of the earlier devices for the layers before j. The difference of totals is the time of this
-    device for layers j to i - 1. The minimum is at the first j with best[j] ≥ total[i] - total[j], or just before it.
+    `best[j]` is the time of the earlier devices for the layers before j. The difference of totals is the time of the
+    next device for layers j to i - 1. The minimum is at the first j with best[j] ≥ total[i] - total[j], or just before.
     """
     j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
     return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))

@@ -22,7 +22,10 @@ contains the scale of each such channel. The numbers were fitted to 178 measured
 less than 400 bytes from the fit.
 """
 MODEL_OPERATOR_BYTES, MODEL_CHANNEL_BYTES = 600, 10
-"""Bytes of a model in addition to its constants: for each operator, and for each channel of a quantised convolution."""
+"""Bytes of a TFLite model file in addition to its constants.
+
+They are the bytes per operator, and per output channel of a quantised convolution.
+"""
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,10 @@ def _quantized_channels(layers: LayerGraph, work: TaskNode) -> int:
 
 
 def _padded_elements(layers: LayerGraph, work: TaskNode) -> int:
-    """Return the elements of the padded copy of a window operator's input; 0 if padding SAME or VALID suffices."""
+    """Return the number of elements of the padded copy of a convolution's or pool's input.
+
+    The result is 0 if TFLite's padding SAME or VALID suffices, because there is no copy then.
+    """
     if work.node.op not in ("Conv", "MaxPool", "AveragePool") or work.piece is None or len(work.piece.out) != 4:
         return 0
     attributes: Mapping[str, object] = {**work.node.attributes, **work.piece.attributes}

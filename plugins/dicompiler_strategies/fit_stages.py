@@ -154,7 +154,11 @@ class StageEstimates:
                 yield estimate_arena(self.layers, tasks, self.margin)
 
     def row_bands(self, first: int, last: int, tiles: int) -> list[Region]:
-        """Return the regions of the last layer's output, split into `tiles` bands of equal height; [] if impossible."""
+        """Return `tiles` bands of equal height of a stage's output; [] if it cannot be split in this way.
+
+        The stage consists of the layers at positions `first` to `last` - 1. A band is a region of the last layer's
+        output.
+        """
         chosen = self.layers.layers[first:last]
         along = [find_cuttable_axis(self.layers, layer, "height") for layer in chosen]
         axis, whole = along[-1], full_region(output_shape(self.layers, chosen[-1]))

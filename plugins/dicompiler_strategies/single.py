@@ -19,7 +19,7 @@ class Single(Strategy):
     device: str = field(default="", metadata={"help": "name of the device; the best one by default"})
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan with every layer on the device.
+        """Return the plan with every layer on the device of the option `device`, or on the best device.
 
         Raises:
             DicompilerError: The device is unknown or cannot compute.

@@ -191,7 +191,10 @@ class DeviceTeam(Memoizing):
         return [order.index(name) for name in names]
 
     def spread_over_devices(self, values: Sequence[Region | None]) -> list[Region | None]:
-        """Return one region for each device of the platform, from one for each member; None for other devices."""
+        """Return a list with an entry for each device of the platform: a member's region, or None for other devices.
+
+        `values` has the region of each member of the team.
+        """
         spread: list[Region | None] = [None] * len(self.problem.platform.devices)
         for i, value in zip(self.members, values, strict=True):
             spread[i] = value

@@ -151,7 +151,7 @@ class BatchedModel:
 
     @cached_property
     def source_and_sink_positions(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Platform positions of the sources and of the sinks."""
+        """Positions of the sources and of the sinks in the platform's list of devices."""
         position = {device.name: i for i, device in enumerate(self.problem.platform.devices)}
         sources, sinks = source_and_sink(self.problem)
         return tuple(position[name] for name in sources), tuple(position[name] for name in sinks)
@@ -176,7 +176,7 @@ class BatchedModel:
 
 
 def build_batched_model(problem: Problem) -> BatchedModel:
-    """Return the model of a problem. This takes tens of milliseconds for a large network."""
+    """Return the fast model of a problem, for plans of whole layers. This takes tens of ms for a large network."""
     layers, devices = problem.layers, problem.platform.devices
     seconds = [problem.cost_model.seconds_table(layers, layer, [LayerShare()], devices) for layer in layers.layers]
     link_latency = problem.platform.transfer_times[2].ravel()
@@ -199,7 +199,10 @@ class _Batch:
         layers, plans = len(self.layer_devices), len(self.plan_numbers)
         size = self.devices * plans
         self.compute, self.weights, self.sent, self.received = (np.zeros(size) for _ in range(4))
-        self.sending_seconds, self.receiving_seconds = np.zeros(size), np.zeros(size)  # Seconds that links are busy.
+        self.sending_seconds, self.receiving_seconds = (
+            np.zeros(size),
+            np.zeros(size),
+        )  # Seconds of each device's messages on links.
         self.input_bytes = np.zeros(size)  # Bytes of network inputs that a source keeps in memory for its own layers.
         self.forwarded_inputs = np.zeros(size)  # Bytes of network inputs that a source only sends, and then frees.
         self.peak = np.zeros(size)

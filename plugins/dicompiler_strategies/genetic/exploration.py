@@ -165,12 +165,10 @@ class _StagedSearch:
     is_stopped: Callable[[], bool]
 
     def run(self) -> tuple[ParetoRows, str, int]:
-        """Search stage by stage; return the last Pareto front, the origin of its values, and a number of plans.
-
-        The number counts all plans that were evaluated.
+        """Search stage by stage; return the last Pareto front, the origin of its values, and the plans evaluated.
 
         The origin is "analytic" if the fast model computed the values, and "measured" if plans were evaluated one by
-        one.
+        one. The last value is the number of plans that all stages evaluated.
         """
         options = self.options
         plan = plan_stages(len(self.problem.platform.computing_devices), options.stages, options.total_generations)

@@ -29,7 +29,7 @@ MAX_MATING_ROUNDS = 8
 
 @dataclass(frozen=True)
 class EvolutionSettings:
-    """Settings of the evolution.
+    """Settings of the genetic algorithm.
 
     Attributes:
         population: Number of plans of a generation.

@@ -15,7 +15,7 @@ from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, regi
 from dicompiler.plugin_api.search import OBJECTIVES, ParetoFront, ParetoPoint, fits_constraints, objective_values
 
 QUICK_STRATEGIES = ("single", "pipeline", "replicate", "modnn")
-"""Strategies that take milliseconds, with their default options."""
+"""Strategies that take milliseconds. Their plans, with default options, are added to the Pareto front of a search."""
 
 
 def add_quick_plans(front: ParetoFront, problem: Problem) -> ParetoFront:

@@ -26,7 +26,7 @@ _PRICE_ROUNDS = 16
 # Largest number of layers that change together. Fused layers must change together, because the extra rows (halo) of a
 # layer depend on those of the next layer.
 _MAX_RUN_LAYERS = 6
-_MAX_BLOCK_ELEMENTS = 1 << 22  # Elements of the largest temporary array.
+_MAX_BLOCK_ELEMENTS = 1 << 22  # Largest number of elements of a temporary array.
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,7 +35,8 @@ _SHARES_OF_PARTITION: Mapping[Partition, tuple[str, ...]] = {
 # The default number of restarts is limited so that the descent takes at most this many multiplications. This limit does
 # not apply below _MIN_RESTARTS.
 _MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = 6e9, 8
-# Number of best selections that are kept. If the best plan needs too much memory, the next search begins with them.
+# Number of best selections (plans) that a search returns. If the best plan needs too much memory, the next search
+# begins with them.
 _MAX_OTHER_SELECTIONS = 8
 _MAX_REPAIRS = 8  # Number of times that the search is repeated with less memory for weights, if a plan does not fit.
 

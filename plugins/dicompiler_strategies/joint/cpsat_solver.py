@@ -93,7 +93,7 @@ def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool
 
 
 def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -> SolverResult:
-    """Run CP-SAT on the relaxation's model, and return the result.
+    """Run CP-SAT on the model of a Lagrangian relaxation, and return the better of both results.
 
     The model is reduced to at most `max_pairs` pairs of choices. A pair has a way to split each of two connected
     layers.
@@ -191,7 +191,10 @@ class _LinearSum:
 
 
 class _SolverModel:
-    """The CP-SAT model of a JointModel, with costs in integer multiples of `unit`."""
+    """The CP-SAT model of the joint problem: choose one way to split each layer, at the least cost.
+
+    Costs are integer multiples of `unit`.
+    """
 
     def __init__(self, model: JointModel, unit: float) -> None:
         self.model = cp_model.CpModel()

@@ -89,7 +89,7 @@ class JointModel:
         return loads
 
     def value(self, selection: Sequence[int]) -> float:
-        """Return the objective value if layer i has choice number selection[i], a way to split it."""
+        """Return the objective value of a selection (plan), in which layer i is split in way number selection[i]."""
         if self.is_minimax:
             return float(self.selection_loads(selection).max())
         return float(sum_tables(self.node, self.edge, np.asarray([selection]))[0])

@@ -31,7 +31,9 @@ RELATIVE_SLACK = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class RelaxedProblem:
-    """The result of a relaxation. A selection has one choice (way to split the layer) for each layer.
+    """The result of a Lagrangian relaxation of the joint problem: choose one way to split each layer.
+
+    A selection has one choice (way to split the layer) for each layer.
 
     Attributes:
         bound: Lower bound on all selections within the limits.
@@ -256,7 +258,8 @@ def bound_without_elimination(
     for (i, j), table in model.edge.items():
         choice_bounds[i] = choice_bounds[i] + table.min(axis=1) - edge_least[i, j]
         choice_bounds[j] = choice_bounds[j] + table.min(axis=0) - edge_least[i, j]
-    if not model.is_minimax:  # This variable elimination runs even if it exceeds the budget.
+    # This variable elimination runs even if it exceeds the budget, so that there is always a good plan.
+    if not model.is_minimax:
         promising = _most_promising(model, choice_bounds)
         _, selection = minimise_exactly(promising.elimination_order, promising.node, promising.edge)
         chosen = model.from_original(promising.to_original(selection))

@@ -27,7 +27,7 @@ ADDITIONS_PER_READ = 3
 
 @dataclass(frozen=True, eq=False)
 class _TableFactor:
-    """A table with one axis for each variable of `scope`."""
+    """A table of costs with one axis for each variable (layer) of `scope`, over the ways to split the layer."""
 
     scope: tuple[int, ...]
     table: Floats
@@ -35,7 +35,7 @@ class _TableFactor:
 
 @dataclass(frozen=True, eq=False)
 class EliminationStep:
-    """The elimination of one variable, with the neighbours that the variable has at that time."""
+    """The elimination of one variable (layer), with the variables that are its neighbours at that time."""
 
     variable: int
     neighbours: tuple[int, ...]
@@ -74,7 +74,7 @@ class EliminationOrder:
 
     @property
     def largest_table(self) -> int:
-        """Number of elements of the largest table that is built."""
+        """Number of elements of the largest table that the elimination builds."""
         return max(self.table_elements, default=1)
 
     @property
@@ -176,10 +176,11 @@ def min_marginals(
 def _eliminate(
     order: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[list[list[_TableFactor]], list[Floats], float]:
-    """Return the tables that each step adds up, the table that results from each step, and the least total sum.
+    """Eliminate all variables; return the tables that each step adds up, the table after each step, and the minimum.
 
-    A variable is a layer, and its values are the layer's choices (ways to split it). The tables that result, called
-    messages, are the sums minimised over the choices of the eliminated variable.
+    A variable is a layer, and its values are the layer's choices (ways to split it). A step adds up all tables that
+    contain its variable. The table after the step, called a message, is this sum, minimised over the variable's
+    choices. The minimum is the least sum of all tables.
     """
     factors: list[list[_TableFactor]] = [[] for _ in order.steps]
     for v, table in enumerate(node):

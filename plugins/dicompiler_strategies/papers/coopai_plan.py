@@ -85,9 +85,9 @@ def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tupl
 
 
 def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[str, tuple[Part, ...]]:
-    """Return the parts (device and region) of each layer, by layer name.
+    """Return the parts (device and region) of each layer, by layer name, for the blocks of CoopAI's solution `result`.
 
-    `team` has the k devices of the result, and splits layers equally.
+    `team` has the k devices of the solution, among which layers are split equally.
     """
     layer_parts: dict[str, tuple[Part, ...]] = {}
     for run in _blocks_to_runs(team, layers, result.blocks):

@@ -47,7 +47,7 @@ A network of tens of layers needs much less than one such second.
 
 @dataclass(frozen=True)
 class IlpLayer:
-    """Layer l of the ILP, with sizes in elements.
+    """Layer l of the integer linear program (ILP), with sizes in elements.
 
     Attributes:
         name: Name of the layer.
@@ -71,10 +71,10 @@ class IlpLayer:
 
 @dataclass(frozen=True)
 class IlpSolution:
-    """A solution of the ILP.
+    """A solution of the integer linear program (ILP), which chooses how each layer is split.
 
     Attributes:
-        schemes: Scheme of each layer.
+        schemes: Scheme of each layer: LOP, LIP, or one of the two layers of FUSE.
         communication: Number of elements that are sent (C of eq. 10).
         is_proven: True if no other solution needs less communication.
     """
@@ -220,7 +220,7 @@ class Stahl(Strategy):
 
 
 def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
-    """Return the layers of the ILP: layers with weights, for which both input and output channels can be split.
+    """Return the layers of the integer linear program (ILP), those with input and output channels that can be split.
 
     Layer l − 1 is the ILP layer that computes the input, directly or through pools and similar layers. The two can be
     fused if no other layer reads a tensor between them, and all layers in between are computed channel by channel.

@@ -93,8 +93,9 @@ class _Piece:
     """Some bytes of a tensor, all of which have the same readers.
 
     Attributes:
-        producer: Block of the layer that computes the tensor; INPUT_POSITION for an input of the network.
-        readers: Blocks of the layers that read the bytes, in order.
+        producer: Number of the block (consecutive layers) that computes the tensor; INPUT_POSITION for an input of the
+            network.
+        readers: Numbers of the blocks that read the bytes, in order.
         is_output: True if a sink reads them.
         nbytes: Number of bytes.
     """

@@ -60,7 +60,7 @@ MAX_ROUND_FRAMES.
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """Interchangeable devices.
+    """A set of interchangeable devices, which have the same costs, memory and links.
 
     Attributes:
         names: Names of the devices, in platform order.
@@ -225,7 +225,7 @@ class _ModelBuilder:
     def _device_seconds(self) -> Mapping[str, tuple[float, ...]]:
         layers, cost_model = self.problem.layers, self.problem.cost_model
         costs: dict[str, list[float]] = {device.name: [] for device in self.devices}
-        # The other layers do not contribute to the network's outputs. No device computes them, so they take 0 s.
+        # Only live layers contribute to the network's outputs. No device computes the others, so they take 0 s.
         live = set(self.flows.live_layers)
         for position, layer in enumerate(layers.layers):
             tensors = [layers.tensors[name] for name in layer.inputs if name in layers.producer]

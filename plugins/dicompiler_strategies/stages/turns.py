@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 MAX_ROUND_FRAMES = 16
-"""Largest number of frames in a round. A plan has one replica for each frame of a round.
+"""Largest number of frames in a round, the repeating order in which devices take frames in turn.
 
-More replicas take long to compile and gain little.
+A plan has one replica for each frame of a round. More replicas take long to compile and gain little.
 """
 
 

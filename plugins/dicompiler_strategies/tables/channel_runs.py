@@ -92,10 +92,11 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     """
     if not (length := summed_length(layers, last)):
         return None
-    # A layer belongs to a channel run if the run's channels divide its whole output. It is enough to look at the regions
-    # of the output that the first and the last channel need: together they must span all of it. If only one of the two
-    # channels needs the layer, the layer contributes only to some of the channels (for example, before a Concat). If
-    # the two regions span less than the output, it is cut for another reason (for example, because a row is picked).
+    # A layer belongs to a channel run if the run's channels divide its whole output. It is enough to look at the
+    # regions of the output that the first and the last channel need: together they must span all of it. If only one of
+    # the two channels needs the layer, the layer contributes only to some of the channels (for example, before a
+    # Concat). If the two regions span less than the output, it is cut for another reason (for example, because a row is
+    # picked).
     ends = ((0, 1), (length - 1, length))
     demands = [_demanded_regions(layers, last, end) if length > 1 else {} for end in ends]
     whole = frozenset(

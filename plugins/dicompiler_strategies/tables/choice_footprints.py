@@ -104,10 +104,10 @@ class _PartProbe:
 
 
 class _FootprintBuilder:
-    """A builder that fills the arrays of a footprint choice by choice and part by part.
+    """A builder of a footprint: the regions, seconds and bytes of a layer's choices, as arrays.
 
-    A choice is one way to split the layer. A part is the piece of the layer on one device. Equal parts are computed
-    once.
+    A choice is one way to split the layer. A part is the piece of the layer on one device. The arrays are filled choice
+    by choice and part by part; equal parts are computed once.
     """
 
     def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:

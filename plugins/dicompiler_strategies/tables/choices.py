@@ -76,7 +76,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class ChoiceSet:
-    """The set of choices that a search may use.
+    """The set of choices (ways to split a layer over devices) that a search may use.
 
     Attributes:
         kinds: Kinds of splits, from SPLIT_KINDS.

@@ -285,7 +285,7 @@ class _TableFiller:
         self.footprints: dict[Hashable, tuple[tuple[Choice, ...], ChoiceFootprint]] = {}
         self.edge_arrays: dict[Hashable, tuple[Floats, Floats]] = {}
         self.coalesced_layers = coalesced_layers(problem.layers)
-        # Cache: the seconds and bytes of the exchange of partial sums, for each footprint.
+        # Cache: the seconds and bytes of the exchange of partial sums. Layers with the same footprint share an entry.
         self.node_arrays: dict[ChoiceFootprint, tuple[Floats, Floats]] = {}
 
     def fill(self) -> CostTables:

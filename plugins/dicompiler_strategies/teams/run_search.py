@@ -27,7 +27,7 @@ A load is the seconds or bytes of a device or link. The norm is close to the lar
 also falls if a move reduces other large loads.
 """
 MIN_GAIN = 1e-6
-"""Smallest relative gain for which a move is taken."""
+"""Smallest relative gain for which the search moves a run of layers to other devices."""
 MAX_BATCH_ENTRIES, MIN_BATCH_RUNS = 1 << 19, 8
 """Limits of a batch of moves: the most table entries that it may read, and the fewest runs of layers in it.
 
@@ -35,7 +35,7 @@ A batch is evaluated at once, and its best move is taken before the next batch. 
 read the tables of all layers.
 """
 ENTRY_S, BATCH_S = 6e-9, 4e-4
-"""Seconds of the reference computer to read a table entry, and to prepare a batch."""
+"""Seconds of the reference computer to read a table entry, and to prepare a batch of moves."""
 PENALTY = 1e6
 """Penalty on the value of a selection (plan) that exceeds a host's memory, or that sends a state to another device."""
 
@@ -60,7 +60,7 @@ class RunObjective:
 
     @cached_property
     def models(self) -> Sequence[LoadModel]:
-        """The models that are evaluated."""
+        """The load models that are evaluated: the loads to minimise, and the hosts' memory if it is checked."""
         return (self.model,) if self.memory is None else (self.model, self.memory)
 
     @cached_property
@@ -215,7 +215,7 @@ class RunSearch:
 
 
 def run_lengths(layers: int) -> list[int]:
-    """Return the lengths of runs: all layers, two thirds of them, and so on down to one."""
+    """Return the lengths of the runs (consecutive layers) to move: all layers, two thirds of them, and so on to one."""
     lengths = [layers]
     while lengths[-1] > 1:
         lengths.append(max(1, lengths[-1] * 2 // 3))

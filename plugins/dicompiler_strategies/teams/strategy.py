@@ -28,7 +28,7 @@ SUPPORTED_OBJECTIVES = ("throughput", "memory")
 MAX_FREE_DEVICES = 4
 """Up to this number of devices, every set of at least two devices is a team, which may split layers."""
 MAX_TEAM_DEVICES = 12
-"""With more devices, the only team (set of devices that may split layers) is that of all devices.
+"""Above this number of devices, the only team (set of devices that may split layers) is that of all devices.
 
 Cost tables of more teams would be too large.
 """
