@@ -21,7 +21,11 @@ FAILURES = ("wrong", "crash")
 
 
 def _row(operator: str, found: Sequence[Outcome]) -> list[str]:
-    """Return an operator's table row: models that run, split, whole, refused, plans, why not split."""
+    """Return the table row of an operator.
+
+    It has the numbers of its models that run, are split, stay whole and are refused, the number of plans, and the
+    reasons why models are not split.
+    """
     count = Counter(item.result for item in found)
     reasons = Counter(item.why for item in found if item.result in ("whole", "refused", *FAILURES))
     why = "; ".join(f"{text} ({number})" if len(reasons) > 1 else text for text, number in reasons.most_common(3))

@@ -155,7 +155,7 @@ def best(arguments: Sequence[str], output: Path, times: int) -> Cost:
 
 
 def row(name: str, scratch: Path, times: int) -> tuple[list[str], bool]:
-    """Return the table row of a network, and True if the network is within its limits."""
+    """Measure the compilation of a network; return its table row, and True if the costs are within the limits."""
     limit, model, plan, output = LIMITS[name], scratch / "model.onnx", scratch / "plan.json", scratch / "out"
     maker = multiprocessing.get_context("spawn").Process(target=make, args=(name, model, plan))
     maker.start()

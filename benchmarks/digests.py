@@ -90,7 +90,7 @@ def samples(model: onnx.ModelProto, file: Path) -> None:
 
 
 def digest(case: Case) -> dict[str, Any]:
-    """Return the digests of a case: its plan, its metrics, and every file of its artifact; or its error."""
+    """Compile a case, and return its metrics and the digests of all files of its artifact, or its error message."""
     with tempfile.TemporaryDirectory() as scratch:
         model, place, given = source(case.network), Path(scratch), None
         if case.network.endswith(" int8"):

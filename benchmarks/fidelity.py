@@ -264,7 +264,7 @@ def slow_profile(profile: dict[str, Any], factor: float) -> dict[str, Any]:
 def measure(setting: tuple[str, int, str, str], strategy: str, setup: Setup) -> Case:
     """Compile one case, emulate it, and return its predicted and measured times.
 
-    `setting` has the names of the network, the bandwidth in Mbit/s, the cluster and the target.
+    `setting` has the name of the network, the bandwidth in Mbit/s, the cluster and the target.
 
     Raises:
         DicompilerError: The strategy has no plan, or this host cannot emulate it.
@@ -349,7 +349,7 @@ class Choice:
 
     @property
     def is_right(self) -> bool:
-        """True if the gain is near the promised one, and `auto` is not slower than one device."""
+        """True if the measured speed over one device is near the predicted one, and not lower than that of one device."""
         return abs(self.promised / self.gain - 1) <= MAX_PROMISE_ERROR and self.gain * MAX_SINGLE_LOSS >= 1
 
 

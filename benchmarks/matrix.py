@@ -56,7 +56,7 @@ class Row:
         ]
 
     def cells(self) -> list[str]:
-        """Return network, kind, layers cut, the result of each aspect, and seconds."""
+        """Return the cells of the table row: network, kind, number of split layers, result of each check, seconds."""
         cut = sorted(len(split.cut) for split in self.splits)
         layers = str(cut[0]) if cut[0] == cut[-1] else f"{cut[0]}–{cut[-1]}"
         return [self.network, self.kind, layers, *map(self._cell, range(3)), f"{self.seconds:.0f}"]

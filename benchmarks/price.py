@@ -93,7 +93,9 @@ def start(clusters: Mapping[str, Survivor], pairs: int, frames: int, rng: Random
     """Start the devices of both clusters again, and return `pairs` pairs of slices, without and with failure plans."""
     with contextlib.ExitStack() as stack:
         options, inputs = RunOptions(in_flight=1, pin=True, timeout_s=300), clusters["plain"].frames(1)[0]
-        start_order = rng.sample(sorted(clusters), 2)  # The order of the start influences the memory layout.
+        start_order = rng.sample(
+            sorted(clusters), 2
+        )  # The order of the start influences the memory layout, so it is random.
         sessions = {
             name: stack.enter_context(dicompiler.connect(clusters[name].directory, options)) for name in start_order
         }
@@ -106,12 +108,12 @@ def start(clusters: Mapping[str, Survivor], pairs: int, frames: int, rng: Random
 
 
 def middle(starts: Sequence[Sequence[float]]) -> float:
-    """Return the median over starts of the median over their pairs."""
+    """Return the median over starts of the median of each start's ratios, which are one for each pair of slices."""
     return statistics.median(statistics.median(ratios) for ratios in starts)
 
 
 def between(starts: Sequence[Sequence[float]], rng: Random) -> tuple[float, float]:
-    """Return the 95 % interval of the medians of resampled starts and pairs."""
+    """Return the 95 % interval of the result of `middle`, by resampling starts and pairs of slices."""
     medians = sorted(
         middle([rng.choices(ratios, k=len(ratios)) for ratios in rng.choices(starts, k=len(starts))])
         for _ in range(RESAMPLES)

@@ -64,7 +64,7 @@ class Row:
     seconds: float
 
     def cells(self) -> list[str]:
-        """Return the cells of the table's row."""
+        """Return the cells of this row in the printed table."""
         details = [check.detail.split(" (")[0].removeprefix("differs by ") for check in self.checks]
         head = [self.network, self.numbers, str(self.devices), self.kind, str(self.cut)]
         return [*head, *details, *["–"] * (3 - len(details)), f"{self.seconds:.1f}"]

@@ -25,7 +25,7 @@ EXCHANGES = "lenet"
 GOALS = {("sockets", 2): 0.9, ("sockets", 4): 2.5, ("mpi", 2): 0.2, ("mpi", 4): 1.0}
 """Largest allowed milliseconds of a frame, by target and number of devices, which are all processes of this host."""
 EXCHANGE, TLS = 0.15, 1.3
-"""Limits: milliseconds of an exchange through sockets, and the time of a frame with TLS divided by that without."""
+"""Limits: milliseconds of an exchange (message) through sockets, and the time of a frame with TLS by that without."""
 CLEAR, SECURE = "sockets", "sockets with TLS"
 SLICES = 40
 """Number of slices (short sequences of frames) that are measured in a round, with TLS and without TLS each."""

@@ -48,7 +48,7 @@ class Fit(Strategy):
             raise ValueError(f"tiles must be between 1 and 1024, not {self.tiles}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the first plan that fits; plans with few tiles and few boards are searched first.
+        """Return the first plan that fits RAM and flash; plans with few tiles and few boards are searched first.
 
         Raises:
             DicompilerError: Nothing fits. The error says how many bytes are missing and which layer needs the most.

@@ -31,14 +31,14 @@ class Encoding(ABC):
 
     @abstractmethod
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Return `count` random chromosomes."""
+        """Return `count` random chromosomes (encoded plans)."""
 
     @abstractmethod
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Return each chromosome with one or a few genes changed."""
+        """Return each chromosome (encoded plan) with one or a few genes changed."""
 
     def decode(self, genes: Genes) -> Genes:
-        """Return the plan of each chromosome; by default the genes are the plan."""
+        """Return the plan that each chromosome encodes; by default, its genes are the plan."""
         return genes
 
     def encode(self, rows: Genes) -> Genes:
@@ -147,7 +147,10 @@ class SplitPointEncoding(Encoding):
         return self._sort_groups(starts, np.where(kind == 3, swapped, devices))
 
     def decode(self, genes: Genes) -> Genes:
-        """Return plans in which each layer is on the device of the last group that starts at or before the layer."""
+        """Return the plan of each chromosome, which has groups of consecutive layers.
+
+        A layer is on the device of the last group that starts at or before the layer.
+        """
         starts, devices = self._split_genes(genes)
         group = (starts[:, :, None] <= np.arange(self.layers)).sum(axis=1) - 1
         return np.take_along_axis(devices, group, axis=1)

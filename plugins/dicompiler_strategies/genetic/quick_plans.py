@@ -50,7 +50,7 @@ def _quick_plans(problem: Problem) -> Iterator[Plan]:
             strategy: Strategy = registry().make("strategies", name)
             try:
                 plan = strategy.plan(replace(problem, objective=objective))
-            except DicompilerError:  # The strategy does not support the objective, or it finds no plan.
+            except DicompilerError:  # A strategy that does not support the objective, or finds no plan, is skipped.
                 continue
             if plan not in seen:
                 seen.append(plan)
@@ -58,7 +58,7 @@ def _quick_plans(problem: Problem) -> Iterator[Plan]:
 
 
 def _drop_dominated(points: Sequence[ParetoPoint], names: Sequence[str]) -> tuple[ParetoPoint, ...]:
-    """Return the points that no other point beats or equals in all objectives, sorted by their values.
+    """Return the points (plans with objectives) that no other point beats or equals in all objectives, sorted by value.
 
     Of points with equal values, the first one is kept.
     """

@@ -71,7 +71,10 @@ class ObjectiveTables:
         return sum_tables(self.node, self.edge, selections)
 
     def weight_loads(self, selections: Selections) -> Floats:
-        """Return the bytes of weights on each limited host for each selection (plan), shape (plans, limited hosts)."""
+        """Return the bytes of weights on each limited host for each selection (plan), shape (plans, limited hosts).
+
+        A host is limited if some plan has more weights than fit into its memory.
+        """
         loads = np.zeros((len(selections), len(self.limits)))
         for layer_weights, column in zip(self.weights, selections.T, strict=True):
             loads += layer_weights[column]

@@ -28,7 +28,7 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # Temperature of the softmax in the first and the last iteration.
 MULTIPLICATIONS_PER_READ = 25  # In a matrix product, so many multiplications take as long as reading one element.
-_MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries compute matrix products up to this size in a single thread.
+_MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries use a single thread up to this size of a product.
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class _PriceSearch:
         return selection
 
     def limits_at_prices(self, prices: Floats) -> float:
-        """Return the sum of all limits multiplied by their prices, the constant of the Lagrangian."""
+        """Return the sum of the limits of all loads, each multiplied by its price: the constant of the Lagrangian."""
         return float(prices[self.is_limited] @ self.model.load_limits[self.is_limited])
 
     def find_feasible(self, prices: Floats) -> None:

@@ -77,11 +77,11 @@ class JointSolution:
 
     @property
     def gap(self) -> float:
-        """Relative gap (value − bound) / value; 0 if the plan is proven to be optimal."""
+        """Relative gap between the plan's value and its lower bound; 0 if the plan is proven to be optimal."""
         return 0.0 if self.is_proven or not self.value else max(0.0, (self.value - self.bound) / abs(self.value))
 
     def text(self) -> str:
-        """Return one line with the value, the bound, the gap, and the scope of the bound."""
+        """Return one line with the value, the bound, the gap, and the ways to split layers that the bound covers."""
         how = "proven optimal" if self.is_proven else f"gap {100 * self.gap:.2f} %"
         stopped = ", interrupted" if self.interrupted else ""
         return (
@@ -166,7 +166,10 @@ class _JointSearch:
         return self._solve_least_memory(bound)
 
     def _fullest_layer(self, selection: Sequence[int], hosts: Collection[str]) -> int:
-        """Return the position of the layer with the largest tensors on one of these hosts."""
+        """Return the position of the layer that has the most bytes of inputs and outputs on one of the hosts `hosts`.
+
+        Layers are split as the selection (plan) says.
+        """
         host_numbers = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
         chosen = zip(activation_bytes(self.tables), selection, strict=True)
         return int(np.argmax([host_bytes[c][host_numbers].max() for host_bytes, c in chosen]))

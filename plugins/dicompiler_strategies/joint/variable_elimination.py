@@ -22,7 +22,7 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 MAX_TABLE_ELEMENTS = 1 << 25
 """Largest number of elements of a table that elimination may build (256 MiB of 64-bit floats)."""
 ADDITIONS_PER_READ = 3
-"""Additions of elements in the processor's cache that take as long as reading an element from memory."""
+"""Number of additions of elements in the processor's cache that take as long as reading an element from memory."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,13 +47,13 @@ class EliminationStep:
 
 @dataclass(frozen=True, eq=False)
 class EliminationOrder:
-    """The elimination order of a graph. The order does not depend on the values of the tables.
+    """The order in which the variables of a graph are eliminated. It does not depend on the values of the tables.
 
     A variable is a layer, and its choices are the ways to split it.
 
     Attributes:
         choice_counts: Number of choices of each variable.
-        steps: The steps, in order.
+        steps: The steps, in order; each eliminates one variable.
     """
 
     choice_counts: tuple[int, ...]
@@ -61,7 +61,7 @@ class EliminationOrder:
 
     @cached_property
     def step_of_variable(self) -> Mapping[int, int]:
-        """Number of the step that eliminates each variable."""
+        """For each variable (layer), the number of the step that eliminates it."""
         return {step.variable: k for k, step in enumerate(self.steps)}
 
     @cached_property
@@ -204,7 +204,10 @@ def _small_first(factors: Sequence[_TableFactor]) -> list[_TableFactor]:
 
 
 def _align_axes(scope: tuple[int, ...], factor: _TableFactor) -> Floats:
-    """Return the table with one axis for each variable of `scope`; the axis of a missing variable has the length 1."""
+    """Return the table with one axis for each variable (layer) of `scope`.
+
+    If the table does not depend on a variable, the axis of the variable has the length 1.
+    """
     order = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
     lengths = dict(zip(factor.scope, factor.table.shape, strict=True))
     return factor.table.transpose(order).reshape([lengths.get(v, 1) for v in scope])

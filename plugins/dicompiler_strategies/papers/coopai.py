@@ -270,7 +270,7 @@ def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int
 
 
 def best_k(results: Sequence[CoopaiResult]) -> CoopaiResult:
-    """Return the fastest result; among equals, the one with the fewest devices.
+    """Return the fastest of the results for several numbers k of devices; among equals, the one with the fewest.
 
     This is eq. (1), T_L^* = min over k of T_L^k, where T_L^k is the least time of all L layers on k devices.
     """

@@ -276,7 +276,7 @@ class _SpaceBuilder:
             for s, region in enumerate(po.shares if shares else po.regions):
                 if layer.whole_reason:
                     boxes[p, s] = region_to_box(full_region(shape))
-                elif region is not None:  # A sublayer that computes nothing has no region and no share.
+                elif region is not None:  # A sublayer without a region computes nothing, so its box stays empty.
                     boxes[p, s] = region_to_box(region if shares else align_region(self.layers, layer, region))
         return boxes
 
@@ -361,7 +361,7 @@ def input_and_output_layers(problem: Problem) -> tuple[list[int], list[int]]:
 
 
 def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Interval | None]:
-    """Return disjoint intervals that cover 0..extent, one for each given interval, and None for None.
+    """Return disjoint intervals that cover 0..extent, one for each given interval; an entry None stays None.
 
     The border between two neighbours is the middle of their overlap, or the start of the second one if there is a gap:
 

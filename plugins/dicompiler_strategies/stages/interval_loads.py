@@ -107,18 +107,20 @@ class _Piece:
 
 
 def interval_sums(values: Sequence[float], positions: Sequence[int]) -> Floats:
-    """Return, for each stage, the sum of the `values` of its layers; `values` has one number for each layer.
+    """Return, for each stage (consecutive layers), the sum of the `values` of its layers.
 
-    Entry [i, j] of the result is for the stage of the layers positions[i] to positions[j] - 1.
+    `values` has one number for each layer. Entry [i, j] of the result is for the stage of the layers positions[i] to
+    positions[j] - 1.
     """
     total = np.concatenate(([0.0], np.cumsum(np.asarray(values, np.float64))))[list(positions)]
     return np.triu(total[None, :] - total[:, None])
 
 
 def interval_weights(flows: NetworkFlows, positions: Sequence[int]) -> Floats:
-    """Return the bytes of constants of each stage. A constant that several layers of a stage share counts once.
+    """Return the bytes of constants of each stage (consecutive layers).
 
-    Entry [i, j] of the result is for the stage of the layers positions[i] to positions[j] - 1.
+    A constant that several layers of a stage share counts once. Entry [i, j] of the result is for the stage of the
+    layers positions[i] to positions[j] - 1.
     """
     layers, block = len(positions) - 1, block_of_layers(positions)
     total = np.zeros((layers + 1, layers + 1))
@@ -187,7 +189,8 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
         constant, first = np.zeros(layers + 1), np.zeros(layers + 1)
         for piece in pieces:
             if piece.is_output and is_sink and (piece.producer != INPUT_POSITION or not is_source):
-                # Received outputs are stored from the start to the end of the frame.
+                # Received outputs of the network are stored from the start to the end of the frame, so that they add
+                # to the bytes at every time.
                 constant += piece.nbytes * ((piece.producer < start) | (piece.producer >= ends))
                 continue
             if piece.producer >= start:

@@ -35,8 +35,9 @@ from dicompiler_strategies.stages.turns import MAX_ROUND_FRAMES, deal_frames
 from dicompiler_strategies.tables.choice_footprints import source_and_sink
 
 MAX_POSITIONS = 260
-"""Largest number of positions between layers at which a stage may begin. The search needs memory in proportion to the
-square of this number.
+"""Largest number of positions between layers at which a stage of a pipeline may begin.
+
+The search needs memory in proportion to the square of this number.
 """
 MAX_STATES = 1024
 """Largest number of sets of devices that the dynamic program over stages distinguishes.
@@ -291,7 +292,8 @@ class _ModelBuilder:
     def _build_unit(self, kinds: Sequence[DeviceKind], counts: tuple[int, ...]) -> StageUnit:
         members = [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
         totals = [sum(self._seconds(kind)) for kind in members]
-        # Devices of equal speed get one frame of a round each. Otherwise faster devices get more frames of a round.
+        # A round is the repeating order in which the devices of a stage take frames in turn. Devices of equal speed get
+        # one frame of a round each. Otherwise faster devices get more frames.
         has_equal_speeds = max(totals) <= min(totals) * (1 + 1e-9)
         uses_all = all(count == len(kind.names) for kind, count in zip(kinds, counts, strict=True))
         lengths = range(1, MAX_ROUND_FRAMES + 1) if uses_all else ROUND_LENGTHS

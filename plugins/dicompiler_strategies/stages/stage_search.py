@@ -34,7 +34,7 @@ PROOF_GAP = 1e-6
 """The search for stages of a pipeline ends if the largest load is at most this fraction above its lower bound."""
 
 DeviceCounts = tuple[int, ...]
-"""Number of devices of each kind."""
+"""A set of devices, given as the number of devices of each kind. Devices of one kind are interchangeable."""
 
 
 @dataclass(frozen=True)

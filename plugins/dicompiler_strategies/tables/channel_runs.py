@@ -152,7 +152,7 @@ def _cut_into_units(layers: LayerGraph, run: ChannelRun, weights: Sequence[float
 
 
 def _device_loads(layers: LayerGraph, run: ChannelRun, weights: Sequence[float], cut: ChannelRunCut) -> list[float]:
-    """Return the load of each device: its multiply-accumulate operations divided by its weight."""
+    """Return the load of each device for a cut of a channel run: its multiply-accumulates divided by its weight."""
     loads = []
     for weight, interval, regions in zip(weights, cut.ranges, cut.regions, strict=True):
         macs = count_macs(layers, run.summing_layer, None, interval) if interval[0] < interval[1] else 0
@@ -222,9 +222,9 @@ def _runs_by_layer(layers: LayerGraph) -> dict[str, tuple[ChannelRun, int]]:
 
 @memoized
 def layer_signature(layers: LayerGraph, layer: Layer) -> Hashable:
-    """Return a key of everything that the regions, seconds and bytes of a layer's pieces depend on, without names.
+    """Return a key of a layer's structure. Layers with equal keys have pieces with equal regions, seconds and bytes.
 
-    Layers of equal structure have equal keys.
+    The key does not contain names of nodes and tensors.
     """
     numbers: dict[str, int] = {}
     rows: list[Hashable] = [layer.anchor, bool(layer.whole_reason)]

@@ -232,7 +232,7 @@ def _empty_boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:
 
 
 def region_to_box(region: Region) -> Region:
-    """Return the box of a region: its intervals, then the presence interval 0..1."""
+    """Return the box of a region: its intervals, then the interval 0..1, which says that the region is not missing."""
     return (*region, (0, 1))
 
 

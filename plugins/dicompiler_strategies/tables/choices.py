@@ -125,7 +125,10 @@ class ChoiceSet:
             raise UsageError("choices: extra_rows must be at least 0, and each of device_counts at least 2")
 
     def describe(self) -> str:
-        """Return the set as one line of text, to be printed next to a lower bound that holds for this set."""
+        """Return one line of text that describes the ways to split layers in the set.
+
+        It is printed next to a lower bound that holds for this set.
+        """
         counts = ",".join(map(str, self.device_counts)) or "2.."
         text = f"{'+'.join(self.kinds)} on {counts} devices, 0..{self.extra_rows} extra rows, "
         text += f"{'+'.join(self.shares)} shares ({'+'.join(self.row_cuts)} cuts)"
@@ -288,7 +291,7 @@ class _SplitInputs:
         return full_region(output_shape(self.problem.layers, self.layer))
 
     def device_slices(self, label: str) -> list[tuple[Device, Region]]:
-        """Return a slice of the output for each device that gets one; empty if the axis cannot be cut.
+        """Return pairs of a device and its slice of the output along the axis `label`; [] if it cannot be cut.
 
         If the layer belongs to a channel run (layers that are cut by channels together), its channels are cut with the
         run.
@@ -303,7 +306,7 @@ class _SplitInputs:
         return [] if axis is None else self.cut_axis(axis, split_axis(layers, layer, axis, self.weights))
 
     def cut_axis(self, axis: int, intervals: Sequence[Interval]) -> list[tuple[Device, Region]]:
-        """Return each device with its interval of one output axis, and with the other axes whole.
+        """Return pairs of a device and its region: an interval of one output axis, and the other axes whole.
 
         Devices with an empty interval are left out.
         """

@@ -136,7 +136,10 @@ class LinkLoads:
         return np.asarray(busy + latency.max(axis=-1))
 
     def uniform_seconds(self, nbytes: Ints | Floats) -> Floats:
-        """Return the seconds until `nbytes` bytes have arrived, for each entry of `nbytes`; needs `is_uniform`."""
+        """Return the seconds until `nbytes` bytes have arrived, for each entry of `nbytes`.
+
+        This method may only be called if `is_uniform` is True: every byte costs the same.
+        """
         return np.asarray(nbytes * self.byte_seconds.max() + self.pair_latency.max(initial=0.0) * (nbytes > 0))
 
     @cached_property

@@ -128,7 +128,7 @@ class StackedTables:
 
     @classmethod
     def stack(cls, tables: Sequence[Floats], width: int) -> StackedTables:
-        """Return the stack of tables that each consist of rows of this width."""
+        """Return the tables, each of which has rows of length `width`, stacked in one array."""
         unique = {id(table): table.reshape(-1, width) for table in tables}
         ends = np.cumsum([len(table) for table in unique.values()], dtype=np.intp)
         starts = {key: int(end) - len(table) for (key, table), end in zip(unique.items(), ends, strict=True)}
@@ -154,7 +154,7 @@ class LayerTerms:
 
     @classmethod
     def build(cls, terms: Sequence[tuple[int, int, Floats]]) -> LayerTerms:
-        """Return the terms, each given as its target, its layer and its table."""
+        """Return the terms of loads, each given as a row of the sums, a layer, and a table of loads by choice."""
         ordered = sorted(terms, key=lambda term: term[:2])
         targets, layers, tables = zip(*ordered, strict=True)
         stacked = StackedTables.stack(tables, tables[0].shape[1])
@@ -266,7 +266,7 @@ class TermSet:
 
     @classmethod
     def find(cls, layer_terms: LayerTerms, tensor_terms: TensorTerms, runs: Sequence[range]) -> TermSet:
-        """Return the terms that depend on the layers of each run."""
+        """Return the terms of the loads that depend on the layers of each run (sequence of consecutive layers)."""
 
         first, last = np.array([(run.start, run.stop - 1) for run in runs]).T[:, :, None]
         layers, producers, readers = layer_terms.layers, tensor_terms.producers, tensor_terms.readers
@@ -367,7 +367,7 @@ class LoadModel(ABC):
         return self.layer_terms.tables.rows.shape[1], self.tensor_terms.tables.rows.shape[1]
 
     def _terms(self, runs: tuple[range, ...]) -> TermSet:
-        """Return the terms that depend on the layers of each run."""
+        """Return the terms of the loads that depend on the layers of each run (sequence of consecutive layers)."""
         if runs not in self._term_sets:
             self._term_sets[runs] = TermSet.find(self.layer_terms, self.tensor_terms, runs)
         return self._term_sets[runs]

@@ -201,10 +201,10 @@ class RunSearch:
         yield from (runs[i : i + size] for i in range(0, len(runs), size))
 
     def _moved(self, current: Selections, runs: Sequence[range]) -> Selections:
-        """Return a selection for each run and each label, changed from `current`.
+        """Return selections (plans) that each differ from `current` in one run of layers, split as one label says.
 
-        The layers of the run get the choices with this label. A label, such as "height 2 on pi02 pi03", names a way to
-        split a layer.
+        There is one for each run and each label. A label, such as "height 2 on pi02 pi03", names a way to split a
+        layer. Layers without this way to split are not changed.
         """
         moved = np.repeat(current[None], len(runs) * len(self.labels), axis=0)
         for place, run in enumerate(runs):
