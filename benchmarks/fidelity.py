@@ -349,7 +349,7 @@ class Choice:
 
     @property
     def is_right(self) -> bool:
-        """True if the measured speed over one device is near the predicted one, and not lower than that of one device."""
+        """True if the measured gain over one device is near the predicted one, and `auto` is not slower than it."""
         return abs(self.promised / self.gain - 1) <= MAX_PROMISE_ERROR and self.gain * MAX_SINGLE_LOSS >= 1
 
 

@@ -49,7 +49,10 @@ def boards(count: int) -> Platform:
 
 
 def row(name: str, layers: LayerGraph, count: int) -> tuple[list[str], bool]:
-    """Return the row of a network on `count` boards, and True if its optimum is proven in time."""
+    """Solve the joint problem of a network on `count` boards.
+
+    Return the row of the table, and True if the solution is proven to be optimal in time.
+    """
     problem = Problem(layers, boards(count), AnalyticModel(pools=False, elementwise=False, weights=False))
     start = time.process_time()
     tables = build_cost_tables(problem, affordable_choices(problem, CpSat().choice_set()))

@@ -32,7 +32,7 @@ from dicompiler.target.run_records import RunOptions
 RESAMPLES = 4000
 """Number of times that starts and pairs are resampled for the 95 % interval."""
 WARM_UP_PAIRS = 2
-"""Number of pairs of slices at each start that are not counted."""
+"""Number of pairs of slices (short sequences of frames) after each start that are not counted."""
 
 
 class Slice(NamedTuple):
@@ -90,7 +90,10 @@ def play(session: dicompiler.Session, processes: Sequence[int], inputs: object, 
 
 
 def start(clusters: Mapping[str, Survivor], pairs: int, frames: int, rng: Random) -> list[Pair]:
-    """Start the devices of both clusters again, and return `pairs` pairs of slices, without and with failure plans."""
+    """Start the devices of both clusters again, and return `pairs` pairs of slices (costs of some frames).
+
+    A pair has a slice without and a slice with failure plans.
+    """
     with contextlib.ExitStack() as stack:
         options, inputs = RunOptions(in_flight=1, pin=True, timeout_s=300), clusters["plain"].frames(1)[0]
         start_order = rng.sample(

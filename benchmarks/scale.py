@@ -21,7 +21,7 @@ from dicompiler.plugin.registry import registry
 
 STRATEGIES = ("pipeline", "modnn", "dp", "gradient", "genetic", "cpsat", "auto")
 MAX_AUTO_S = 60.0
-"""Seconds that `auto` may take."""
+"""Limit of the search time of the strategy `auto` in seconds."""
 
 
 def network(layers: int, rows: int = 64) -> Model:

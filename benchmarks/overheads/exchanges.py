@@ -1,4 +1,4 @@
-"""The figure `exchanges`: a small network on several devices, frames one after another."""
+"""The figure `exchanges` of overhead.py: a small network on several devices, frames one after another."""
 
 from __future__ import annotations
 

@@ -23,11 +23,10 @@ FIRST = 3
 
 @dataclass(frozen=True)
 class Figure:
-    """A measured ratio, and its limit.
+    """A measured ratio of the times of two ways to compute frames, and its limit.
 
     Attributes:
-        name: Name of the figure. Unless it says something else, the figure is the time of one side divided by that of
-            the other.
+        name: Name of the figure. It says what is measured if it is not such a ratio.
         median: Ratio of the medians of all rounds.
         shortest: Ratio of the shortest times of all rounds.
         goal: Largest allowed value.

@@ -1,4 +1,4 @@
-"""The figure `one`: a single device of sockets and of mpi, compared with onnxruntime at its defaults."""
+"""The figure `one` of overhead.py: one device of the targets `sockets` and `mpi`, compared with onnxruntime."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NETWORKS = ("resnet50", "mobilenet_v2", "vgg16", "densenet121", "mobilenet_v2 in
 
 
 def build(name: str, place: Path) -> tuple[onnx.ModelProto, Path | None]:
-    """Return the model of a network, and None or, for an int8 network, the path of samples of its inputs.
+    """Return the model of a network and, for an int8 network, the path of samples of its inputs (None for others).
 
     An int8 network has inputs of 160 × 160 pixels, and is quantised later with the samples.
     """

@@ -1,4 +1,4 @@
-"""The figure `parts`: all segments of a plan, one after another on one core, compared with the whole network."""
+"""The figure `parts` of overhead.py: all segments of a plan, on one core, compared with the whole network."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ The rows of the first wave are sent while the rest (the second wave) is computed
 half. With 1.0 there is no second wave, but parts that no other device waits for are still computed last.
 """
 SHARE_STEPS = (0.05, 0.025)
-"""Distances from the best fraction in FIRST_WAVE_SHARES (rows that are computed first) at which others are tried.
+"""Distances from the best fraction in FIRST_WAVE_SHARES at which further fractions of rows are tried.
 
 Smaller distances are useless, because only whole rows can be moved.
 """

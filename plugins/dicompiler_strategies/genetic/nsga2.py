@@ -82,7 +82,7 @@ def evolve(
     Args:
         encoding: Encoding of plans as chromosomes.
         evaluate: Function that returns the objectives and the violations of plans.
-        settings: Settings of the evolution.
+        settings: Settings of the genetic algorithm.
         seeds: Plans of the first generation, shape (plans, layers). Random plans are added.
         rng: Source of the random numbers.
         progress: Called after each generation with its number and the number of plans in the front.
@@ -136,7 +136,7 @@ def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.rand
 
 
 def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
-    """Return the positions of rows that are not in `known`, and add these rows to `known`."""
+    """Return the positions of the rows (plans, or objectives of plans) that are not in `known`, and add them to it."""
     positions = []
     for i, row in enumerate(np.ascontiguousarray(rows)):
         key = row.tobytes()

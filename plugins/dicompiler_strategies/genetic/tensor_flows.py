@@ -15,9 +15,9 @@ from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.regions import ShareTask, contains, full_region, intersect, make_share_task, volume
 
 SINK_POSITION = -1
-"""Number instead of a reading layer's position: a sink, which receives the network's outputs, reads the tensor."""
+"""Value in place of a layer's position if a sink, which receives the network's outputs, reads a tensor."""
 INPUT_POSITION = -1
-"""Number instead of a computing layer's position: the tensor is a network input, so that no layer computes it."""
+"""Value in place of a layer's position if a tensor is a network input, which no layer computes."""
 
 
 @dataclass(frozen=True)

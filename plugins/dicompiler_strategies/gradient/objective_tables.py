@@ -112,8 +112,9 @@ class ObjectiveTables:
 def build_objective_tables(
     tables: CostTables, objective: str, reserve: Mapping[str, int] | None = None
 ) -> tuple[ObjectiveTables, ...]:
-    """Return one or more ObjectiveTables. The least of their minima is the minimum of the objective.
+    """Return one or more tables of the costs of all ways to split each layer, for an objective.
 
+    The least of the minima of all tables is the minimum of the objective.
     For latency, there is one, with the costs of the cost tables. For energy, there is one for each set of powered
     devices: the 1, 2, … fastest devices, and each single device. The sets matter because each device that a plan uses
     draws idle power during the whole frame. The values are exact for plans that use all devices of the set, and upper

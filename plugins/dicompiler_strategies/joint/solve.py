@@ -161,7 +161,7 @@ class _JointSearch:
                 limited_layers.append(fullest)
                 continue
             bound_is_valid = False
-            for host, missing_bytes in missing.items():  # Reserve the bytes by which activations exceeded the memory.
+            for host, missing_bytes in missing.items():  # Reserve the missing bytes for activations.
                 limits[host] = max(0, limits[host] - missing_bytes)
         return self._solve_least_memory(bound)
 

@@ -173,7 +173,7 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
     g_sigma = np.zeros_like(sigma)
     g_p = [np.zeros_like(p_l) for p_l in p]
     for i, group in enumerate(space.group):
-        s = sigma[:, group]  # Shape (R, P, S, D) with P partition opportunities.
+        s = sigma[:, group]  # Shape (R, P, S, D): restarts, opportunities, sublayers, devices.
         L_part, g_part = partition_loss(space, i, s, penalty)
         total += (p[i] * L_part).sum(axis=1)  # The layer's expected cost by eq. (7): L_l = softmax(W_l) · L_part.
         g_p[i] += L_part

@@ -129,8 +129,9 @@ class OpportunitySpace:
 
 
 def build_space(problem: Problem, kinds: Sequence[str], limit: int, energy: bool) -> OpportunitySpace:
-    """Return the POs of every layer: whole, split into slices of the height, and fused with slices of later layers.
+    """Return the partition opportunities of every layer: whole, in slices of the height, and fused with later layers.
 
+    A partition opportunity is one way to split a layer.
     `kinds` are kinds of slices: "equal", or "proportional" to the devices' rates. `limit` is the largest number of
     later layers that a layer is fused with. Costs are in mJ if `energy` is True, else in ms.
     """

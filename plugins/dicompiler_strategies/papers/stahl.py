@@ -245,10 +245,10 @@ def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
 def _previous_layer(
     layers: LayerGraph, layer: Layer, length: int, places: Mapping[str, int]
 ) -> tuple[int | None, bool]:
-    """Return the position of the ILP layer that computes the input of `layer`, and True if the two can be fused.
+    """Return the position of the layer of the ILP that computes the input of `layer`, and True if they can be fused.
 
-    The position is None if there is no such layer. `length` is the number of input channels of `layer`, and `places`
-    are the positions of the ILP layers so far.
+    The ILP is the integer linear program. The position is None if there is no such layer. `length` is the number of
+    input channels of `layer`, and `places` are the positions of the layers of the ILP so far.
     """
     at = layers.producer.get(layer.inputs[0])
     fusable = at is not None and _ranges_fit(layers, at, length)
@@ -282,7 +282,7 @@ def network_parts(
     """Return the parts of each layer, by layer name.
 
     Layers are split over the devices `names`. The device `leader` adds up partial sums, and computes the layers that
-    are not split. `schemes` has the scheme of each layer of the ILP, by layer name.
+    are not split. `schemes` has the scheme of each layer of the integer linear program, by layer name.
     """
     result: dict[str, tuple[Part, ...]] = {}
     cut: set[str] = set()
@@ -302,7 +302,7 @@ def network_parts(
 
 
 def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
-    """Return True if a layer outside the ILP is split by channels.
+    """Return True if a layer that is not in the integer linear program (ILP) is split by channels.
 
     This is done for convolutions (outside the ILP, they are grouped ones) and for layers that read a tensor that is
     split by channels. `cut` has the names of the layers that are split by channels so far.

@@ -374,8 +374,9 @@ class _ModelBuilder:
     def _link_seconds(self, kind: DeviceKind, share: float) -> Floats:
         """Return the seconds per frame for which a device's link is busy, for each possible stage.
 
-        The link to a switch carries both directions at once, so the busier direction counts. If all devices share a
-        medium, the result is 0. `share` is the fraction of the stage's frames that the device computes.
+        A stage is a sequence of consecutive layers. The link to a switch carries both directions at once, so the busier
+        direction counts. If all devices share a medium, the result is 0. `share` is the fraction of the stage's frames
+        that the device computes.
         """
         if self.problem.platform.network.kind != "switch":
             return np.zeros_like(self.weights)

@@ -41,8 +41,10 @@ LayerEdge = tuple[int, int]
 TensorSlots = tuple[tuple[int, int], ...]
 """For each tensor between two connected layers: its index among the producer's outputs and the consumer's inputs."""
 BoxFlow = tuple[Ints, Ints, Sequence[NeededBoxes], int]
-"""One tensor on an edge of the layer graph, as four values: the boxes (regions as arrays) that devices store, the same
-boxes made disjoint (the shares that devices send), the boxes that devices need, and the bytes of an element.
+"""One tensor between two connected layers, as four values.
+
+They are the boxes (regions as arrays) that devices store, the same boxes made disjoint (the shares that devices send),
+the boxes that devices need, and the bytes of an element.
 """
 _MAX_BLOCK_ELEMENTS = (
     1 << 17

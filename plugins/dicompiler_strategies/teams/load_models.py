@@ -382,9 +382,10 @@ class LoadModel(ABC):
         return sums[:, 0]
 
     def _values(self, selections: Selections, terms: TermSet) -> tuple[Floats, Floats]:
-        """Return the values of the layer terms and of the tensor terms, of shape (terms, selections, loads).
+        """Return the values of the terms of single layers, and those of the terms of sent tensors, for each selection.
 
-        The selections (plans) have the shape (runs, selections, layers).
+        A selection is a plan. `selections` has the shape (runs, selections, layers), and the results have the shape
+        (terms, selections, loads).
         """
         tables, chosen = self.layer_terms.tables, terms.layer_terms
         choices = selections[terms.layer_runs, :, self.layer_terms.layers[chosen]]
