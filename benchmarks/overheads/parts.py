@@ -196,7 +196,7 @@ class Case:
 
 
 def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """Compare all devices' segments with the whole network, with the copies of each target's runtime."""
+    """Compare the time of all segments, with the copies that each target's runtime makes, with that of the network."""
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     figures = []
     for name in names or IN_PARTS:

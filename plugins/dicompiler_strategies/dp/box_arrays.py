@@ -80,8 +80,8 @@ def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = Fa
             common = common * (b[:, 1] - b[:, 0])[None, :]
         else:
             common = common * extent
-    # `common` must be 0 for senders without a region. If an axis is cut, it is 0 already, because such a sender then has
-    # an empty interval. Otherwise these senders are masked here.
+    # `common` must be 0 for senders without a region. If an axis is cut, it is 0 already, because such a sender has an
+    # empty interval. Otherwise these senders are masked here.
     senders = np.ones_like(held.present)[:, None] if held.cuts else held.present[:, None]
     common = np.asarray(common * senders * need.present[None, :], np.float64)
     if has_copies:

@@ -128,7 +128,7 @@ def evolve(
 
 
 def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.random.Generator) -> Genes:
-    """Return the chromosomes of the seeds and random chromosomes, `count` in all, without duplicate plans."""
+    """Return the chromosomes of the plans `seeds` and of random plans, `count` in all, without duplicates."""
     genes = encoding.sample(rng, count)
     if len(seeds):
         genes = np.concatenate((encoding.encode(seeds), genes))

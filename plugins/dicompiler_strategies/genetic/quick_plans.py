@@ -43,7 +43,7 @@ def add_quick_plans(front: ParetoFront, problem: Problem) -> ParetoFront:
 
 
 def _quick_plans(problem: Problem) -> Iterator[Plan]:
-    """Yield the different plans of the quick strategies for each objective that they support."""
+    """Yield the different plans of the strategies in QUICK_STRATEGIES, for each objective that they support."""
     seen: list[Plan] = []
     for objective in OBJECTIVES:
         for name in QUICK_STRATEGIES:

@@ -114,11 +114,11 @@ def build_objective_tables(
 ) -> tuple[ObjectiveTables, ...]:
     """Return one or more tables of the costs of all ways to split each layer, for an objective.
 
-    The least of the minima of all tables is the minimum of the objective.
-    For latency, there is one, with the costs of the cost tables. For energy, there is one for each set of powered
-    devices: the 1, 2, … fastest devices, and each single device. The sets matter because each device that a plan uses
-    draws idle power during the whole frame. The values are exact for plans that use all devices of the set, and upper
-    bounds for plans that use only some of them. `reserve` are bytes of each host that weights must leave free.
+    The least of the minima of all tables is the minimum of the objective. For latency, there is one, with the costs of
+    the cost tables. For energy, there is one for each set of powered devices: the 1, 2, … fastest devices, and each
+    single device. The sets matter because each device that a plan uses draws idle power during the whole frame. The
+    values are exact for plans that use all devices of the set, and upper bounds for plans that use only some of them.
+    `reserve` are bytes of each host that weights must leave free.
     """
     check_objective("gradient", objective)
     whole = _latency_tables(tables, reserve or {})

@@ -221,7 +221,7 @@ def _add_tables(order: EliminationOrder, scope: tuple[int, ...], factors: Sequen
 
 
 def _minimise_first_axis(order: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
-    """Return the sum of the tables minimised over the first variable of `scope`.
+    """Return the sum of the tables, minimised over the first variable (layer) of `scope`.
 
     The sum is computed in pieces that fit into the processor's cache.
     """
