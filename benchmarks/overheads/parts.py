@@ -269,7 +269,7 @@ def summed(sides: Iterable[Sequence[float]], of: Any) -> float:
 
 
 def nbytes(program: Program) -> int:
-    """Return the bytes of weights that all segments read together."""
+    """Return the bytes of weights that all segments of a program read together."""
     tensors = (t for device in program.devices for s in device.segments for t in s.model.graph.initializer)
     return sum(program.weights[t.name].nbytes for t in tensors if is_placeholder(t))
 

@@ -137,7 +137,7 @@ SLOW_STRATEGIES = {
 }
 """For each objective, the other strategies that support it, in the order of their expected gain for their time.
 
-With a small budget, the last ones are not asked. For latency with a budget of 2 s, the plans of `cpsat` were up to 17 %
+With a small budget, the last ones make no plan. For latency with a budget of 2 s, the plans of `cpsat` were up to 17 %
 better than those of `dp` (ShuffleNet), and at most 2 % worse. For throughput and memory, the strategy `teams` nearly
 always finds the best plan.
 """
@@ -146,7 +146,7 @@ TABLE_STRATEGIES = ("cpsat", "gradient")
 """Strategies that need cost tables (the costs of all ways to split each layer).
 
 If the budget does not suffice to fill the tables of a large network, these strategies are asked for a plan last. They
-are not asked if another strategy has found a plan that splits the network.
+are not asked for a plan if another strategy has found a plan that splits the network.
 """
 NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
 """Strategies that are not asked for a plan if the network has attention and the objective is latency or memory.

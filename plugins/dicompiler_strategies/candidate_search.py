@@ -470,7 +470,7 @@ class CandidateSearch:
             )
             plans = [tables.plan(changed) for changed in changes if not self._is_hopeless(tables, changed)]
             parts_left -= sum(map(_count_parts, plans))
-            # If a plan near the best one is better, the log names the strategy that found the best one.
+            # If a small change of the best plan is better, the log names the strategy that found the unchanged plan.
             origin = self.best.origin
             if self.try_plans((plan, origin) for plan in plans):
                 selection, last_success = tables.find_selection(self.best.plan), step

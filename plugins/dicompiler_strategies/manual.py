@@ -82,7 +82,7 @@ def _warn_of_core_mismatch(devices: Mapping[MappingKey, Device]) -> None:
 
 
 def _aliases(name: str, output: str) -> tuple[str, ...]:
-    """Return the names that a mapping may use for a node, the most likely one first."""
+    """Return the names that AutoDiCE's mapping.json may use for a node, the most likely one first."""
     names = [alias for alias in (output, name) if alias]
     return tuple(dict.fromkeys([*names, *(alias.replace("/", "_") for alias in names)]))
 

@@ -175,7 +175,7 @@ def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
 
 
 def _row_choices(cost_tables: CostTables) -> KeptChoices:
-    """Return, for each layer, the numbers of the choices that split the layer by rows or leave it whole."""
+    """Return, for each layer, the numbers of the choices (ways to place it) that split it by rows or keep it whole."""
     return [
         np.array([i for i, choice in enumerate(choices) if choice.kind in ("whole", "height")])
         for choices in cost_tables.choices

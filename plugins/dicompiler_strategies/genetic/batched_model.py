@@ -131,7 +131,7 @@ class BatchedModel:
         return PlanEstimates(*(np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]))
 
     def plan(self, assignment: NDArray[Any]) -> Plan:
-        """Return the plan that has each layer on the device with the assigned platform position."""
+        """Return the plan of whole layers in which layer i is on the platform's device number assignment[i]."""
         devices = self.problem.platform.devices
         pairs = zip(self.problem.layers.layers, assignment, strict=True)
         return self.problem.build_plan({layer.name: (Part(devices[d].name),) for layer, d in pairs})

@@ -107,8 +107,8 @@ def solve_ilp(
 ) -> IlpSolution:
     """Return the schemes (LOP, LIP or FUSE) of all layers with which the fewest elements are sent.
 
-    CP-SAT solves the ILP of eq. (10) to (13), or finds a good solution within its limit. The costs are multiplied by N
-    to be integers. Equal inputs give equal results.
+    CP-SAT solves the integer linear program (ILP) of eq. (10) to (13), or finds a good solution within its limit. The
+    costs are multiplied by N to be integers. Equal inputs give equal results.
 
     Args:
         layers: Layers of the ILP, in network order.
