@@ -39,7 +39,7 @@ MAX_RATIO = 1 + 1e-9
 
 
 def boards(kind: NetworkKind, mbits: float, *rates: float) -> Platform:
-    """Return a platform with one host for each of the compute rates `rates` (in FLOP/s), on a network of this kind."""
+    """Return a platform on a network of the kind `kind`, with one host for each compute rate in `rates` (FLOP/s)."""
     names = [f"d{i}" for i in range(len(rates))]
     devices = tuple(Device(name, name, rate, 4, 6.4, 2.7) for name, rate in zip(names, rates, strict=True))
     return Platform("boards", tuple(Host(name, 2**32) for name in names), devices, Network(kind, 1e6 * mbits, 2e-4))

@@ -32,7 +32,7 @@ def _peak_mib() -> float:
 @click.option("--streams", default=1_000_000, show_default=True, help="Number of mutated streams, over all receivers.")
 @click.option("--first", default=1_000_000, show_default=True, help="The first seed.")
 def main(streams: int, first: int) -> None:
-    """Fuzz the receiver in memory."""
+    """Feed mutated message streams to receivers in memory, and print how many streams ended in which way."""
     faulthandler.enable()
     cases = [("halo", halo, "a"), ("halo", halo, "b"), ("partial", partial, "a"), ("partial", partial, "b")]
     start = time.perf_counter()

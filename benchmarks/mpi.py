@@ -212,8 +212,8 @@ def differing(case: Case, plan_: Plan, model: Model, inputs: Any, exact_: bool, 
 def matrix(names: Sequence[str], kinds: Sequence[str], counts: Sequence[int]) -> None:
     """Run networks by kind of split and number of ranks, and check outputs and bytes.
 
-    The check model must be bit-equal, real weights within tolerance, and the bytes as predicted. One rank computes all
-    layers whole.
+    With the check model, outputs must be bit-equal; with real weights, they must be within a tolerance. The bytes must
+    be as predicted. A single rank computes all layers whole.
     """
     failed = 0
     for name, count in itertools.product(names, counts):

@@ -59,7 +59,7 @@ def processor_s(processes: Iterable[int]) -> float:
     """Return the processor seconds of the processes and of this one so far."""
     total = 0
     for task in [task for pid in processes for task in Path(f"/proc/{pid}/task").iterdir()]:
-        with contextlib.suppress(OSError):  # Threads that only start a device may have ended in the meantime.
+        with contextlib.suppress(OSError):  # The file is gone if the thread has ended in the meantime.
             total += int((task / "schedstat").read_text().split()[0])
     return time.process_time() + total / 1e9
 

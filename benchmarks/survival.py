@@ -1,4 +1,4 @@
-"""Let devices on emulated boards fail at random times of a stream of frames, and return.
+"""Let devices on emulated boards fail, and return to the cluster, at random times of a stream of frames.
 
 A device is killed or stopped, its cable is cut, or its sshd is killed. Each frame must be delivered once and correct.
 The script prints a line per failure: the time until it was noticed, and from then the time until the next frame ends

@@ -49,7 +49,7 @@ Side = Callable[[], Sequence[float]]
 
 
 def alternately(name: str, base: Side, other: Side, rounds: int, goal: float) -> Figure:
-    """Measure two sides in turn, and return the figure: the time of `other` divided by that of `base`."""
+    """Measure two ways to compute frames in turn, and return the time of `other` divided by that of `base`."""
     seconds: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for side in (0, 1) if number % 2 else (1, 0):

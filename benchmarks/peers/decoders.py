@@ -47,7 +47,7 @@ from dicompiler.verify.comparison import graph_inputs, random_inputs
 LAYERS, FEATURES, HEADS, KV_HEADS, VOCABULARY, PAST = 24, 1024, 16, 4, 32_000, 128
 INNER_FEATURES = 11 * FEATURES // 4
 BLOCK = 32
-"""Number of weights that share a scale in q40 and Q4_0."""
+"""Number of weights that share a scale in the 4-bit formats q40 (distributed-llama) and Q4_0 (llama.cpp)."""
 Q40_BLOCK = np.dtype([("scale", "<f2"), ("values", "u1", BLOCK // 2)])
 RATE, MEMORY_BANDWIDTH = 50e9, 10e9
 """Compute rate in FLOP/s and memory bandwidth in bytes/s of one thread of the measuring host, for dicompiler's plans.

@@ -161,7 +161,8 @@ class _JointSearch:
                 limited_layers.append(fullest)
                 continue
             bound_is_valid = False
-            for host, missing_bytes in missing.items():  # Reserve the missing bytes for activations.
+            # The missing bytes are reserved for activations, so that fewer weights are placed on these hosts.
+            for host, missing_bytes in missing.items():
                 limits[host] = max(0, limits[host] - missing_bytes)
         return self._solve_least_memory(bound)
 
@@ -266,7 +267,7 @@ class _JointSearch:
         for tensor in layers.tensors.values():
             if tensor.shape is not None:
                 sizes[tensor.is_constant] += raw_nbytes(tensor.dtype, tensor.shape)
-        # In the worst case, all devices are on one host, and each has its own copies.
+        # In the worst case, all devices are on one host, and each has its own copies of all weights and tensors.
         devices = len(self.problem.platform.devices)
         weight_copies = 1 if self.problem.target is None else AMPLE_COPIES
         device_bytes = weight_copies * sizes[True] + AMPLE_COPIES * sizes[False]

@@ -127,7 +127,7 @@ class LayerBlock:
 
 @dataclass(frozen=True)
 class CoopaiResult:
-    """The least time in which k devices compute the network, and the blocks with which they do.
+    """The least time in which k devices compute the network, and the blocks of layers that lead to this time.
 
     Attributes:
         k: Number of devices.

@@ -102,8 +102,8 @@ def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSoluti
     if solution is None or solution.round_length <= MAX_ROUND_FRAMES:
         return solution
     limited = []
-    # The round of the plan is too long, because it is the least common multiple of the stages' rounds. If the lengths
-    # of all stages' rounds divide 12 (or 16), it has at most 12 (or 16) frames.
+    # The round of the plan is too long, because it is the least common multiple of the stages' rounds. Therefore, only
+    # rounds of stages whose lengths divide 12 (or 16) are now allowed. The plan's round then has no more frames.
     for frames in (12, 16):
         units = tuple(unit for unit in model.units if frames % len(unit.turns) == 0)
         limited.append(_find_stages(replace(model, units=units), is_ordered))

@@ -54,9 +54,10 @@ class SentTensors:
     outputs: Sequence[Floats]
 
     def received_by(self, hosts: Floats) -> SentTensors:
-        """Return the bytes that each host receives; in all shapes, one axis of hosts replaces senders and receivers.
+        """Return the bytes that each host receives, instead of those that devices send to each other.
 
-        `hosts` is a matrix of shape (devices, hosts) that is 1 for each device on its host.
+        In all shapes, one axis of hosts replaces the axes of senders and receivers. `hosts` is a matrix of shape
+        (devices, hosts) that is 1 for each device on its host.
         """
         known: dict[int, Floats] = {}
 
@@ -154,7 +155,11 @@ class LayerTerms:
 
     @classmethod
     def build(cls, terms: Sequence[tuple[int, int, Floats]]) -> LayerTerms:
-        """Return the terms of loads, each given as a row of the sums, a layer, and a table of loads by choice."""
+        """Return the terms (summands of loads) that are given by three values each.
+
+        They are the row of the sums to which the term is added, the position of the layer, and a table of loads of
+        shape (choices of the layer, loads).
+        """
         ordered = sorted(terms, key=lambda term: term[:2])
         targets, layers, tables = zip(*ordered, strict=True)
         stacked = StackedTables.stack(tables, tables[0].shape[1])
@@ -188,9 +193,9 @@ class TensorTerms:
 
     @classmethod
     def build(cls, sent: SentTensors, targets: Sequence[int]) -> TensorTerms:
-        """Return the terms of the sent tensors.
+        """Return the terms (summands of loads) of the sent tensors: the bytes of each tensor.
 
-        `targets` has, for each tensor, the row of the sums to which its term is added.
+        `targets` has, for each tensor, the row of the sums to which its bytes are added.
         """
         order = sorted(range(len(targets)), key=targets.__getitem__)
         edges = [
@@ -227,13 +232,16 @@ class TermGroups:
 
     @classmethod
     def find(cls, runs: NDArray[np.intp], targets: NDArray[np.intp]) -> TermGroups:
-        """Return the groups of terms that follow each other and have the same run of layers and the same target."""
+        """Return groups of consecutive terms (summands of loads) that are added to the same sum.
+
+        `runs` has the number of each term's run of layers, and `targets` the row of the sums to which it is added.
+        """
         is_first = np.append(True, (np.diff(runs) != 0) | (np.diff(targets) != 0))[: len(targets)]
         starts = np.flatnonzero(is_first)
         return cls(runs[starts], targets[starts], starts)
 
     def add_to(self, sums: Floats, values: Floats) -> None:
-        """Add the values of terms to the sums, in place.
+        """Add the values of terms (summands of loads) to the sums, in place.
 
         The values have the shape (terms, selections, loads), and the sums (rows, runs, selections, loads).
         """

@@ -35,7 +35,7 @@ A batch is evaluated at once, and its best move is taken before the next batch. 
 read the tables of all layers.
 """
 ENTRY_S, BATCH_S = 6e-9, 4e-4
-"""Seconds of the reference computer to read a table entry, and to prepare a batch of moves."""
+"""Seconds of the reference computer to read a table entry, and to prepare a batch of moves (changes of a plan)."""
 PENALTY = 1e6
 """Penalty on the value of a selection (plan) that exceeds a host's memory, or that sends a state to another device."""
 
