@@ -40,6 +40,7 @@ def artifacts(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return compile_times(3, place / "three", "rpi4x2"), compile_times(5, place / "five", "rpi4x2")
 
 
+@pytest.mark.slow
 def test_new_files_are_copied_next_to_running_ones(
     boards: Cluster, artifacts: tuple[Path, Path], tmp_path: Path
 ) -> None:
@@ -114,6 +115,7 @@ def test_session_swaps_to_resident_devices(boards: Cluster, artifacts: tuple[Pat
         assert [deploy(directory, "--stop") for directory in (three, five)] == [0, 0]
 
 
+@pytest.mark.slow
 def test_devices_keep_running_between_trials(boards: Cluster, tmp_path: Path) -> None:
     """Devices load the artifacts of `tune` one after another; after a failed trial, they are started again."""
     trials = [tmp_path / f"{number}" / "artifact" for number in range(4)]

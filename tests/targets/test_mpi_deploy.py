@@ -95,6 +95,7 @@ def test_ranks_run_on_boards_and_send_the_predicted_bytes(
         assert not any(path.name in others for path in (boards.boards[name].home / ".cache").rglob("*"))
 
 
+@pytest.mark.slow
 def test_rank_that_ends_on_a_board_is_named_and_ends_all_ranks(boards: Cluster, net: Path, tmp_path: Path) -> None:
     options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True, kept_frames=1)
     install(net, options)

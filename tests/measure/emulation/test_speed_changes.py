@@ -37,6 +37,7 @@ def test_board_slows_down_and_recovers(compiled: Path) -> None:
     assert during < 0.7 * before and during < 0.7 * after
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_link_slows_down_and_recovers(compiled: Path) -> None:
     changes = [SpeedChange("link:*", 0.0003, 3, 6)]
@@ -45,6 +46,7 @@ def test_link_slows_down_and_recovers(compiled: Path) -> None:
     assert during < 0.7 * before and during < 0.7 * after
 
 
+@pytest.mark.slow
 @pytest.mark.alone
 def test_command_prints_times_and_adaptations(compiled: Path) -> None:
     words = ["emulate", compiled, "--slow", "pi02=0.2@2s", "--adapt", "--duration", 14, "--in-flight", 4]
