@@ -266,7 +266,7 @@ def show_comparison(comparison: Comparison, splits: Sequence[SplitReason]) -> No
     """
     has_energy = any(row.metrics is not None and row.metrics.energy_j for row in comparison.results)
     energy = ("energy J",) if has_energy else ()
-    headers = ("strategy", "latency ms", "frames/s", *energy, "memory MiB", "MB sent", "speedup", "search s")
+    headers = ("strategy", "latency ms", "frames/s", *energy, "memory MB", "MB sent", "speedup", "search s")
     lines = [_comparison_row(row, comparison, has_energy) for row in comparison.results]
     if len(objective_terms(comparison.problem.objective)) > 1:
         headers = (*headers, "weighted sum")
@@ -302,7 +302,7 @@ def _comparison_row(row: StrategyResult, comparison: Comparison, has_energy: boo
         f"{1000 * metrics.latency_s:.1f}",
         format_number(1 / metrics.period_s, 3),
         *([format_number(metrics.energy_j, 3)] if has_energy else []),
-        f"{metrics.memory / 2**20:.1f}",
+        f"{metrics.memory / 1e6:.1f}",
         f"{metrics.total_bytes / 1e6:.2f}",
         f"{metrics.speedup_over(comparison.single_device, comparison.problem.objective):.2f}×",
         f"{row.search_s:.1f}",
@@ -347,7 +347,7 @@ def show_device_shares(metrics: Metrics, platform: Platform) -> None:
         "link ms",
         "wait ms",
         "waits for",
-        "MiB",
+        "MB",
         "bytes sent",
     )
     rows = []
@@ -363,7 +363,7 @@ def show_device_shares(metrics: Metrics, platform: Platform) -> None:
                 f"{1000 * link_s:.1f}",
                 f"{1000 * device.wait_s:.1f}",
                 cause or "-",
-                f"{device.memory / 2**20:.1f}",
+                f"{device.memory / 1e6:.1f}",
                 str(device.sent),
             )
         )
@@ -403,7 +403,7 @@ def show_verification(verification: Verification, directory: Path, as_json: bool
             raise DicompilerError(f"{directory}: {check.name}: {check.detail}")
 
 
-FAILURE_HEADERS = ("failed", "latency ms", "frame period ms", "fullest host MiB", "extra weights MiB")
+FAILURE_HEADERS = ("failed", "latency ms", "frame period ms", "fullest host MB", "extra weights MB")
 
 
 def failures_document(failures: Sequence[FailureMetrics]) -> dict[str, Any]:
@@ -431,15 +431,15 @@ def show_failures(result: PipelineState) -> None:
             ", ".join(failure.failed) or "none",
             format_number(1000 * failure.metrics.latency_s),
             format_number(1000 * failure.metrics.period_s),
-            format_number(failure.metrics.memory / 2**20),
-            format_number(failure.extra_weight_bytes / 2**20) if failure.failed else "",
+            format_number(failure.metrics.memory / 1e6),
+            format_number(failure.extra_weight_bytes / 1e6) if failure.failed else "",
         )
         for failure in result.failure_metrics
     ]
     click.echo()
     print_table(FAILURE_HEADERS, rows, right=range(1, len(FAILURE_HEADERS)))
-    without, total = (metrics.memory / 2**20 for metrics in (result.failure_metrics[0].metrics, result.metrics))
-    needs = f"{format_number(total)} MiB instead of {format_number(without)} MiB"
+    without, total = (metrics.memory / 1e6 for metrics in (result.failure_metrics[0].metrics, result.metrics))
+    needs = f"{format_number(total)} MB instead of {format_number(without)} MB"
     click.echo(f"\n{wrap_text(f'to tolerate these failures the fullest host needs {needs}')}")
 
 

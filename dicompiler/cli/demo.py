@@ -109,18 +109,18 @@ def _show_split(split: DemoSplit) -> None:
     from dicompiler.cli.table import print_table, wrap_text
 
     work = f"{format_number(split.flops / 1e9, 3)} GFLOP per frame"
-    weights = f"{format_number(split.weights / 2**20, 3)} MiB of weights"
+    weights = f"{format_number(split.weights / 1e6, 3)} MB of weights"
     click.echo(f"{split.network}: {split.layers} layers, {work}, {weights}")
     click.echo(wrap_text(f"split over {split.platform} by {split.strategy}; predicted ms per frame on the boards:"))
     click.echo()
-    headers = ("board", "layers", "FLOP", "weights MiB", "sent KiB", "computing", "messages", "waiting")
+    headers = ("board", "layers", "FLOP", "weights MB", "sent kB", "computing", "messages", "waiting")
     rows = [
         (
             share.device,
             str(share.layers),
             f"{share.flops / max(1, split.flops):.1%}",
-            f"{share.weights / 2**20:.2f}",
-            f"{share.sent / 1024:.1f}",
+            f"{share.weights / 1e6:.2f}",
+            f"{share.sent / 1000:.1f}",
             *(f"{1000 * seconds:.1f}" for seconds in (share.compute_s, share.message_s, share.wait_s)),
         )
         for share in split.shares

@@ -142,5 +142,5 @@ def _format_value(objective: str, value: float, unit: str) -> str:
     if unit == "s":
         return f"{format_number(1000 * value)} ms"
     if unit == "bytes":
-        return f"{format_number(value / 2**20)} MiB"
+        return f"{format_number(value / 1e6)} MB"
     return f"{format_number(value)} {unit}"

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 def show_run(result: RunResult, in_flight: int = 1) -> None:
     """Print the measurements of each device over all frames. `in_flight` is the largest number of frames in flight."""
-    headers = ("device", "computing s", "waiting s", "sending s", "bytes sent", "memory MiB")
+    headers = ("device", "computing s", "waiting s", "sending s", "bytes sent", "memory MB")
     rows = [
         (
             report.device,
@@ -28,7 +28,7 @@ def show_run(result: RunResult, in_flight: int = 1) -> None:
             f"{report.wait_s:.4f}",
             f"{report.send_s:.4f}",
             str(sum(report.sent_bytes.values())),
-            f"{report.peak_memory_bytes / 2**20:.1f}",
+            f"{report.peak_memory_bytes / 1e6:.1f}",
         )
         for report in result.reports
     ]

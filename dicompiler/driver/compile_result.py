@@ -339,7 +339,7 @@ class CompileResult(PipelineState):
         table = _table_row("th", ("device", "computing", "waiting", "memory", "bytes sent"))
         for metrics in devices[:MAX_TABLE_DEVICES]:
             times = (format_seconds(metrics.compute_s), format_seconds(metrics.wait_s))
-            table += _table_row("td", (metrics.device, *times, f"{metrics.memory / 2**20:.1f} MiB", metrics.sent))
+            table += _table_row("td", (metrics.device, *times, f"{metrics.memory / 1e6:.1f} MB", metrics.sent))
         lines = list(self.summary.lines)
         if self.artifact_directory is not None:
             lines.append(f"written: {self.artifact_directory}")
