@@ -32,6 +32,7 @@ EXAMPLE = ROOT / "examples" / "cmake_mpi"
 COMMANDS = [command.line for command in console.shown((EXAMPLE / "README.md").read_text())]
 OLDER = shutil.which("cmake", path=os.defpath) or "cmake"
 """The system's; that of the test environment, which is another one, makes what is not for Ninja."""
+CMAKES = sorted({os.path.realpath(OLDER), os.path.realpath(shutil.which("cmake") or "cmake")})
 BUILDING = {"CMAKE_BUILD_TYPE": "Debug", "CMAKE_BUILD_PARALLEL_LEVEL": "2"}
 GENERATORS = ("Ninja", "Unix Makefiles")
 COMPILING = "Compiling net: "
@@ -220,7 +221,7 @@ def test_passes_all_arguments_and_reports_failures(generator: str, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("cmake", sorted({os.path.realpath(OLDER), os.path.realpath(shutil.which("cmake") or "cmake")}))
+@pytest.mark.parametrize("cmake", CMAKES)
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_no_version_of_cmake_warns(cmake: str, generator: str, tmp_path: Path) -> None:
     """Also not in a subdirectory, or about the example and the packages of the targets."""
@@ -235,6 +236,23 @@ def test_no_version_of_cmake_warns(cmake: str, generator: str, tmp_path: Path) -
         options = ("-G", generator, f"-Ddicompiler_DIR={PACKAGE}", command, f"-DPython3_EXECUTABLE={sys.executable}")
         said = call(cmake, "-S", source, "-B", tmp_path / f"build {source.name}", *options)
         assert "Warning" not in re.sub(r"CMake Warning.*:\n  Manually-specified variables", "", said)
+
+
+@pytest.mark.parametrize("cmake", CMAKES)
+def test_policies_and_diagnostics_of_the_caller_stay_the_same(cmake: str, tmp_path: Path) -> None:
+    """The function sets CMP0116 for its own depfile. The caller's depfiles need the caller's setting."""
+    project(
+        tmp_path,
+        "cmake_policy(GET CMP0116 before)\n"
+        "dicompiler_compile(NAME net MODEL net.onnx PLATFORM rpi4x2)\n"
+        'cmake_policy(GET CMP0116 after)\nmessage("policy: ${before} ${after}")\n'
+        "if(COMMAND cmake_diagnostic)\n  cmake_diagnostic(GET CMD_DEPRECATED action)\nendif()\n"
+        'message("action: ${action}")\n',
+    )
+    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler.cli"
+    said = call(cmake, "-S", tmp_path, "-B", tmp_path / "b", "-G", "Ninja", f"-Ddicompiler_DIR={PACKAGE}", command)
+    assert "policy: NEW NEW" in said
+    assert "action: IGNORE" not in said
 
 
 @pytest.mark.parametrize(

@@ -76,16 +76,20 @@ function(dicompiler_compile)
   # Ninja reads the depfile of dicompiler unchanged.
   set(target "${own}/artifact.stamp")
   set(byproducts "")
+  cmake_policy(PUSH)
   if(CMAKE_GENERATOR MATCHES "Ninja")
     set(byproducts BYPRODUCTS "${arg_OUTPUT}/artifact.json")
     # Without these settings, CMake warns that the behaviour OLD is deprecated.
     if(POLICY CMP0218) # CMake 4.4 and newer
       cmake_policy(SET CMP0218 NEW)
+      cmake_diagnostic(PUSH)
       cmake_diagnostic(SET CMD_DEPRECATED IGNORE)
+      cmake_policy(SET CMP0116 OLD)
+      cmake_diagnostic(POP)
     else()
       set(CMAKE_WARN_DEPRECATED OFF)
+      cmake_policy(SET CMP0116 OLD)
     endif()
-    cmake_policy(SET CMP0116 OLD)
     cmake_path(RELATIVE_PATH target BASE_DIRECTORY "${CMAKE_BINARY_DIR}") # Ninja's name of the target
   endif()
   list(APPEND line -o "${arg_OUTPUT}" --depfile "${own}/artifact.d" --depfile-target "${target}")
@@ -109,6 +113,7 @@ function(dicompiler_compile)
     DEPFILE "${own}/artifact.d"
     COMMENT "Compiling ${arg_NAME}: ${arg_MODEL}"
     VERBATIM)
+  cmake_policy(POP)
   add_custom_target(${arg_NAME} ALL DEPENDS "${own}/artifact.stamp")
   # In Makefiles, a command that depends on artifact.json needs a rule for this file, which waits for the target. Only
   # another target can notice that artifact.json was deleted, before Make looks at the stamp.
