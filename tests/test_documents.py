@@ -180,8 +180,7 @@ def test_commands_and_files_of_the_build_systems_work(tmp_path: Path) -> None:
     makefile, chain = blocks(BUILDING, "make")
     for name, text in (("build.ninja", blocks(BUILDING, "ninja")[0]), ("Makefile", makefile), ("chain.mk", chain)):
         (tmp_path / name).write_text(text)
-    (text,) = blocks(BUILDING, "cmake")
-    (tmp_path / "CMakeLists.txt").write_text(text)
+    (tmp_path / "CMakeLists.txt").write_text("\n".join(blocks(BUILDING, "cmake")))
     for command in console.shown(BUILDING):
         done = subprocess.run(
             ["bash", "-c", command.line], cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=300

@@ -17,6 +17,7 @@ import onnx
 import pytest
 from support import console, crossing, mpi_runs
 from support.building import environment, later
+from support.distributions import distribution
 
 from dicompiler import networks
 from dicompiler.base.atomic_output import tracked_files
@@ -72,8 +73,17 @@ def configure(source: Path, *more: object, code: int = 0) -> str:
     return " ".join(call(cmake, "-S", source, "-B", source / "b", *given, code=code).split())
 
 
-def build(source: Path, *more: object, code: int = 0) -> str:
-    return call("cmake", "--build", source / "b", *more, code=code)
+def build(source: Path, *more: object, code: int = 0, **env: str) -> str:
+    return call("cmake", "--build", source / "b", *more, code=code, **env)
+
+
+def run_steps(source: Path, *more: object, **env: str) -> list[str]:
+    """Build, and return the names of the targets whose commands of dicompiler were run, in this order."""
+    said = build(source, *more, **env)
+    steps = re.findall(r"(?:Transforming|Planning|Compiling) (\w+): ", said)
+    if not steps and (source / "b" / "build.ninja").is_file():
+        assert said == "ninja: no work to do.\n"
+    return steps
 
 
 def idle(source: Path) -> None:
@@ -181,6 +191,139 @@ def test_change_of_external_data_reaches_the_end_of_a_chain(generator: str, tmp_
     idle(source)
 
 
+STEPS = """
+dicompiler_opt(NAME small MODEL net.onnx PIPELINE "${pipeline}" DEPENDS extra.txt)
+dicompiler_plan(NAME split MODEL small.onnx PLATFORM cluster.toml STRATEGY modnn OUTPUT plans/split.json)
+add_subdirectory(sub)
+"""
+LAST_STEP = """
+set(directory "${CMAKE_BINARY_DIR}")
+dicompiler_compile(NAME net MODEL "${directory}/small.onnx" PLATFORM ../cluster.toml
+  PLAN "${directory}/plans/split.json")
+"""
+PLUGIN = """
+from dicompiler.plugin_api import hookimpl
+
+@hookimpl
+def dicompiler_passes():
+    return []
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_chain_runs_exactly_the_steps_that_depend_on_a_change(generator: str, tmp_path: Path) -> None:
+    """The last step is in another directory, in which no rule creates the files that it reads."""
+    source, site = tmp_path / "source", tmp_path / "site"
+    (source / "sub").mkdir(parents=True)
+    (source / "sub" / "CMakeLists.txt").write_text(LAST_STEP)
+    (source / "cluster.toml").write_text((EXAMPLE / "cluster.toml").read_text())
+    (source / "extra.txt").touch()
+    project(source, STEPS)
+    site.mkdir()
+    (site / "mine.py").write_text(PLUGIN)
+    distribution(site, "mine", "1.0", {"mine": "mine"})
+    env = {"PYTHONPATH": os.pathsep.join([str(site), *sys.path])}
+
+    configure(source, "-G", generator, "-Dpipeline=infer-shapes")
+    assert run_steps(source, "-j4", "--target", "net", **env) == ["small", "split", "net"]
+    assert run_steps(source, **env) == []
+    b = source / "b"
+    first_digests = tracked_digests(b / "sub" / "net")
+    for touched, steps in (
+        (source / "net.onnx", ["small"]),  # The model that it writes does not change.
+        (source / "net.data", ["small"]),
+        (source / "extra.txt", ["small"]),
+        (source / "cluster.toml", ["net", "split"]),
+        (site / "mine.py", ["net", "small", "split"]),
+        (b / "small.onnx", ["net", "split"]),
+        (b / "plans" / "split.json", ["net"]),
+    ):
+        os.utime(touched)
+        assert sorted(run_steps(source, "-j4", **env)) == steps, touched
+        assert run_steps(source, **env) == [], touched
+    assert tracked_digests(b / "sub" / "net") == first_digests
+
+    weights = bytearray((source / "net.data").read_bytes())
+    weights[3] ^= 1
+    (source / "net.data").write_bytes(weights)
+    assert run_steps(source, "-j4", **env) == ["small", "split", "net"]
+    assert tracked_digests(b / "sub" / "net") != first_digests
+    assert run_steps(source, **env) == []
+    (b / "plans" / "split.json").unlink()
+    assert run_steps(source, "-j4", **env) == ["split", "net"]
+    (b / "small.onnx").unlink()
+    assert run_steps(source, "-j4", **env) == ["small", "split", "net"]
+    configure(source, "-G", generator, "-Dpipeline=normalise,infer-shapes")  # These are the same passes.
+    assert run_steps(source, "-j4", **env) == ["small"]
+    assert run_steps(source, **env) == []
+    build(source, "--target", "clean", **env)
+    assert not (b / "small.onnx").exists() and not (b / "plans" / "split.json").exists()
+    assert run_steps(source, "-j4", **env) == ["small", "split", "net"]
+
+
+WITH_LARGE_MODEL = "from dicompiler.ir.onnx import protobuf_io as io; io.MAX_PROTOBUF_BYTES = 10_000"
+"""Weights are written to a second file as for a model of more than 2 GB."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_weights_in_a_second_file_reach_the_artifact_and_are_cleaned(generator: str, tmp_path: Path) -> None:
+    steps = (
+        "dicompiler_opt(NAME small MODEL net.onnx PIPELINE infer-shapes)\n"
+        "dicompiler_compile(NAME net MODEL small.onnx PLATFORM rpi4x2 STRATEGY modnn)\n"
+    )
+    source = project(tmp_path, steps)
+    main = f"{WITH_LARGE_MODEL}\nimport sys\nfrom dicompiler.cli import main\nsys.exit(main())\n"
+    (source / "main.py").write_text(main)
+    configure(source, "-G", generator, f"-Ddicompiler_COMMAND={sys.executable};{source}/main.py")
+    assert run_steps(source, "-j4") == ["small", "net"]
+    b = source / "b"
+    digests = tracked_digests(b / "net")
+    assert (b / "small.onnx.data").is_file()
+    assert run_steps(source) == []
+    before = (b / "small.onnx").read_bytes()
+    weights = bytearray((source / "net.data").read_bytes())
+    weights[3] ^= 1
+    (source / "net.data").write_bytes(weights)
+    assert run_steps(source, "-j4") == ["small", "net"]
+    assert (b / "small.onnx").read_bytes() == before
+    assert tracked_digests(b / "net") != digests
+    assert run_steps(source) == []
+    build(source, "--target", "clean")
+    assert not (b / "small.onnx").exists() and not (b / "small.onnx.data").exists()
+    assert run_steps(source, "-j4") == ["small", "net"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("generator", GENERATORS)
+def test_opt_and_plan_pass_all_arguments(generator: str, tmp_path: Path) -> None:
+    calls = (
+        'dicompiler_plan(NAME one MODEL net.onnx PLATFORM rpi4x2 STRATEGY modnn TARGET "mpi{threads=2}" '
+        'OBJECTIVE memory COST "analytic{pools=false}" SHAPE input=1x1x32x32 OPTIONS --tolerate-failures pi02)\n'
+        'dicompiler_opt(NAME tiled MODEL net.onnx PIPELINE "infer-shapes,form-layers,tile-height{layers=conv1 parts=2}"'
+        " PLATFORM rpi4x2 PLAN one.json SAVE_PLAN plans/two.json SHAPE input=1x1x32x32 "
+        "OPTIONS --wire-dtype float16 OUTPUT models/split.onnx)\n"
+        "get_target_property(output tiled DICOMPILER_OUTPUT)\nmessage(${output})\n"
+        "dicompiler_compile(NAME net MODEL net.onnx PLATFORM rpi4x2 PLAN plans/two.json)\n"
+    )
+    source = project(tmp_path, calls)
+    b = source / "b"
+    assert str(b / "models" / "split.onnx") in configure(source, "-G", generator)
+    assert run_steps(source, "-j4") == ["one", "tiled", "net"]
+    one, two, used = (plans.load_plan(b / name) for name in ("one.json", "plans/two.json", "net/plan.json"))
+    assert [failure.failed for failure in one.failures] == [("pi02",)]
+    assert two.wire_format == used.wire_format != one.wire_format
+    assert two.layers == used.layers
+    assert "conv1@pi01" in {node.name for node in onnx.load(b / "models" / "split.onnx").graph.node}
+    (b / "plans" / "two.json").unlink()
+    assert run_steps(source, "-j4") == ["tiled", "net"]
+    assert run_steps(source) == []
+    (source / "CMakeLists.txt").write_text(HEAD + calls.replace("parts=2", "parts=x"))
+    said = build(source, code=1 if generator == "Ninja" else 2)
+    assert "dicompiler: error: " in said and "parts" in said
+
+
 def tracked_digests(artifact: Path) -> dict[str, bytes]:
     return {name: hashlib.sha256((artifact / name).read_bytes()).digest() for name in tracked_files(artifact)}
 
@@ -227,7 +370,12 @@ def test_no_version_of_cmake_warns(cmake: str, generator: str, tmp_path: Path) -
     """Also not in a subdirectory, or about the example and the packages of the targets."""
     (tmp_path / "CMakeLists.txt").write_text(HEAD + "add_subdirectory(sub)\n")
     (tmp_path / "sub").mkdir()
-    project(tmp_path / "sub", "dicompiler_compile(NAME net MODEL net.onnx PLATFORM rpi4x2)\n")
+    steps = (
+        "dicompiler_opt(NAME small MODEL net.onnx PIPELINE infer-shapes)\n"
+        "dicompiler_plan(NAME plan MODEL small.onnx PLATFORM rpi4x2)\n"
+        "dicompiler_compile(NAME net MODEL small.onnx PLATFORM rpi4x2 PLAN plan.json)\n"
+    )
+    project(tmp_path / "sub", steps)
     text = (tmp_path / "sub" / "CMakeLists.txt").read_text().removeprefix(HEAD)
     (tmp_path / "sub" / "CMakeLists.txt").write_text(text)
     compile(networks.build("lenet"), platform="rpi4x2", strategy="single", target="mpi", output=tmp_path / "mpi")
@@ -270,6 +418,43 @@ def test_policies_and_diagnostics_of_the_caller_stay_the_same(cmake: str, tmp_pa
 def test_wrong_call_is_an_error_of_cmake_that_names_the_argument(arguments: str, words: str, tmp_path: Path) -> None:
     said = configure(project(tmp_path, f"dicompiler_compile({arguments})"), code=1)
     assert f"dicompiler_compile: {words}" in said
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("opt(NAME a PIPELINE x)", "argument MODEL is missing: add MODEL and its value"),
+        ("opt(NAME a MODEL net.onnx)", "argument PIPELINE is missing: add PIPELINE and its value"),
+        ("opt(NAME a MODEL net.onnx PIPELINE)", "argument PIPELINE has no value: give one, or leave PIPELINE out"),
+        (
+            "opt(NAME a MODEL net.onnx PIPELINE place{layers=conv1 device=d1})",
+            "unknown argument 'device=d1}': it takes NAME, MODEL, PIPELINE, PLATFORM, PLAN, SAVE_PLAN, OUTPUT, SHAPE, "
+            "OPTIONS, DEPENDS",
+        ),
+        ("opt(NAME a MODEL m PIPELINE x STRATEGY dp)", "unknown argument 'STRATEGY': it takes NAME, MODEL, PIPELINE"),
+        ("plan(NAME a PLATFORM rpi4x2)", "argument MODEL is missing: add MODEL and its value"),
+        ("plan(NAME a MODEL net.onnx)", "argument PLATFORM is missing: give a TOML file, or a built-in one"),
+        ("plan(NAME a MODEL m PLATFORM x PLAN p)", "unknown argument 'PLAN': it takes NAME, MODEL, PLATFORM, TARGET"),
+        ("plan(NAME a MODEL m PLATFORM x SHAPE 1x2)", "SHAPE has '1x2': write input=1x3x224x224; arguments are NAME"),
+    ],
+)
+def test_wrong_call_of_opt_or_plan_is_an_error_of_cmake(call: str, words: str, tmp_path: Path) -> None:
+    said = configure(project(tmp_path, f"dicompiler_{call}"), code=1)
+    assert f"dicompiler_{call.partition('(')[0]}: {words}" in said
+
+
+def test_output_of_a_target_is_not_confused_with_a_source_file(tmp_path: Path) -> None:
+    steps = (
+        "dicompiler_opt(NAME net MODEL net.onnx PIPELINE infer-shapes)\n"
+        "dicompiler_plan(NAME plan MODEL net.onnx PLATFORM rpi4x2)\n"
+    )
+    said = configure(project(tmp_path, steps), code=1)
+    cause = "MODEL net.onnx is a file in the source directory and the output of net: give the full path"
+    assert f"dicompiler_plan: {cause}" in said
+    step = 'dicompiler_opt(NAME a MODEL net.onnx PIPELINE infer-shapes OUTPUT "${CMAKE_SOURCE_DIR}/net.onnx")'
+    said = configure(project(tmp_path, step), code=1)
+    cause = f"{tmp_path}/net.onnx is an input and an output of a: give the output another name"
+    assert f"dicompiler_opt: {cause}" in said
 
 
 @pytest.mark.parametrize("generator", GENERATORS)

@@ -1,5 +1,7 @@
-# Remove the stamp of an artifact that was deleted, so that Make compiles the model again.
-# Usage: cmake -Dartifact=DIR/artifact.json -Dstamp=FILE -P removeStaleStamp.cmake
-if(NOT EXISTS "${artifact}")
-  file(REMOVE "${stamp}")
-endif()
+# Remove the stamp of a target if one of its outputs was deleted, so that Make runs the command again.
+# Usage: cmake "-Doutputs=FILE;…" -Dstamp=FILE -P removeStaleStamp.cmake
+foreach(output IN LISTS outputs)
+  if(NOT EXISTS "${output}")
+    file(REMOVE "${stamp}")
+  endif()
+endforeach()
