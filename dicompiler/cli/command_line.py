@@ -258,7 +258,11 @@ def _plugin_error_line(error: BaseException) -> str | None:
     from dicompiler.plugin.plugin_wrappers import format_plugin_error
     from dicompiler.plugin.registry import registry
 
-    third_party = [plugin for plugin in registry().plugins if not is_builtin_distribution(plugin.distribution)]
+    try:
+        plugins = registry().plugins
+    except UsageError:  # DICOMPILER_PLUGINS has an unknown name, so that no plugin was loaded.
+        return None
+    third_party = [plugin for plugin in plugins if not is_builtin_distribution(plugin.distribution)]
     return format_plugin_error(error, {top_level_package(plugin.value): str(plugin) for plugin in third_party})
 
 

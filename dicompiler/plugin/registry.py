@@ -244,8 +244,12 @@ def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
 
     Returns:
         The registry.
+
+    Raises:
+        UsageError: `DICOMPILER_PLUGINS` has a name that no third-party plugin has.
     """
-    chosen, warnings = _select_allowed(env.get(PLUGINS_VARIABLE), tuple(plugins))
+    chosen = _select_allowed(env.get(PLUGINS_VARIABLE), tuple(plugins))
+    warnings: list[str] = []
     loaded: list[Plugin] = []
     errors: list[str] = []
     by_kind: dict[str, dict[str, RegistryEntry]] = {kind: {} for kind in PLUGIN_KINDS}
@@ -285,26 +289,28 @@ def _sorted_entries(by_kind: Mapping[str, Mapping[str, RegistryEntry]]) -> dict[
     return {kind: MappingProxyType(dict(sorted(entries.items()))) for kind, entries in by_kind.items()}
 
 
-def _select_allowed(names: str | None, plugins: tuple[Plugin, ...]) -> tuple[list[Plugin], list[str]]:
-    """Return the plugins that may be loaded, and warnings about unknown names.
+def _select_allowed(names: str | None, plugins: tuple[Plugin, ...]) -> list[Plugin]:
+    """Return the plugins that may be loaded; raise UsageError for unknown names.
 
-    `names` is the value of DICOMPILER_PLUGINS: the allowed third-party plugins, or None to allow all.
+    `names` is the value of DICOMPILER_PLUGINS: the allowed third-party plugins, or None to allow all. A warning about
+    an unknown name would not suffice, because a build would succeed without the plugin.
     """
     if names is None:
-        return list(plugins), []
+        return list(plugins)
     allowed = {canonical_name(name.strip()) for name in names.split(",") if name.strip()}
     third_party = [plugin for plugin in plugins if plugin.value not in dict(BUILTIN_PLUGINS).values()]
     known = {canonical_name(name) for plugin in third_party for name in (plugin.name, plugin.distribution)}
-    warnings = [
-        f"{PLUGINS_VARIABLE} names {name!r}, which is not an installed plugin{did_you_mean(name, known)}"
-        for name in sorted(allowed - known)
-    ]
+    for name in sorted(allowed - known):
+        raise UsageError(
+            f"{PLUGINS_VARIABLE}: {name!r} is not an installed third-party plugin{did_you_mean(name, known)}: correct "
+            "the name, or install the plugin"
+        )
     excluded = [
         plugin
         for plugin in third_party
         if not allowed & {canonical_name(plugin.name), canonical_name(plugin.distribution)}
     ]
-    return [plugin for plugin in plugins if plugin not in excluded], warnings
+    return [plugin for plugin in plugins if plugin not in excluded]
 
 
 def _import_plugin(plugin: Plugin, warnings: list[str]) -> pluggy.PluginManager:

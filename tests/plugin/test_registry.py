@@ -291,13 +291,33 @@ class TestRestriction:
         assert [name for name in ("first", "second") if name in passes] == loaded
         assert "partition" in passes
 
-    def test_name_that_is_not_installed_is_a_warning(self, site: Path) -> None:
+    @pytest.mark.parametrize(
+        ("value", "cause"),
+        [
+            ("acme-on", "'acme-on' is not an installed third-party plugin (did you mean 'acme-one'?)"),
+            ("first,x", "'x' is not an installed third-party plugin (known: acme-one, first)"),
+            ("partition", "'partition' is not an installed third-party plugin (known: acme-one, first)"),
+        ],
+    )
+    def test_unknown_name_is_an_error(self, value: str, cause: str, site: Path, tmp_path: Path) -> None:
         install(site, "acme-one", PASS.format(name="first"), point="first")
-        done = command(site, "list", "passes", DICOMPILER_PLUGINS="acme-on")
-        assert done.stderr == (
-            "dicompiler: warning: DICOMPILER_PLUGINS names 'acme-on', which is not an installed plugin "
-            "(did you mean 'acme-one'?)\n"
+        onnx.save(build("lenet"), tmp_path / "lenet.onnx")
+        plan = ("plan", str(tmp_path / "lenet.onnx"), "--platform", "rpi4x2", "-o", str(tmp_path / "plan.json"))
+        for arguments in (("list", "passes"), plan):
+            done = command(site, *arguments, DICOMPILER_PLUGINS=value)
+            line = f"DICOMPILER_PLUGINS: {cause}: correct the name, or install the plugin"
+            assert (done.returncode, done.stderr) == (2, f"dicompiler: error: {line}\n")
+        assert not (tmp_path / "plan.json").exists()
+
+    def test_other_errors_are_reported_with_an_unknown_name_too(self) -> None:
+        code = (
+            "import sys; from dicompiler.cli import command_line as c; c.COMMANDS = {'fail': ''}\n"
+            "import click, types; sys.modules['dicompiler.cli.fail'] = types.SimpleNamespace(\n"
+            "command=click.Command('fail', callback=lambda: open('/')))\nsys.exit(c.main(['fail']))"
         )
+        env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DICOMPILER_PLUGINS": "x"}
+        done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stderr) == (1, "dicompiler: error: /: Is a directory\n")
 
 
 class TestRegistry:
