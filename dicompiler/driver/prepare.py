@@ -42,6 +42,7 @@ from dicompiler.ir.wire_dtype import (
     with_wire_dtypes,
 )
 from dicompiler.partition.lowering import lower_unchecked
+from dicompiler.partition.placed_model import check_not_placed
 from dicompiler.plugin.pass_base import Instrument
 from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.registry import registry
@@ -81,8 +82,9 @@ def prepare(
             only states that the model itself declares; "auto", which `compile` uses, also finds them by common names.
 
     Raises:
-        DicompilerError: onnxruntime does not know an operator, or a pass fails.
+        DicompilerError: The model is already split, onnxruntime does not know an operator, or a pass fails.
     """
+    check_not_placed(model)
     check_known_operators(model.proto)
     specs = [Spec("normalise"), Spec.from_mapping("infer-shapes", {"shape": tuple(shape)})]
     if quantize_samples is not None:

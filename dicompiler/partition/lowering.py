@@ -24,7 +24,7 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
-from dicompiler.partition.placed_model import write_placed_model
+from dicompiler.partition.placed_model import check_not_placed, write_placed_model
 from dicompiler.partition.placement import (
     ModelFacts,
     PlacedGraph,
@@ -52,7 +52,11 @@ def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool =
 
     Returns:
         The new pipeline state.
+
+    Raises:
+        DicompilerError: The model is already split, or the plan is not valid for it.
     """
+    check_not_placed(state.model)
     layers, platform = state.layers, state.platform
     assert layers is not None
     plan = state.plan or single_device_plan(layers, "d0")

@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.graph_structure import tensors_read
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import MIN_WEIGHT_BYTES, Weight, make_placeholder
@@ -77,6 +78,17 @@ def read_annotation(node: onnx.NodeProto) -> NodeAnnotation:
     lane = int(texts.get(LANE_KEY, "0"))
     origin, region = texts.get(ORIGIN_KEY, ""), texts.get(REGION_KEY, "")
     return NodeAnnotation(texts[DEVICE_KEY], origin, region, read_part(node), lane)
+
+
+def check_not_placed(model: Model) -> None:
+    """Raise DicompilerError if the model is a placed (partitioned) model, which cannot be split again."""
+    for node in model.proto.graph.node:
+        device = next((entry.value for entry in node.metadata_props if entry.key == DEVICE_KEY), None)
+        if device is not None:
+            raise DicompilerError(
+                f"{model.display_name}: the model is already split (node {node.name!r} is on device {device!r}): give "
+                "the original model, with the plan that 'dicompiler opt --save-plan' writes"
+            )
 
 
 def read_part(node: onnx.NodeProto) -> TaskId | None:

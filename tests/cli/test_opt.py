@@ -53,6 +53,21 @@ class TestOpt:
         command("opt", open_model, "-p", self.PIPELINE, *SHAPE, "--platform", "rpi4x2", "--save-plan", plan, "-o", out)
         assert [part.device for part in load_plan(plan).layers["s"]] == ["pi01", "pi02"]
 
+    def test_split_model_is_not_split_again(self, open_model: Path, tmp_path: Path) -> None:
+        split, plan, out = tmp_path / "split.onnx", tmp_path / "plan.json", tmp_path / "out"
+        command("opt", open_model, "-p", self.PIPELINE, *SHAPE, "--save-plan", plan, "-o", split)
+        cause = "the model is already split (node 'h' is on device 'd0')"
+        remedy = "give the original model, with the plan that 'dicompiler opt --save-plan' writes"
+        for line in (
+            ("plan", split, "--platform", "rpi4x2"),
+            ("plan", split, "--platform", "rpi4x2", "--strategy", "modnn"),
+            ("compile", split, "--platform", "rpi4x2", "--strategy", "single"),
+            ("opt", split, "-p", "form-layers", "--plan", plan),
+        ):
+            done = command(*line, "-o", out)
+            assert (done.returncode, done.stderr) == (1, f"dicompiler: error: {split}: {cause}: {remedy}\n")
+            assert not out.exists()
+
     def test_reads_stdin_and_writes_stdout(self, open_model: Path, tmp_path: Path) -> None:
         line = ["opt", "-", "-p", "infer-shapes", *SHAPE, "-o", "-"]
         done = subprocess.run(
