@@ -44,7 +44,7 @@ def make_diagnostic_options() -> list[click.Parameter]:
             type=click.Path(path_type=Path),
             expose_value=False,
             callback=_keep_option(LOG_FILE_KEY),
-            help="Append the steps of the command, warnings and errors, with times, to this file.",
+            help="Append the steps of the command, warnings and errors, with time and process id, to this file.",
         ),
     ]
 

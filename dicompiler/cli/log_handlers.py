@@ -22,10 +22,13 @@ class _StderrHandler(logging.Handler):
 
 
 class _FileFormatter(logging.Formatter):
-    """A formatter of records as one line with time (UTC), level and message, followed by the traceback if any."""
+    """A formatter of records as one line with time (UTC), process id, level and message, and the traceback if any.
+
+    Several commands may append to the same file. The process id tells their lines apart.
+    """
 
     def __init__(self) -> None:
-        super().__init__("%(asctime)sZ %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
+        super().__init__("%(asctime)sZ %(process)d %(levelname)s %(message)s", "%Y-%m-%dT%H:%M:%S")
 
     @staticmethod
     def converter(seconds: float | None) -> time.struct_time:

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
+from support.building import environment
 
 from dicompiler.base.errors import UsageError
 from dicompiler.cli import main
@@ -62,7 +66,7 @@ def test_log_file_has_command_steps_warnings_and_errors(
     plan(tmp_path / "gone.onnx")
     capsys.readouterr()
     lines = [line for line in log.read_text().splitlines() if re.match(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ ", line)]
-    texts = [line.partition(" ")[2] for line in lines]
+    texts = [line.partition(f"Z {os.getpid()} ")[2] for line in lines]
     assert [text.startswith("INFO command: dicompiler ") for text in texts].count(True) == 2
     assert f"--log-file '{log}'" in texts[0] and str(model) in texts[0]
     assert "INFO strategy modnn: making the plan" in texts
@@ -72,6 +76,27 @@ def test_log_file_has_command_steps_warnings_and_errors(
     assert "Traceback" not in log.read_text()  # The traceback of a mistake of the user helps nobody.
     plan(tmp_path / "gone.onnx", *options, "--debug")
     assert "Traceback (most recent call last):" in log.read_text()
+
+
+def test_lines_of_parallel_commands_in_one_log_file_can_be_told_apart(tmp_path: Path) -> None:
+    names = [f"gone{number}.onnx" for number in range(3)]
+    lines = [["plan", name, "--platform", "rpi4x2", "-o", "plan.json", "--log-file", "log"] for name in names]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-m", "dicompiler.cli", *line],
+            cwd=tmp_path,
+            env=environment(),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for line in lines
+    ]
+    printed = [process.communicate(timeout=60)[1] for process in processes]
+    log = (tmp_path / "log").read_text()
+    for name, process, error in zip(names, processes, printed, strict=True):
+        own_lines = re.findall(rf"^\S+Z {process.pid} (.*)$", log, re.MULTILINE)
+        assert [name in line for line in own_lines] == [True, True]  # The command and the error.
+        assert error.startswith(f"dicompiler: error: {name}: cannot read the model: ")
 
 
 def test_options_that_json_would_ignore(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,7 +142,7 @@ def test_log_file_has_usage_errors(
     arguments = words.format(log=form.format(tmp_path / "log")).split()
     assert main(arguments) == 2
     assert line in capsys.readouterr().err
-    texts = [text.partition("Z ")[2] for text in (tmp_path / "log").read_text().splitlines()]
+    texts = [text.partition(f"Z {os.getpid()} ")[2] for text in (tmp_path / "log").read_text().splitlines()]
     assert texts[0] == f"INFO command: dicompiler {' '.join(arguments)}"
     assert [text for text in texts if text.startswith("ERROR ") and line in text]
     assert main(["plann"]) == 2  # The next command in the same process has no log file.

@@ -54,7 +54,7 @@ Results go to stdout, diagnostics to stderr. All commands have these options:
 | option | meaning |
 |---|---|
 | `--quiet` | Print no warnings and no progress. |
-| `--log-file FILE` | Append the steps of the command, warnings and errors, with times, to this file. |
+| `--log-file FILE` | Append the steps of the command, warnings and errors, with time and process id, to this file. |
 | `--debug` | Print a traceback with every error. |
 
 With `--json`, an error is also a [document on stdout](formats/json-output.md).
