@@ -29,7 +29,9 @@ class DicompilerError(Exception):
 
 
 class UsageError(DicompilerError):
-    """Invalid call: an unknown name, option or value.
+    """Invalid call: an unknown name, option or value, or arguments that contradict each other or the model.
+
+    A missing or invalid file is not a usage error.
 
     Attributes:
         exit_code: Exit code of a command that fails with this error.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import PATH, STREAM, CompileRequest, check_output_file, combine, refuse_options
 
 build_system_options = combine(
@@ -61,8 +61,8 @@ class BuildSystemOptions:
             The rule.
 
         Raises:
-            UsageError: An option excludes another one, or needs one that is missing.
-            DicompilerError: An output is a file that the command reads.
+            UsageError: The options do not fit together, or an output is a file that the command reads.
+            DicompilerError: An output cannot be written, or the model cannot be read.
         """
         plugins = tuple(plugins)
         if self.print_outputs:
@@ -86,7 +86,7 @@ class BuildSystemOptions:
 
 
 def _check_no_input_is_overwritten(written: Sequence[Path], rule: DepfileRule) -> None:
-    """Raise DicompilerError if one of the files to write is a file that the command reads.
+    """Raise UsageError if one of the files to write is a file that the command reads.
 
     Without a depfile, the first file to write may be the model itself: `opt` can change a model in place.
     """
@@ -97,7 +97,7 @@ def _check_no_input_is_overwritten(written: Sequence[Path], rule: DepfileRule) -
         for output in overwritten:
             is_in_place = output == written[0] and path == rule.request.model and rule.depfile is None
             if not is_in_place and path.exists() and path.samefile(output):
-                raise DicompilerError(f"{output}: the command also reads this file: give the output another name")
+                raise UsageError(f"{output}: the command also reads this file: give the output another name")
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,9 @@
 
 With `--json`, the document on stdout is the result, or the error.
 
-Exit codes: 0; 1 for input that cannot be compiled or run, or a broken third-party plugin; 2 for wrong usage; 70 for an
-internal error; 130 after an interrupt; 143 and 129 after SIGTERM and SIGHUP. The module of a command is imported when
-the command is called.
+Exit codes: 0; 1 for a file that is missing or invalid, a model that cannot be compiled or run, or a broken third-party
+plugin; 2 for wrong arguments; 70 for an internal error; 130 after an interrupt; 143 and 129 after SIGTERM and SIGHUP.
+The module of a command is imported when the command is called.
 """
 
 from __future__ import annotations

@@ -532,8 +532,8 @@ def warn_of_expiry(keys: Path | None) -> None:
 def check_output_file(path: Path | None) -> None:
     """Raise DicompilerError if the command must not or cannot write a file at `path`.
 
-    The path must not be a directory, a file of an artifact, or a file that the command reads (except the model of
-    `opt`).
+    The path must not be a directory or a file of an artifact. It must not be a file that another option names (except
+    the model of `opt`); this is a UsageError.
     """
     context = click.get_current_context(silent=True)
     if path == STREAM and context is not None:
@@ -549,7 +549,7 @@ def check_output_file(path: Path | None) -> None:
         ]
         other_paths = [Path(item) for item in arguments if isinstance(item, str | Path) and item is not path]
         if any(other_path.is_file() and path.samefile(other_path) for other_path in other_paths):
-            raise DicompilerError(f"{path}: is also used by another option: give another name")
+            raise UsageError(f"{path}: is also used by another option: give another name")
     for directory in list(path.absolute().parents)[:2]:
         if (directory / "artifact.json").is_file():
             raise DicompilerError(f"{path}: is a file of the artifact {directory}: give another name")

@@ -347,7 +347,11 @@ def _split_options(source: str | Path) -> tuple[str, bool]:
 
 
 def _apply_options(platform: Platform, source: str) -> Platform:
-    return instantiate(PlatformOptions, parse_spec(source, "platform")).apply(platform)
+    options = instantiate(PlatformOptions, parse_spec(source, "platform"))
+    try:
+        return options.apply(platform)
+    except DicompilerError as error:
+        raise UsageError(str(error)) from error
 
 
 @dataclass(frozen=True)

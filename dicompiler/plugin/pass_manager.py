@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from dicompiler.base.errors import DicompilerError, PluginError
+from dicompiler.base.errors import DicompilerError, PluginError, UsageError
 from dicompiler.base.option_specs import parse_pipeline
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.plugin.pass_base import Instrument, Pass, PassError
@@ -58,8 +58,9 @@ class PassManager:
             The state after the last pass.
 
         Raises:
-            DicompilerError: A pass reports an error, requires a missing field, or computes an invalid model. It is a
-                PluginError if a third-party pass fails in another way.
+            UsageError: A pass requires a field that no pass before it has set.
+            DicompilerError: A pass reports an error, or computes an invalid model. It is a PluginError if a third-party
+                pass fails in another way.
             PassError: A built-in pass fails in another way.
         """
         for index, step in enumerate(self.passes, self.first_index):
@@ -80,7 +81,7 @@ class PassManager:
 def _run_pass(step: Pass, state: PipelineState) -> PipelineState:
     for field in step.requires:
         if getattr(state, field) is None:
-            raise DicompilerError(f"pass {step.name!r} needs {field}{_provider_hint(field)}")
+            raise UsageError(f"pass {step.name!r} needs {field}{_provider_hint(field)}")
     is_third_party = bool(step.provenance)
     nodes = _node_digest(state) if is_third_party else b""
     try:

@@ -167,10 +167,14 @@ def simulate_failures(
     the same time. With `spans`, the result contains the periods in which devices computed and sent.
 
     Raises:
-        DicompilerError: The platform lacks a device, or no failure plan covers a set of failed devices.
+        UsageError: The platform lacks a device.
+        DicompilerError: No failure plan covers a set of failed devices.
     """
     for outage in outages:
-        problem.platform.device(outage.device)  # This call raises an error if the platform lacks the device.
+        try:
+            problem.platform.device(outage.device)  # This call raises an error if the platform lacks the device.
+        except DicompilerError as error:
+            raise UsageError(str(error)) from error
     plans = (FailurePlan((), replace(plan, failures=())), *plan.failures)
     cases: dict[FailedDevices, FailureCase] = {}
 

@@ -129,13 +129,16 @@ def _bind_shapes(graph: ModelGraph, shapes: Mapping[str, Shape]) -> None:
 
 
 def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
-    """Set the shape of one input, and add the sizes of its named dimensions to `sizes`."""
+    """Set the shape of one input, and add the sizes of its named dimensions to `sizes`.
+
+    Raises UsageError if the shape contradicts the model.
+    """
     text = "x".join(map(str, shape))
     if not _is_tensor(tensor):
-        raise DicompilerError(f"shape {tensor.name}={text}: this input is not a tensor: omit it")
+        raise UsageError(f"shape {tensor.name}={text}: this input is not a tensor: omit it")
     old_shape: list[Any] = tensor.shape if tensor.shape is not None else [None] * len(shape)
     if len(old_shape) != len(shape):
-        raise DicompilerError(
+        raise UsageError(
             f"shape {tensor.name}={text}: the input has {len(old_shape)} dimensions: {_shape_example(tensor)}"
         )
     for axis, (old_size, size) in enumerate(zip(old_shape, shape, strict=True)):
@@ -149,7 +152,7 @@ def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
         if old_or_named != size:
             dimension_name = f" ({old_size!r})" if isinstance(old_size, str) else ""
             conflict = f"dimension {axis}{dimension_name} is {size}, but {old_or_named} in the model"
-            raise DicompilerError(f"shape {tensor.name}={text}: {conflict}: {_shape_example(tensor, sizes)}")
+            raise UsageError(f"shape {tensor.name}={text}: {conflict}: {_shape_example(tensor, sizes)}")
     tensor.shape = list(shape)
 
 

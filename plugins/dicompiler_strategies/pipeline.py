@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
-from dicompiler.plugin_api import Device, DicompilerError, Part, Plan, Problem, Strategy
+from dicompiler.plugin_api import Device, DicompilerError, Part, Plan, Problem, Strategy, UsageError
 from dicompiler.plugin_api.search import fits_constraints, objective_terms
 from dicompiler_strategies.stages.stage_model import StageRules, build_stage_model
 from dicompiler_strategies.stages.stage_search import Stage, StageSolution, find_best_stages
@@ -52,7 +52,7 @@ class Pipeline(Strategy):
         device is a candidate.
 
         Raises:
-            DicompilerError: A device is unknown, cannot compute or is named twice.
+            UsageError: A device is unknown, cannot compute or is named twice.
         """
         devices = self._check_devices(problem)
         # If no stages of a pipeline fit into memory, stages without memory limits are used. The check of their plan
@@ -70,12 +70,15 @@ class Pipeline(Strategy):
         return min(fitting or rated, key=lambda entry: entry[1].objective_value(objective))[0]
 
     def _check_devices(self, problem: Problem) -> tuple[Device, ...]:
-        devices = tuple(problem.platform.device(name) for name in self.devices)
+        try:
+            devices = tuple(problem.platform.device(name) for name in self.devices)
+        except DicompilerError as error:
+            raise UsageError(str(error)) from error
         for index, device in enumerate(devices):
             if not device.can_compute:
-                raise DicompilerError(f"pipeline: device {device.name!r} has no compute: remove it from 'devices'")
+                raise UsageError(f"pipeline: device {device.name!r} has no compute: remove it from 'devices'")
             if device.name in self.devices[:index]:
-                raise DicompilerError(f"pipeline: device {device.name!r} is named twice in 'devices': remove one")
+                raise UsageError(f"pipeline: device {device.name!r} is named twice in 'devices': remove one")
         return devices
 
     def _stage_plans(self, problem: Problem, order: tuple[Device, ...], limits_memory: bool) -> Iterator[Plan]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy
+from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, UsageError
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,14 @@ class Single(Strategy):
         """Return the plan with every layer on the device of the option `device`, or on the best device.
 
         Raises:
-            DicompilerError: The device is unknown or cannot compute.
+            UsageError: The device is unknown or cannot compute.
         """
         if not self.device:
             return problem.best_single_device[0]
-        device = problem.platform.device(self.device)
+        try:
+            device = problem.platform.device(self.device)
+        except DicompilerError as error:
+            raise UsageError(str(error)) from error
         if not device.can_compute:
-            raise DicompilerError(f"single: device {device.name!r} has no compute: use another device")
+            raise UsageError(f"single: device {device.name!r} has no compute: use another device")
         return problem.single_device_plan(device.name)

@@ -34,6 +34,59 @@ def run_python(source: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+class TestExitCodes:
+    """Code 2: the command must change. Code 1: a file must change."""
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "plan MODEL --platform nope",
+            "plan MODEL --platform rpi4x2{memory=big}",
+            "plan MODEL --platform rpi4x2{bandwidth=1}",
+            "plan MODEL --platform rpi4x2 --strategy nope",
+            "plan MODEL --platform rpi4x2 --shape x=1x3x16x16 --strategy single{device=nope}",
+            "plan MODEL --platform rpi4x2 --shape x=1x3x16x16 --strategy pipeline{devices=pi01,nope}",
+            "plan MODEL --platform rpi4x2 --shape x=1x3x16x16 --strategy pipeline{devices=pi01,pi01}",
+            "plan MODEL --platform rpi4x2 --shape nope=1x3x16x16",
+            "plan MODEL --platform rpi4x2 --shape x=1x3",
+            "plan MODEL --platform rpi4x2 --shape x=1x4x16x16",
+            "plan MODEL --platform rpi4x2 --depfile OUT",
+            "plan MODEL --platform rpi4x2 --depfile MODEL",
+            "plan MODEL",
+            "opt MODEL -p nope",
+            "opt MODEL -p tile-height{parts=2}",
+            "opt MODEL -p infer-shapes --save-plan OUT",
+            "opt MODEL -p infer-shapes --depfile MODEL",
+        ],
+    )
+    def test_wrong_argument(self, line: str, open_model: Path, tmp_path: Path) -> None:
+        assert run_in_process(f"{line} -o OUT", open_model, tmp_path) == 2
+
+    @pytest.mark.parametrize(
+        "line",
+        [
+            "plan nope.onnx --platform rpi4x2",
+            "plan MODEL --platform nope.toml",
+            "plan MODEL --platform rpi4x2 --strategy manual{file=nope.json}",
+            "plan MODEL --platform rpi4x2 --depfile nope/d",
+            "compile MODEL --platform rpi4x2 --plan nope.json",
+            "compile MODEL --platform rpi4x2 --plan MODEL",
+            "opt MODEL -p infer-shapes,quantise{samples=nope.npz} --shape x=1x3x16x16",
+            "opt MODEL -p infer-shapes --dump-after-all MODEL",
+        ],
+    )
+    def test_missing_or_invalid_file(self, line: str, open_model: Path, tmp_path: Path) -> None:
+        assert run_in_process(f"{line} -o OUT", open_model, tmp_path) == 1
+
+
+def run_in_process(line: str, model: Path, directory: Path) -> int:
+    """Run a command line in which MODEL and OUT stand for paths, check that OUT is missing, and return the code."""
+    paths = {"MODEL": str(model), "OUT": str(directory / "out")}
+    code = main([paths.get(word, word) for word in line.split()])
+    assert not (directory / "out").exists()
+    return code
+
+
 class TestStart:
     """Help comes at once and says what there is."""
 

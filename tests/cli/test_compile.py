@@ -74,7 +74,7 @@ class TestModels:
         assert line == f"infer-shapes: dimension 0 ('N') of input 'x' is open: {remedy}"
         line = refused(2, "compile", path, "--shape", "input=1x3x12x12", *COMPILE, tmp_path / "out")
         assert line == "shape: the model has no input 'input' (known: x)"
-        line = refused(1, "compile", path, "--shape", "x=1x5x12x12", *COMPILE, tmp_path / "out")
+        line = refused(2, "compile", path, "--shape", "x=1x5x12x12", *COMPILE, tmp_path / "out")
         assert "dimension 1 is 5, but 3 in the model" in line
 
     def test_rejects_unknown_operator_and_missing_tensor(self, tmp_path: Path, refused: Refused) -> None:

@@ -26,7 +26,7 @@ def test_commands_do_not_overwrite_their_inputs(tmp_path: Path) -> None:
         ("simulate", "--trace", net),
         ("compile", "-o", tmp_path / "a", "--depfile", net),
     ):
-        line = failed(1, words[0], *asked, *words[1:])
+        line = failed(2, words[0], *asked, *words[1:])
         assert line.endswith("net.onnx: is also used by another option: give another name")
     assert net.read_bytes() == before and not (tmp_path / "a").exists()
     for words in (
@@ -37,7 +37,7 @@ def test_commands_do_not_overwrite_their_inputs(tmp_path: Path) -> None:
         for _ in range(2):  # what an earlier call wrote is written anew
             assert command(*words).returncode == 0
     assert "a file of the artifact" in failed(1, "report", tmp_path / "a", "-o", tmp_path / "a" / "plan.json")
-    assert "is also used by another option" in failed(1, "report", tmp_path / "a", "--log", log, "-o", log)
+    assert "is also used by another option" in failed(2, "report", tmp_path / "a", "--log", log, "-o", log)
     assert command("opt", net, "-p", "normalise", "-o", net).returncode == 0
 
 

@@ -115,7 +115,7 @@ class TestOpt:
 
     def test_errors_are_one_line_and_leave_nothing(self, open_model: Path, tmp_path: Path) -> None:
         out, plan = tmp_path / "out.onnx", tmp_path / "plan.json"
-        line = failed(1, "opt", open_model, "-p", "lop{layers=s parts=2}", "--save-plan", plan, "-o", out)
+        line = failed(2, "opt", open_model, "-p", "lop{layers=s parts=2}", "--save-plan", plan, "-o", out)
         assert line == "dicompiler: error: pass 'lop' needs layers: run 'form-layers' before it"
         line = failed(2, "opt", open_model, "-p", "infer-shapes", *SHAPE, "--save-plan", plan, "-o", out)
         assert line == "dicompiler: error: --save-plan: the pipeline has no pass that makes a plan"

@@ -43,11 +43,16 @@ EXIT_CODES = """## Exit codes
 | code | meaning |
 |---|---|
 | 0 | success |
-| 1 | an error in the input or during compilation, a failed run, or a failed check |
-| 2 | wrong usage of a command |
+| 1 | a file is missing or invalid or cannot be written, the model cannot be compiled, or a run or a check fails |
+| 2 | an argument is wrong: an unknown or missing option, an unknown name, an invalid value, or a contradiction |
 | 70 | an internal error |
 | 129, 143 | ended by SIGHUP or SIGTERM |
 | 130 | interrupted by Ctrl-C; during a search, Ctrl-C ends only the search, and the command goes on |
+
+Code 1 means that a file must change, and code 2 that the command must change. For example, `--platform nope` ends with
+code 2, because there is no such built-in platform. `--platform nope.toml` ends with code 1, because only the file is
+missing. Contradictions are, for example, two options with the same file, or a `--shape` that the model cannot have. An
+unknown name in `DICOMPILER_PLUGINS` ends with code 2 too.
 
 Results go to stdout, diagnostics to stderr. All commands have these options:
 
