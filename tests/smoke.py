@@ -7,6 +7,7 @@ ends with a traceback if a check fails.
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from importlib import metadata
@@ -46,6 +47,18 @@ def check_files() -> None:
         assert Path(run("--cmakedir").strip(), name).is_file() and f"dicompiler/cli/cmake/{name}" in files, name
 
 
+def check_cmake() -> None:
+    """Check that the CMake package finds the program of its own environment, which is not on PATH."""
+    script = Path("find.cmake")
+    script.write_text(
+        f"include({run('--cmakedir').strip()}/dicompilerConfig.cmake)\nmessage(NOTICE ${{dicompiler_COMMAND}})\n"
+    )
+    cmake = shutil.which("cmake")
+    assert cmake is not None
+    done = subprocess.run([cmake, "-P", script], capture_output=True, text=True, check=True, env={"PATH": ""})
+    assert Path(done.stderr.strip()).resolve() == PROGRAM.resolve(), done.stderr
+
+
 def check_plugins() -> None:
     """Check that the built-in plugins and those of the package acme-dicompiler are found by their entry points."""
     version = metadata.version("dicompiler")
@@ -75,6 +88,6 @@ def check_way() -> None:
         assert Path(f"{directory}.html").read_text().count('class="node layer"') == 12
 
 
-for check in (check_files, check_plugins, check_way):
+for check in (check_files, check_cmake, check_plugins, check_way):
     check()
     print(f"smoke: {check.__name__} ok")

@@ -9,7 +9,7 @@ cmake_minimum_required(VERSION 3.21...3.25) # 3.21 is the first version with dep
 
 if(NOT dicompiler_COMMAND)
   # This directory is …/lib/python3.11/site-packages/dicompiler/cli/cmake.
-  find_program(dicompiler_COMMAND dicompiler HINTS "${CMAKE_CURRENT_LIST_DIR}/../../../../../bin"
+  find_program(dicompiler_COMMAND dicompiler HINTS "${CMAKE_CURRENT_LIST_DIR}/../../../../../../bin"
     DOC "Command that compiles models: a program, or a list of words")
 endif()
 if(NOT dicompiler_COMMAND)
