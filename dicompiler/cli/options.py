@@ -255,19 +255,10 @@ class CompileRequest:
     options: CompileOptions
 
     def compile(self, **changes: Any) -> CompileResult:
-        """Call `dicompiler.compile` with the options; `changes` replace some of them."""
-        from dicompiler.driver.compiler import compile
+        """Compile the model with the options; `changes` replace some of them. Without `output`, nothing is written."""
+        from dicompiler.driver.compiler import compile_with_options
 
-        return compile(self.model, **self._keyword_options(changes))
-
-    def plan(self, **changes: Any) -> CompileResult:
-        """Call `dicompiler.plan` with the options; `changes` replace some of them."""
-        from dicompiler.driver.compiler import plan
-
-        return plan(self.model, **self._keyword_options(changes))
-
-    def _keyword_options(self, changes: dict[str, Any]) -> dict[str, Any]:
-        return {field.name: getattr(self.options, field.name) for field in fields(self.options)} | changes
+        return compile_with_options(self.model, replace(self.options, **changes))
 
 
 def make_plugins(**specs: object) -> dict[str, Any]:

@@ -54,7 +54,7 @@ def command(request: CompileRequest, building: BuildSystemOptions, as_json: bool
     parts = make_plugins(strategy=request.options.strategy, cost=request.options.cost)
     rule = building.depfile_rule([output], request, parts.values())
     with progress(f"planning {request.model.name}"):
-        result = request.plan(**parts)
+        result = request.compile(**parts)
     assert result.plan is not None
     write_text(output, dumps(result.plan))
     rule.write()

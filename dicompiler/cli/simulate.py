@@ -159,7 +159,7 @@ def _simulate_session(
 
     def plan_for(platform: Platform, plan: Plan | None) -> CompileResult:
         chosen = strategy if plan is None else None
-        return request.plan(platform=platform, plan=plan, strategy=chosen, allow_worse=True)
+        return request.compile(platform=platform, plan=plan, strategy=chosen, allow_worse=True)
 
     return simulate_adaptation(first, plan_for, changes, frames, in_flight, options)
 

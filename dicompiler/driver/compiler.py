@@ -58,7 +58,7 @@ from dicompiler.ir.pipeline_state import Decision, PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform, platform_to_toml
 from dicompiler.ir.wire_dtype import WireFormat
-from dicompiler.partition.lowering import lower
+from dicompiler.partition.lowering import build_programs, role_states
 from dicompiler.partition.routing import route_on_platform
 from dicompiler.plugin.pass_manager import PassManager
 from dicompiler.plugin.registry import registry
@@ -113,7 +113,7 @@ def compile(model: ModelSource, options: CompileOptions) -> CompileResult:
         DicompilerError: The model cannot be compiled for the platform. Nothing is written.
         UsageError: An option is not valid. Nothing is written.
     """
-    return _compile(model, options)
+    return compile_with_options(model, options)
 
 
 @takes_fields_of(CompileOptions)
@@ -135,11 +135,11 @@ def plan(model: ModelSource, options: CompileOptions) -> CompileResult:
     """
     if options.output is not None:
         raise UsageError("plan: output: plan() writes no artifact: call compile(), or omit output")
-    return _compile(model, options)
+    return compile_with_options(model, options)
 
 
-def _compile(model: ModelSource, options: CompileOptions) -> CompileResult:
-    """Do the work of `compile` and `plan`."""
+def compile_with_options(model: ModelSource, options: CompileOptions) -> CompileResult:
+    """Do the work of `compile` and `plan`. Without the option `output`, no artifact is written."""
     with forward_progress(options.progress), plans.plan_file_in_errors(options.plan):
         setup = resolve_options(model, options)
         compilation = prepare_model(setup)
@@ -371,8 +371,8 @@ def lower_plan(compilation: PipelineState, setup: CompileSetup) -> PipelineState
     partition = registry().make("passes", "partition" if setup.strategy is None else "partition{quiet=true}")
     pass_manager = PassManager([partition], setup.options.instruments)
     with gc_paused():
-        compilation = lower(compilation, pass_manager.run)
-        compilation = split_program(compilation)
+        placed = [pass_manager.run(role) for role in role_states(compilation)]
+        compilation = split_program(build_programs(compilation, placed))
     warn_not_narrowed(compilation)
     return compilation
 

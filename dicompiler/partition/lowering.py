@@ -12,10 +12,8 @@ leaves out the models, so that no ONNX is written.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TypeVar
 
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
@@ -77,11 +75,7 @@ def partition_checked(state: PipelineState) -> PipelineState:
     return placed
 
 
-T = TypeVar("T")
-Rewrite = Callable[[PipelineState], PipelineState]
-
-
-def lower(state: PipelineState, rewrite: Rewrite = partition_checked) -> PipelineState:
+def lower(state: PipelineState) -> PipelineState:
     """Add routing, placed model and program to a pipeline state with a plan.
 
     A placed model is the partitioned model, in which each node has a device. If the state has no `reference` yet (the
@@ -89,29 +83,46 @@ def lower(state: PipelineState, rewrite: Rewrite = partition_checked) -> Pipelin
 
     Args:
         state: Pipeline state with layers, platform and plan.
-        rewrite: Function that partitions the model: `partition_checked`, or the pass `partition`, run by a pass manager
-            with its instruments.
 
     Returns:
         The new pipeline state.
     """
+    return build_programs(state, [partition_checked(role) for role in role_states(state)])
+
+
+def lower_unchecked(state: PipelineState) -> PipelineState:
+    """Do the work of `lower` for programs that are not run, without checks of the placed model and without warnings."""
+    placed = [partition(role, quiet=True, check_narrowing=False) for role in role_states(state)]
+    return build_programs(state, placed)
+
+
+def role_states(state: PipelineState) -> list[PipelineState]:
+    """Return the pipeline state with the plan of each role instead of its own plan.
+
+    Each of these states is partitioned, and `build_programs` combines the results. Roles with equal plans share one
+    state.
+    """
+    assert state.plan is not None
+    return [replace(state, plan=plan) for plan in _distinct_role_plans(state.plan)]
+
+
+def build_programs(state: PipelineState, placed: Sequence[PipelineState]) -> PipelineState:
+    """Return the state with the routing, the placed model and the program that its partitioned roles result in.
+
+    Args:
+        state: Pipeline state with layers, platform and plan.
+        placed: The states that `role_states` returned, after the pass `partition`.
+    """
     plan, platform = state.plan, state.platform
     assert plan is not None and platform is not None
     devices = _plan_devices(platform, plan)
-
-    def lower_role(role_plan: Plan) -> tuple[PipelineState, Routing, Program]:
-        placed = rewrite(replace(state, plan=role_plan))
-        assert placed.routing is not None
-        return placed, placed.routing, _build_program(placed.model, devices, platform)
-
-    roles = _for_each_role(plan, lower_role)
-    routing, program = _combine_roles(plan, [(routing, program) for _, routing, program in roles])
+    roles = list[tuple[Routing, Program]]()
+    for role in placed:
+        assert role.routing is not None
+        roles.append((role.routing, _build_program(role.model, devices, platform)))
+    routing, program = _combine_roles(plan, roles)
     reference = state.reference or state.model
-    return replace(roles[0][0], plan=plan, routing=routing, program=program, reference=reference)
-
-
-lower_unchecked = partial(lower, rewrite=partial(partition, quiet=True, check_narrowing=False))
-"""Function `lower` for programs that are not run. The placed model is not checked, and there are no warnings."""
+    return replace(placed[0], plan=plan, routing=routing, program=program, reference=reference)
 
 
 def build_program_only(
@@ -120,11 +131,11 @@ def build_program_only(
     """Return routing and program of a plan that is only simulated, without writing ONNX."""
     devices = _plan_devices(platform, plan)
 
-    def lower_role(role_plan: Plan) -> tuple[Routing, Program]:
+    roles = list[tuple[Routing, Program]]()
+    for role_plan in _distinct_role_plans(plan):
         routing = route_on_platform(platform, layers, role_plan)
-        return routing, _build_program(place_parts(facts, routing, role_plan), devices, platform)
-
-    return _combine_roles(plan, _for_each_role(plan, lower_role))
+        roles.append((routing, _build_program(place_parts(facts, routing, role_plan), devices, platform)))
+    return _combine_roles(plan, roles)
 
 
 def _build_program(placed: Model | PlacedGraph, devices: Sequence[str], platform: Platform) -> Program:
@@ -141,27 +152,22 @@ def _plan_devices(platform: Platform, plan: Plan) -> list[str]:
     return [device.name for device in platform.devices if device.name in named]
 
 
-def _for_each_role(plan: Plan, make: Callable[[Plan], T]) -> list[T]:
-    """Call `make` for the plan of each role, and return the results. Roles with equal plans share one call.
-
-    A role is the plan itself, a replica of it, or a failure plan.
-    """
-    role_plans = plan.roles
-    results: list[T] = []
-    for i, role_plan in enumerate(role_plans):
-        before = role_plans.index(role_plan)
-        results.append(results[before] if before < i else make(role_plan))
-    return results
+def _distinct_role_plans(plan: Plan) -> list[Plan]:
+    """Return the plans of all roles (the plan itself, its replicas and its failure plans), equal ones once."""
+    roles = plan.roles
+    return [role for i, role in enumerate(roles) if roles.index(role) == i]
 
 
-def _combine_roles(plan: Plan, roles: list[tuple[Routing, Program]]) -> tuple[Routing, Program]:
+def _combine_roles(plan: Plan, roles: Sequence[tuple[Routing, Program]]) -> tuple[Routing, Program]:
     """Combine the routings of all roles in one Routing, and their programs in one Program.
 
-    A role is one way in which the devices can compute a frame: by the plan, a replica or a failure plan. The results
-    are the Routing and the Program of the first role, with those of all other roles in their fields `other_roles`.
+    A role is one way in which the devices can compute a frame: by the plan, a replica or a failure plan. `roles` has an
+    entry for each of `_distinct_role_plans`. The results are the Routing and the Program of the first role, with those
+    of all other roles in their fields `other_roles`.
     """
+    distinct = _distinct_role_plans(plan)
+    (routing, program), *others = (roles[distinct.index(role)] for role in plan.roles)
     failed = plan.role_failures[1:]
-    (routing, program), *others = roles
     return (
         replace(routing, other_roles=tuple(replace(r, failed=f) for (r, _), f in zip(others, failed, strict=True))),
         replace(program, other_roles=tuple(replace(p, failed=f) for (_, p), f in zip(others, failed, strict=True))),

@@ -11,12 +11,13 @@ import numpy as np
 import onnx
 from numpy.typing import NDArray
 
-from dicompiler.driver.compiler import lower, run_strategy
+from dicompiler.driver.compiler import run_strategy
 from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.networks.builder import NetworkBuilder
+from dicompiler.partition.lowering import lower
 from dicompiler.plugin.registry import registry
 from dicompiler.target.manifest import write_integrity
 from dicompiler.target.run_records import RunOptions, RunResult

@@ -23,10 +23,11 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import load_json
 from dicompiler.driver.artifact import verify
-from dicompiler.driver.compiler import compile, lower
+from dicompiler.driver.compiler import compile
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import platform_from_toml, uniform_platform
+from dicompiler.partition.lowering import lower
 from dicompiler.partition.segmentation import build_program
 from dicompiler.plugin.pass_manager import PassManager, make_pipeline
 from dicompiler.target.run_records import RunOptions

@@ -22,12 +22,12 @@ from support.tflm_runs import compiled, emitted
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.schema import load_json
-from dicompiler.driver.compiler import lower
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.partition.bounds_inference import reduction_length
+from dicompiler.partition.lowering import lower
 from dicompiler.plugin.pass_manager import PassManager, make_pipeline
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
