@@ -471,6 +471,7 @@ def write_artifact(compilation: PipelineState, target: Target, output: Path) -> 
         provenance = json.dumps(provenance_document(compilation, target), indent=1)
         (stage / PROVENANCE_FILE).write_text(f"{provenance}\n", encoding="utf-8")
         inputs = [value.name for value in compilation.reference.proto.graph.input]
+        # With the sizes of lookup tables, clients reject a row number beyond a table before they send a frame.
         tables = find_lookup_tables(compilation.reference, inputs)
         write_integrity(stage, {"lookup_tables": tables} if tables else {})
     return replace(compilation, artifact_directory=output)

@@ -7,8 +7,7 @@ routing, so predicted bytes are equal to sent bytes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from dataclasses import replace as changed
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, NamedTuple
 
@@ -197,7 +196,7 @@ class Routing:
     @property
     def roles(self) -> tuple[Routing, ...]:
         """Routing of each role (one way to compute a frame): of the plan or its replicas, then of failure plans."""
-        return (changed(self, other_roles=()), *self.other_roles)
+        return (replace(self, other_roles=()), *self.other_roles)
 
     @property
     def replica_roles(self) -> tuple[Routing, ...]:

@@ -740,11 +740,13 @@ class _Placer:
         name = self._tensor_name(target if output == target.tensor else TensorKey(output), task)
         inputs = self._node_inputs(node, piece, tensors, place)
         written_name = name
+        # Some operators, for example LRN, write a larger region. The piece's own region is sliced from it.
         if piece.written_region is not None and piece.written_region != piece.out:
             written_name = self.builder.unique_tensor_name(f"{name}{format_region(piece.written_region)}")
         outputs = [written_name if o == output else self._unread_output(o, place) for o in node.outputs]
         node_name = node.name if name in node.outputs else f"{node.name}@{place.device}"
         written = self.builder.declare(written_name, self._dtype(output), piece.written_region or piece.out)
+        # A lookup in some rows of a table returns 0 for the other rows, so that all devices' results can be added.
         if piece.table_rows is None:
             self.builder.copy_node(node.name, node_name, inputs, outputs, place, piece)
         else:

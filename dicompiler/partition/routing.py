@@ -12,7 +12,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace as changed
+from dataclasses import replace
 from operator import itemgetter
 from typing import TYPE_CHECKING
 
@@ -220,8 +220,8 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
     roles: list[Routing] = []
     for role_plan, failed in zip(plan.roles, plan.role_failures, strict=True):
         with failure_plan_in_errors(plan, failed):
-            roles.append(changed(_route_role(layers, role_plan, hosts or {}), failed=failed))
-    return changed(roles[0], other_roles=tuple(roles[1:]))
+            roles.append(replace(_route_role(layers, role_plan, hosts or {}), failed=failed))
+    return replace(roles[0], other_roles=tuple(roles[1:]))
 
 
 def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Routing:

@@ -27,7 +27,6 @@ from dicompiler_targets.sockets.runtime.protocol import (
     MessageType,
     ProtocolError,
     ReceiveFilter,
-    read_messages,
 )
 
 IN_FLIGHT = 3
@@ -210,7 +209,9 @@ class Receiver:
         try:
             reader = MessageReader(Memory(data, step), allocate)
             while True:
-                read_messages(reader, admit, deliver)
+                message = reader.read_message(admit)
+                if message is not None and message[0].type is not MessageType.HEARTBEAT:
+                    deliver(*message)
         except ConnectionClosed:
             outcome = "all taken"
         except ProtocolError:

@@ -14,7 +14,8 @@ from support.running import pids
 import dicompiler
 from dicompiler.base.errors import RunError
 from dicompiler.target.run_records import RunOptions
-from dicompiler_targets.sockets.session import GRACE_S, ClusterSession
+from dicompiler_targets.sockets.cluster_state import GRACE_S
+from dicompiler_targets.sockets.session import ClusterSession
 
 TIMEOUT_S = 16.0  # A device that has not joined after half of this time counts as failed, even on a busy machine.
 AWAY_S = TIMEOUT_S + GRACE_S + 1.0

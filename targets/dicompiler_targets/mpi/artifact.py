@@ -96,7 +96,7 @@ class MpiArtifact:
         found = min((failed for failed in plans if {*down} <= {*failed}), key=len, default=None)
         return None if found is None else (plans.index(found), plans.count(found))
 
-    def take_first_outputs(self, delivered: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    def merge_outputs(self, delivered: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
         """Return the outputs of a frame (inference request) by name.
 
         An output that several devices delivered is taken from the first device.

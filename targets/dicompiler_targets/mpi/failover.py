@@ -156,7 +156,7 @@ class _FailoverRun:
                 _renumber_segments(self._artifact, rank, device_report, self.roles[0])
                 for rank, device_report in enumerate(result.reports)
             ),
-            outputs=tuple(self._artifact.take_first_outputs(frame) for frame in all_delivered),
+            outputs=tuple(self._artifact.merge_outputs(frame) for frame in all_delivered),
             outputs_by_device=all_delivered,
             total_s=result.total_s if not self.events else time.perf_counter() - self._start,
             events=tuple(self.events),

@@ -292,7 +292,7 @@ def write_launch_agent(scratch: Path, commands: Mapping[str, str]) -> dict[str, 
 def make_result(artifact: MpiArtifact, report: Mapping[str, Any], delivered: DeliveredFrames) -> RunResult:
     """Return the result of a run from the report of rank 0 and the outputs that the devices delivered."""
     return RunResult(
-        outputs=tuple(map(artifact.take_first_outputs, delivered)),
+        outputs=tuple(map(artifact.merge_outputs, delivered)),
         reports=tuple(map(_read_device_report, report["ranks"])),
         outputs_by_device=delivered,
         frames_s=tuple(report["frames_s"]),

@@ -193,7 +193,7 @@ class SocketsArtifact:
         """Return copies of the user's inputs, after checking them as `check_inputs` does."""
         return {name: deepcopy(array) for name, array in self.check_inputs(inputs).items()}
 
-    def first_outputs(self, outputs_by_device: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    def merge_outputs(self, outputs_by_device: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return each output by name; if several devices have sent it, the one of the first device."""
         names = [value["name"] for value in self.outputs]
         devices = outputs_by_device.values()

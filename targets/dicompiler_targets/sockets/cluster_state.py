@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -123,6 +123,13 @@ class ReconnectQueue:
             self._restart_at[name] = time.monotonic() + self._delays_s[name]
 
 
+GRACE_S = 1.0
+"""Seconds after a frame's deadline in which the session waits for devices to report which tensor is missing.
+
+Such a report tells which device is at fault.
+"""
+
+
 class ClusterState:
     """The devices of a run, from their start to their end.
 
@@ -190,11 +197,10 @@ class ClusterState:
 
     # -- start and end
 
-    def join(self, deadline: float, check_time: Callable[..., None]) -> None:
+    def join(self, deadline: float) -> None:
         """Start the devices, and wait until all of them are connected to their peers and ready for frames.
 
-        The run must have started by `deadline` (time.monotonic). `check_time` is called at intervals, with the
-        deadline, the awaited devices and a text for the end of its message. It raises RunError after the deadline.
+        Raise RunError if the run has not started by `deadline` (time.monotonic).
         """
         self._acceptor.start_accepting(self.processes, self._artifact.digest)
         for manifest in self._artifact.manifests:
@@ -203,13 +209,13 @@ class ClusterState:
                 self._print_start_command(name)
             is_started = name not in self._started_by_others
             self.processes[name] = self._start_process(name) if is_started else DeviceProcess(manifest)
-        self._await_connections(deadline, check_time)
+        self._await_connections(deadline)
         failed = self.schedule.find_failed_set(self.down) or frozenset()
         self.schedule.change(failed, first_frame=0, oldest_frame=0)
         for name in self.up:
             self._send_peers(name, {"down": sorted(self.down), "failed": sorted(failed)} if self.down else {})
         self._peers_sent = True
-        self._await_ready(deadline, check_time)
+        self._await_ready(deadline)
         self._has_joined = True
 
     def _runtime_arguments(self) -> list[str]:
@@ -225,7 +231,7 @@ class ClusterState:
         command = f"{token}python3 -m runtime {arguments}{' --keys KEYS' if has_keys else ''}"
         log.warning("start %s in its directory on its host: %s", name, command)
 
-    def _await_connections(self, deadline: float, check_time: Callable[..., None]) -> None:
+    def _await_connections(self, deadline: float) -> None:
         """Wait until all devices that are up have connected."""
         late_at = (time.monotonic() + deadline) / 2
         while waiting := [name for name in self.up if self.processes[name].channel is None]:
@@ -240,9 +246,9 @@ class ClusterState:
                 self._messages.listen(process, self.loop)
             self._handle_joining(lambda: True)
             self._fail_missing([name for name in waiting if self.processes[name].channel is None], late_at)
-            check_time(deadline, waiting, self._acceptor.refusal_text)
+            self.check_time(deadline, waiting, self._acceptor.refusal_text)
 
-    def _await_ready(self, deadline: float, check_time: Callable[..., None]) -> None:
+    def _await_ready(self, deadline: float) -> None:
         """Wait until all devices that are up are ready, and the causes of all failures so far are known."""
         late_at = (time.monotonic() + deadline) / 2
         ready = self._messages.ready_devices
@@ -251,7 +257,7 @@ class ClusterState:
         ):
             self._handle_joining(lambda: False)
             self._fail_missing([name for name in waiting if name not in ready], late_at)
-            check_time(deadline, waiting or self.up)
+            self.check_time(deadline, waiting or self.up)
 
     def _handle_joining(self, is_ready: Callable[[], object]) -> None:
         """React to the messages and failures of devices while the devices join the run.
@@ -342,6 +348,12 @@ class ClusterState:
 
     def _expects_ready(self, name: str) -> bool:
         return name not in self.down or self._reconnects.connecting == name
+
+    def check_time(self, deadline: float, waiting: Sequence[str], suffix: str = "") -> None:
+        """Raise RunError if GRACE_S has passed since the deadline; the error names the devices `waiting`."""
+        if time.monotonic() > deadline + GRACE_S:
+            others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
+            raise timeout_error(self.processes[waiting[0]].title, self._options, f"{others}{suffix}")
 
     # -- failures
 
@@ -560,3 +572,7 @@ class ClusterState:
         self.down.discard(name)
         self._change_roles(drop=False, returned=name)
         self._on_change("return", name, "")
+
+
+def timeout_error(title: str, options: RunOptions, suffix: str = "") -> RunError:
+    return RunError(f"{title}: did not finish within {options.timeout_s:g} s{suffix}: allow more time (--timeout)")

@@ -39,7 +39,7 @@ from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, Dev
 from dicompiler_targets.sockets.piece_copies import MIN_PIECED_BYTES, PieceCopier, is_pieced
 from dicompiler_targets.sockets.runtime.addresses import find_local_host, join_address
 from dicompiler_targets.sockets.runtime.transport import KEY_FILES
-from dicompiler_targets.sockets.session import check_device_options, check_frames_in_flight
+from dicompiler_targets.sockets.session import check_device_options, resolve_frames_in_flight
 
 log = logging.getLogger("dicompiler")
 
@@ -209,7 +209,7 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     artifact = SocketsArtifact.load(directory)
     check_device_options(options, artifact)
     ResidentCluster.load_for(artifact)
-    check_frames_in_flight(options, len(artifact.devices))
+    resolve_frames_in_flight(options, len(artifact.devices))
     locations = device_locations(artifact, options)
     for name in locations:
         check_files(directory, artifact.files, [f"{name}/{file}" for file in artifact.device_files(name)])

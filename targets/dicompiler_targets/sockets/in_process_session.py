@@ -21,13 +21,14 @@ from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session
 from dicompiler.plugin_api.artifacts import FrameTimes, RunEvent
 from dicompiler.plugin_api.utilities import check_type
 from dicompiler_targets.sockets.artifact import SocketsArtifact, from_payload, state_piece, to_payload
+from dicompiler_targets.sockets.cluster_state import timeout_error
 from dicompiler_targets.sockets.device_connections import read_report
 from dicompiler_targets.sockets.runtime.channel import EventLoop
 from dicompiler_targets.sockets.runtime.device import make_checked_sessions, make_report
 from dicompiler_targets.sockets.runtime.executor import FrameExecution, Mailbox, StepExecutor
 from dicompiler_targets.sockets.runtime.integrity import FileIntegrity
 from dicompiler_targets.sockets.runtime.segments import one_line
-from dicompiler_targets.sockets.session import FrameReader, SessionGuard, check_frames_in_flight, timeout_error
+from dicompiler_targets.sockets.session import FrameReader, SessionGuard, resolve_frames_in_flight
 
 
 class InProcessSession(Session):
@@ -47,7 +48,7 @@ class InProcessSession(Session):
     def __init__(self, artifact: SocketsArtifact, options: RunOptions) -> None:
         """Create the device's onnxruntime sessions and check its files."""
         self.artifact, self.options = artifact, options
-        self.in_flight = check_frames_in_flight(options, 1)
+        self.in_flight = resolve_frames_in_flight(options, 1)
         self.reports: tuple[DeviceReport, ...] = ()
         self.events: list[RunEvent] = []
         (self._manifest,), (self._role_io,) = artifact.manifests, artifact.role_ios
@@ -157,7 +158,7 @@ class InProcessSession(Session):
         if self.options.on_frame is not None:
             times = FrameTimes(time.perf_counter() - start, {self._device: finished[0].compute_s})
             self.options.on_frame(times)
-        return self.artifact.first_outputs({self._device: self._outputs})
+        return self.artifact.merge_outputs({self._device: self._outputs})
 
     def _store_output(self, value: Mapping[str, Any], _frame: int, payload: Any, _keep: Any) -> None:
         """Store a copy of an output, because onnxruntime will reuse the memory of `payload`."""

@@ -132,7 +132,7 @@ def run_artifact(
             f"more time (--timeout); then: {error}"
         ) from error
     return RunResult(
-        tuple(map(artifact.first_outputs, outputs)),
+        tuple(map(artifact.merge_outputs, outputs)),
         session.reports,
         tuple(outputs),
         tuple(frame.finished_at - frame.sent_at for frame in finished),

@@ -157,11 +157,6 @@ class SessionGuard:
                 raise
 
 
-GRACE_S = 1.0
-"""Seconds after a frame's deadline in which the session waits for devices to report which tensor is missing.
-
-Such a report tells which device is at fault.
-"""
 COVERED_HEARTBEAT_S, UNCOVERED_HEARTBEAT_S = 0.5, 2.0
 """Default seconds between two heartbeats, with and without failure plans.
 
@@ -321,7 +316,7 @@ class ClusterSession(Session):
         """
         options = options.with_heartbeat(default_heartbeat_s(artifact))
         self.artifact, self.options, self._deadline = artifact, options, deadline
-        self.in_flight = check_frames_in_flight(options, len(artifact.devices))
+        self.in_flight = resolve_frames_in_flight(options, len(artifact.devices))
         self.reports: tuple[DeviceReport, ...] = ()
         self._event_log = EventLog(options.on_event)
         self.events = self._event_log.events
@@ -350,7 +345,7 @@ class ClusterSession(Session):
         self._guard = SessionGuard(self._stop, self._loop.wake)
         with self._guarded(), contextlib.ExitStack() as stack:
             stack.callback(acceptor.close)
-            self._cluster.join(self._new_deadline(), self._check_time)
+            self._cluster.join(self._new_deadline())
             if self._cluster.schedule.tolerates_failures:
                 stack.pop_all()  # The acceptor stays open, because failed devices may return.
 
@@ -374,7 +369,7 @@ class ClusterSession(Session):
         with self._guarded():
             outputs = self._wait_for_outputs(self._submit_frame(checked))
             self._wait_for_event_log()
-            return self.artifact.first_outputs(outputs)
+            return self.artifact.merge_outputs(outputs)
 
     def reset(self) -> None:
         with self._guard.use():
@@ -382,7 +377,7 @@ class ClusterSession(Session):
 
     def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         for _, outputs in self.stream_frames(frames):
-            yield self.artifact.first_outputs(outputs)
+            yield self.artifact.merge_outputs(outputs)
 
     def stream_frames(
         self, frames: Iterable[Mapping[str, Any]]
@@ -636,7 +631,7 @@ class ClusterSession(Session):
         cluster.poll()
         if cluster.needs_replay:
             self._replay_frames()
-        self._check_time(deadline, waiting)
+        cluster.check_time(deadline, waiting)
 
     def _wait_for_event_log(self) -> None:
         """Wait until all failures, takeovers and returns of devices are reported to the user.
@@ -713,12 +708,6 @@ class ClusterSession(Session):
         sent_at = min((frame.sent_at for frame in self._in_flight_frames.values()), default=math.inf)
         return max(0.0, time.perf_counter() - max(self._last_finished_at, sent_at))
 
-    def _check_time(self, deadline: float, waiting: Sequence[str], suffix: str = "") -> None:
-        """Raise RunError if GRACE_S has passed since the deadline; the error names the devices `waiting`."""
-        if time.monotonic() > deadline + GRACE_S:
-            others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
-            raise timeout_error(self.processes[waiting[0]].title, self.options, f"{others}{suffix}")
-
 
 def default_heartbeat_s(artifact: SocketsArtifact) -> float:
     """Return the default seconds between two heartbeats of a device.
@@ -729,11 +718,7 @@ def default_heartbeat_s(artifact: SocketsArtifact) -> float:
     return COVERED_HEARTBEAT_S if artifact.make_schedule().tolerates_failures else UNCOVERED_HEARTBEAT_S
 
 
-def timeout_error(title: str, options: RunOptions, suffix: str = "") -> RunError:
-    return RunError(f"{title}: did not finish within {options.timeout_s:g} s{suffix}: allow more time (--timeout)")
-
-
-def check_frames_in_flight(options: RunOptions, devices: int) -> int:
+def resolve_frames_in_flight(options: RunOptions, devices: int) -> int:
     """Return how many frames may be in flight with this number of devices.
 
     Raise UsageError for invalid options.

@@ -31,7 +31,6 @@ from .protocol import (
     check_json_length,
     decode_json,
     pack_header,
-    read_messages,
 )
 from .transport import Connection, limit_buffers
 
@@ -545,7 +544,9 @@ class MessageChannel:
         if self._is_reading and not self._is_held:
             was_within_tensor, bytes_before = self._reader.is_within_tensor, self._reader.received_bytes
             try:
-                read_messages(self._reader, self._check, self._deliver_message)
+                while not self._is_held and (message := self._reader.read_message(self._check)) is not None:
+                    if message[0].type is not MessageType.HEARTBEAT:
+                        self._deliver_message(*message)
             except Exception as error:  # An unreported error would let the device wait for messages in vain.
                 self._stop_reading(error)
             if was_within_tensor:
@@ -625,13 +626,12 @@ class MessageChannel:
             self._timed_bytes += count
             self._timed_s += time.perf_counter() - self._incomplete_since
 
-    def _deliver_message(self, header: MessageHeader, payload: Any) -> bool:
+    def _deliver_message(self, header: MessageHeader, payload: Any) -> None:
         if header.type is MessageType.TENSOR:
             self._tensor_bytes += header.length
         if self._deliver(header, payload):
             self._is_held = True
             self._update_watch()
-        return self._is_held
 
     def _stop_writing(self) -> None:
         self._is_writing = False

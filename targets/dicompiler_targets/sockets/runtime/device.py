@@ -735,7 +735,7 @@ class DeviceRun:
         until the payload is sent.
         """
         if "receiver" in value:
-            channel = self._notified_channel(value["receiver"])
+            channel = self._channel_after_change(value["receiver"])
             channel.post(MessageType.TENSOR, payload, value["index"], frame, keep)
         else:
             self._get_control().post(MessageType.OUTPUT, payload, value["index"], frame, keep)
@@ -750,7 +750,7 @@ class DeviceRun:
         content = json.dumps({"message": one_line(error), "peer": error.peer})
         self._get_control().send(MessageType.TENSOR_OVERDUE, content.encode(), frame=frame)
 
-    def _notified_channel(self, peer: str) -> MessageChannel:
+    def _channel_after_change(self, peer: str) -> MessageChannel:
         """Return the channel to a peer, after telling the peer that this device uses other plans now.
 
         A ROLES_CHANGED message is posted only if the peer has not received it since the last change of plans (roles).
@@ -806,7 +806,7 @@ class DeviceRun:
         """Exchange BYE messages with all peers, then send the measurements of the run to the coordinator."""
         deadline, disconnected = time.monotonic() + DEADLINE_GRACE_S, self.peers.disconnected
         peers = tuple(self.peers.channels)
-        for channel in map(self._notified_channel, peers):
+        for channel in map(self._channel_after_change, peers):
             channel.send(MessageType.BYE)
             channel.flush(deadline)
         self._loop.run_until(

@@ -354,18 +354,6 @@ class MessageReader:
         return header, payload
 
 
-def read_messages(
-    reader: MessageReader, check: Callable[[MessageHeader], None], deliver: Callable[[MessageHeader, Any], object]
-) -> None:
-    """Call `deliver` with header and payload of each available message, until it returns a true value.
-
-    Heartbeats are not delivered. `check` is called, and errors are raised, as in MessageReader.read_message.
-    """
-    while (message := reader.read_message(check)) is not None:
-        if message[0].type is not MessageType.HEARTBEAT and deliver(*message):
-            return
-
-
 class FrameWindow:
     """The frames that may be in flight: unfinished frames from number `oldest` to before number `end`.
 
