@@ -15,24 +15,13 @@ if TYPE_CHECKING:
     from dicompiler.analysis.prediction_error import ExpectedTiming
     from dicompiler.driver.compile_result import CompileSummary
     from dicompiler.measure.adapt import SpeedTrial
-    from dicompiler.target.run_records import RunResult
+    from dicompiler.target.run_records import DeviceReport, RunResult
 
 
 def show_run(result: RunResult, in_flight: int = 1) -> None:
     """Print the measurements of each device over all frames. `in_flight` is the largest number of frames in flight."""
     headers = ("device", "computing s", "waiting s", "sending s", "bytes sent", "memory MB")
-    rows = [
-        (
-            report.device,
-            f"{report.compute_s:.4f}",
-            f"{report.wait_s:.4f}",
-            f"{report.send_s:.4f}",
-            str(sum(report.sent_bytes.values())),
-            f"{report.peak_memory_bytes / 1e6:.1f}",
-        )
-        for report in result.reports
-    ]
-    print_table(headers, rows, right=range(1, len(headers)))
+    print_table(headers, [_report_row(report) for report in result.reports], right=range(1, len(headers)))
     if result.frames_s:
         times = ", ".join(f"{seconds:.4f}" for seconds in result.frames_s[:8])
         click.echo(wrap_text(f"{times}{', …' if len(result.frames_s) > 8 else ''}", "\nseconds of each frame: "))
@@ -46,6 +35,20 @@ def show_run(result: RunResult, in_flight: int = 1) -> None:
         times = f"{len(failures)} time{'' if len(failures) == 1 else 's'}"
         replayed = f"{again} frames were computed again"
         click.echo(wrap_text(f"devices failed {times}: {replayed}, the longest interruption was {longest:.2f} s"))
+
+
+def _report_row(report: DeviceReport) -> tuple[str, ...]:
+    """Return the table cells of a device; a device that was down at the end of the run has no measurements."""
+    if report.is_missing:
+        return (report.device, *["-"] * 5)
+    return (
+        report.device,
+        f"{report.compute_s:.4f}",
+        f"{report.wait_s:.4f}",
+        f"{report.send_s:.4f}",
+        str(sum(report.sent_bytes.values())),
+        f"{report.peak_memory_bytes / 1e6:.1f}",
+    )
 
 
 def show_periods(finished_s: Sequence[float], duration_s: float) -> None:

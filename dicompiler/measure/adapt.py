@@ -112,8 +112,11 @@ class AdaptOptions:
 
     def __post_init__(self) -> None:
         for name in ("deviation", "link_deviation", "min_gain", "min_interval_s"):
+            check_type(getattr(self, name), (int, float), f"adapt: {name}", "a number")
             if not 0 <= getattr(self, name) < float("inf"):
                 raise UsageError(f"adapt: {name} must be 0 or more, not {getattr(self, name)!r}")
+        check_type(self.frames, (int,), "adapt: frames", "an integer")
+        check_type(self.strategy, (str,), "adapt: strategy", "a text such as 'auto{budget=1}'")
         if self.frames < 1:
             raise UsageError(f"adapt: frames must be at least 1, not {self.frames!r}")
 

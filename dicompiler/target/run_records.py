@@ -88,6 +88,11 @@ class DeviceReport:
     peak_memory_bytes: int
     timeline: tuple[TimelineEntry, ...] = ()
 
+    @property
+    def is_missing(self) -> bool:
+        """True if the device was down at the end of the run, so that all values are 0."""
+        return not self.peak_memory_bytes and not self.compute_s
+
     def with_scaled_times(self, factor: float) -> DeviceReport:
         """Return a copy of the report in which all times are multiplied by a factor.
 

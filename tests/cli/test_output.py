@@ -14,9 +14,11 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.cli.list import PLUGIN_KIND_NAMES
+from dicompiler.cli.run_output import show_run
 from dicompiler.cli.table import print_table
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.compile_result import CompileSummary, load_summary
+from dicompiler.target.run_records import DeviceReport, RunResult
 
 UNPOWERED = """
 [[host]]
@@ -156,3 +158,12 @@ def test_error_names_a_file_for_another_command(place: Path, capsys: pytest.Capt
         assert line in error, error
     with pytest.raises(DicompilerError, match="not an artifact"):
         reopen_artifact(place)
+
+
+def test_device_that_was_down_at_the_end_has_no_measurements(capsys: pytest.CaptureFixture[str]) -> None:
+    """Zeros would look as if the device had computed nothing."""
+    measured = DeviceReport("pi01", 0.5, 0.25, 0.125, {0: 40}, (0.5,), 64_000_000)
+    show_run(RunResult(({},), (measured, DeviceReport("pi02", 0.0, 0.0, 0.0, {}, (0.0,), 0)), (0.75,)))
+    _, first, second, *_ = capsys.readouterr().out.splitlines()
+    assert first.split() == ["pi01", "0.5000", "0.2500", "0.1250", "40", "64.0"]
+    assert second.split() == ["pi02", *["-"] * 5]

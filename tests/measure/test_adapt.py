@@ -392,6 +392,9 @@ def test_rejects_invalid_options_and_states(compiled: Path, tmp_path: Path) -> N
         ({"min_gain": float("nan")}, "min_gain must be 0 or more, not nan"),
         ({"link_deviation": -0.5}, "link_deviation must be 0 or more, not -0.5"),
         ({"frames": 0}, "frames must be at least 1, not 0"),
+        ({"frames": 2.5}, r"frames must be an integer, not 2\.5"),
+        ({"min_interval_s": "1 s"}, "min_interval_s must be a number, not '1 s'"),
+        ({"strategy": None}, "strategy must be a text such as 'auto{budget=1}', not None"),
     ):
         with pytest.raises(UsageError, match=f"adapt: {words}"):
             AdaptOptions(**options)  # type: ignore[arg-type]
