@@ -9,6 +9,7 @@ from dicompiler.ir.plan import dumps
 from dicompiler.plugin.plugin_wrappers import describe_plan_error
 from dicompiler.plugin_api import DicompilerError, Plan, PluginError, Strategy
 from dicompiler.search.constraints import check_memory
+from dicompiler.search.pareto_front import FRONT_OBJECTIVES, ParetoFront
 from dicompiler.testing.assertions import (
     LIMIT_S,
     as_instance,
@@ -37,6 +38,9 @@ def check_strategy(
     network, and send the predicted bytes. The strategy must make an equal plan when it is run again, in this process
     and in one with another hash seed, unless a note in the plan says why it cannot be reproduced. The strategy must
     not change the problem, end the process, or run without end.
+
+    If the strategy has its own method `front`, the front for the first sample must have valid plans, a value of each
+    objective for each plan, and no plan that another plan of the front dominates.
 
     On platforms with several devices, the strategy is also run with less memory than a single device needs. It may
     raise DicompilerError if it finds no plan, but not for every sample.
@@ -74,6 +78,31 @@ def check_strategy(
                 if key not in seen:
                     seen.append(key)
                     check_plan(sample.problem, plan)
+    if type(instance).front is not Strategy.front:
+        with checking(f"{describe(instance)}: front() on {chosen[0]}"):
+            _check_front(instance, chosen[0], limit_s)
+
+
+def _check_front(strategy: Strategy, sample: Sample, limit_s: float) -> None:
+    """Require that the strategy's front for a sample has valid plans, of which none dominates another one."""
+    problem = sample.problem
+    with unchanged(problem=problem), time_limit(limit_s):
+        front: Any = strategy.front(problem)
+    require(isinstance(front, ParetoFront), f"it returned {type(front).__name__} instead of a ParetoFront")
+    require(front.points, "it returned a front without plans: raise DicompilerError instead")
+    unknown = sorted({*front.objectives} - {*FRONT_OBJECTIVES})
+    require(not unknown, f"unknown objectives {', '.join(unknown)}: use some of {', '.join(FRONT_OBJECTIVES)}")
+    for i, point in enumerate(front.points):
+        fault = describe_plan_error(point.plan)
+        require(not fault, f"plan {i} is {fault}")
+        check_legal(problem, point.plan)
+        missing = [name for name in front.objectives if name not in point.objectives]
+        require(not missing, f"plan {i} has no value of objective {', '.join(missing)}")
+    values = [[point.objectives[name] for name in front.objectives] for point in front.points]
+    for i, worse in enumerate(values):
+        for j, better in enumerate(values):
+            is_dominated = better != worse and all(b <= w for b, w in zip(better, worse, strict=True))
+            require(not is_dominated, f"plan {i} is not better than plan {j} in any objective: omit it")
 
 
 def _memory_limited_samples(chosen: Iterable[Sample]) -> list[Sample]:

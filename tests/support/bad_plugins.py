@@ -31,8 +31,9 @@ from dicompiler.ir.regions import Interval, Region, Shape, full_region
 from dicompiler.partition.operators.conv_pool import pool
 from dicompiler.plugin.pass_base import Pass
 from dicompiler.plugin.registry import registry
+from dicompiler.search.pareto_front import ParetoFront, build_single_point_front
 from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.search.strategy import ProgressCallback, Strategy
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.target.target_base import Target
 from dicompiler.testing import make_cluster
@@ -44,6 +45,20 @@ class BadStrategy(Strategy):
 
     name: ClassVar[str] = "bad-strategy"
     fault: str = "none"
+
+    def front(self, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
+        if not self.fault.startswith("front-"):
+            return super().front(problem, progress)
+        front = build_single_point_front(problem, self.plan(problem))
+        (point,) = front.points
+        if self.fault == "front-empty":
+            return replace(front, points=())
+        if self.fault == "front-value":
+            return replace(front, points=(replace(point, objectives={}),))
+        if self.fault == "front-objective":
+            return replace(front, objectives=(*front.objectives, "beauty"))
+        worse = {name: 2 * value + 1 for name, value in point.objectives.items()}
+        return replace(front, points=(point, replace(point, objectives=worse)))
 
     def plan(self, problem: Problem) -> Plan:
         names = [device.name for device in problem.platform.computing_devices]

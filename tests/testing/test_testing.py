@@ -229,6 +229,19 @@ def test_weights_are_read_as_one_value_for_fingerprints(monkeypatch: pytest.Monk
     assert len(hashed) < 10_000  # The weights of lenet have 250,000 bytes.
 
 
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [
+        ("empty", "it returned a front without plans: raise DicompilerError instead"),
+        ("value", "plan 0 has no value of objective "),
+        ("objective", "unknown objectives beauty: use some of latency, "),
+        ("dominated", "plan 1 is not better than plan 0 in any objective: omit it"),
+    ],
+)
+def test_wrong_front_is_caught(fault: str, text: str) -> None:
+    assert text in fails(check_strategy, bad.BadStrategy(f"front-{fault}"), FEW[:1])
+
+
 @pytest.mark.parametrize("fault", ["half", "device", "camera"])
 def test_wrong_plans_are_caught_if_memory_is_not_checked(fault: str) -> None:
     assert "an invalid plan: " in fails(check_strategy, bad.BadStrategy(fault), THREE, memory=False)
