@@ -204,8 +204,8 @@ def segment_seconds(workload: Workload) -> SegmentSeconds:
         device.device: tuple(
             # Rounding errors can make the difference slightly negative, but a time is at least 0.
             max(0.0, job.seconds - device.runtime.call)
-            for role in workload.roles
-            for job in role.devices[i].jobs
+            for replica in workload.replicas
+            for job in replica.devices[i].jobs
         )
         for i, device in enumerate(workload.devices)
     }
@@ -223,8 +223,10 @@ def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[floa
         values, call_s = remaining[device.device], device.runtime.call
         return replace(device, jobs=tuple(replace(job, seconds=next(values) + call_s) for job in device.jobs))
 
-    first, *others = (replace(role, devices=tuple(map(with_seconds, role.devices))) for role in workload.roles)
-    return replace(first, other_roles=tuple(others))
+    first, *others = (
+        replace(replica, devices=tuple(map(with_seconds, replica.devices))) for replica in workload.replicas
+    )
+    return replace(first, other_replicas=tuple(others))
 
 
 def predict_timing(workload: Workload, platform: Platform, frames: int, in_flight: int) -> RunTiming:
@@ -233,7 +235,7 @@ def predict_timing(workload: Workload, platform: Platform, frames: int, in_fligh
     With one frame in flight, one frame of each replica (a copy of the plan for some of the frames) is simulated. With
     several frames in flight, a stream of at most MAX_SIMULATED_FRAMES frames is simulated.
     """
-    count = min(frames, MAX_SIMULATED_FRAMES) if in_flight > 1 else len(workload.roles)
+    count = min(frames, MAX_SIMULATED_FRAMES) if in_flight > 1 else len(workload.replicas)
     result = simulate(workload, platform, count, in_flight, keep_spans=False)
     if in_flight > 1:
         frame_s, input_output_s = max(end for _, end in result.frames) / count, 0.0
@@ -248,14 +250,14 @@ def predict_timing(workload: Workload, platform: Platform, frames: int, in_fligh
 
 def _simulated_device(result: SimulationResult, workload: Workload, i: int, frames: int) -> DeviceTiming:
     device = workload.devices[i]
-    sent = [message.nbytes for role in workload.roles for message in role.messages if message.sender == i]
+    sent = [message.nbytes for replica in workload.replicas for message in replica.messages if message.sender == i]
     handling_s = sum(map(device.runtime.send_seconds, sent))
     waits = {peer: seconds / frames for peer, seconds in result.waits.get(device.device, {}).items()}
     segments_s = segment_seconds(workload)[device.device]
-    calls = _call_counts([len(role.devices[i].jobs) for role in workload.roles], frames)
+    calls = _call_counts([len(replica.devices[i].jobs) for replica in workload.replicas], frames)
     return DeviceTiming(
         compute_s=sum(seconds * count for seconds, count in zip(segments_s, calls, strict=True)) / frames,
-        send_s=handling_s / len(workload.roles) + result.total_seconds("message", device.device) / frames,
+        send_s=handling_s / len(workload.replicas) + result.total_seconds("message", device.device) / frames,
         wait_s=sum(waits.values()),
         segments_s=segments_s,
         waits=waits,

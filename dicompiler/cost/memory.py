@@ -211,14 +211,14 @@ def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int
     return buffers, between_segments + inside_segment - buffers
 
 
-def _device_timeline(program: Program, device: DeviceProgram, border_sizes: Mapping[str, int]) -> MemoryTimeline:
+def _device_timeline(program: Program, device: DeviceProgram, interface_sizes: Mapping[str, int]) -> MemoryTimeline:
     """Return the memory of a device at each step.
 
-    `border_sizes` maps graph inputs and outputs, states (outputs that are inputs of the next frame) and transferred
+    `interface_sizes` maps graph inputs and outputs, states (outputs that are inputs of the next frame) and transferred
     tensors to their numbers of bytes.
     """
     constants: dict[str, int] = {}
-    sizes = dict(border_sizes)
+    sizes = dict(interface_sizes)
     last = _last_use_steps(program, device)
     live: list[LiveRange] = []
     for k, segment in enumerate(device.segments):

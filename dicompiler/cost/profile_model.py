@@ -135,17 +135,17 @@ def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share:
     remaining = 1.0
     if region is not None and not layer.whole_reason:
         aligned, full = align_region(layers, layer, region), full_region(output_shape(layers, layer))
-        remaining = _remaining_share(profile, signature, aligned, full)
+        remaining = _remaining_fraction(profile, signature, aligned, full)
     if merge:
         return remaining * _merge_seconds(profile, layers, layer, merge)
     if reduce is None:
         return whole * remaining
     length = reduction_length(layers, layer)
     assert length is not None
-    return whole * remaining * _time_share(profile, signature, "reduce", reduce[1] - reduce[0], length)
+    return whole * remaining * _time_fraction(profile, signature, "reduce", reduce[1] - reduce[0], length)
 
 
-def _remaining_share(profile: Profile, signature: str, region: Region, full: Region) -> float:
+def _remaining_fraction(profile: Profile, signature: str, region: Region, full: Region) -> float:
     """Return the fraction of a layer's time that remains if only `region` of its output is computed.
 
     `full` is the region of the whole output. If one axis is cut, the result is the measured fraction for this cut. If
@@ -158,14 +158,14 @@ def _remaining_share(profile: Profile, signature: str, region: Region, full: Reg
         for axis, ((start, stop), (low, high)) in enumerate(zip(region, full, strict=True))
         if (start, stop) != (low, high)
     ]
-    fixed = min(_time_share(profile, signature, cut, 0, extent) for cut, _, extent in cuts) if len(cuts) > 1 else 0.0
+    fixed = min(_time_fraction(profile, signature, cut, 0, extent) for cut, _, extent in cuts) if len(cuts) > 1 else 0.0
     if fixed == 1:
         return 1.0
-    varying = [(_time_share(profile, signature, *cut) - fixed) / (1 - fixed) for cut in cuts]
+    varying = [(_time_fraction(profile, signature, *cut) - fixed) / (1 - fixed) for cut in cuts]
     return fixed + (1 - fixed) * math.prod(varying)
 
 
-def _time_share(profile: Profile, signature: str, cut: str, size: int, extent: int) -> float:
+def _time_fraction(profile: Profile, signature: str, cut: str, size: int, extent: int) -> float:
     """Return the fraction of a whole layer's time that a piece of it needs, at most 1.
 
     The piece has the extent `size` along the axis `cut`, on which the layer has the extent `extent`. If no piece was

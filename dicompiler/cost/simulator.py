@@ -364,7 +364,7 @@ class _FrameState:
     """
 
     number: int
-    role: _RoleSchedule
+    replica: _ReplicaSchedule
     start: float
     next_jobs: list[int]
     missing_messages: list[int]
@@ -381,8 +381,8 @@ It returns True if the event was cancelled in the meantime, so that nothing was 
 """
 
 
-class _RoleSchedule:
-    """The jobs of one role (the plan or one of its replicas), numbered consecutively over all devices.
+class _ReplicaSchedule:
+    """The jobs of one replica (a copy of the plan, or the plan itself), numbered consecutively over all devices.
 
     A job is a segment (an ONNX sub-model) with its predicted seconds. The jobs of device i have the indices from
     `first_jobs[i]` to `job_ends[i]` - 1.
@@ -470,7 +470,7 @@ def simulate(
     arrives after the latencies of the link and of the receiver's runtime. A message between devices of one host uses no
     link, and costs only the time of the runtime.
 
-    `frames` is the number of frames, which use the replicas (`Workload.roles`) in turn. `in_flight` is the largest
+    `frames` is the number of frames, which use the replicas (`Workload.replicas`) in turn. `in_flight` is the largest
     number of frames at a time. Without `keep_spans`, the result has totals but no periods (`SimulationResult.spans`).
     `speeds` are the changing speeds of devices by name. They change the time of computing, but not of sending and
     receiving. `link_speeds` are the changing speeds of links, by their names in `Platform.occupied_links`.
@@ -498,9 +498,9 @@ class _EventSimulator:
         self.devices = [_DeviceState(number, device.device) for number, device in enumerate(workload.devices)]
         self.speeds = [speeds.get(device.device) for device in workload.devices]
         self.links: LinkScheduler[_InFlightMessage] = LinkScheduler()
-        self.roles = [_RoleSchedule(role, self.devices, platform, self.links) for role in workload.roles]
+        self.replicas = [_ReplicaSchedule(replica, self.devices, platform, self.links) for replica in workload.replicas]
         self.frame_count, self.in_flight = frames, in_flight
-        self.input_output_s = sum(role.ends_s for role in workload.roles) / len(workload.roles)
+        self.input_output_s = sum(replica.input_output_s for replica in workload.replicas) / len(workload.replicas)
         self.released = 0
         self.frame_times: dict[int, tuple[float, float, float]] = {}
         self.spans: list[Span] | None = [] if keep_spans else None
@@ -548,18 +548,18 @@ class _EventSimulator:
         `idle_devices` are the indices of devices that have just become idle. Each starts its next job if one is ready.
         """
         while self.released < self.frame_count:
-            role = self.roles[self.released % len(self.roles)]
-            frame = role.frame(self.released, now)
+            replica = self.replicas[self.released % len(self.replicas)]
+            frame = replica.frame(self.released, now)
             self.released += 1
-            if role.state_makers:
+            if replica.state_makers:
                 self._wait_for_states(frame)
-            for messages in role.initial_sends:
+            for messages in replica.initial_sends:
                 self._send_messages(now, frame, messages)
             self._schedule_departures(frame)
-            for d in role.starting_devices:
+            for d in replica.starting_devices:
                 if not frame.missing_messages[frame.next_jobs[d]]:
                     heappush(self.devices[d].ready, (frame.number, frame))
-            for d in sorted({*role.starting_devices, *idle_devices}):
+            for d in sorted({*replica.starting_devices, *idle_devices}):
                 self._advance(now, self.devices[d])
             if frame.missing_outputs:
                 return
@@ -571,13 +571,13 @@ class _EventSimulator:
         A state is an output of the network that is an input of the next frame. A job is the run of an ONNX sub-model.
         """
         finished = self.finished_jobs.pop(frame.number - 1, set())
-        for reader, makers in frame.role.state_makers.items() if frame.number else ():
+        for reader, makers in frame.replica.state_makers.items() if frame.number else ():
             missing = [job for job in makers if job not in finished]
             frame.missing_messages[reader] += len(missing)
             for job in missing:
                 self.state_readers.setdefault((frame.number - 1, job), []).append((frame, reader))
 
-    def _make_states(self, frame: _FrameState, job: int, device: _DeviceState) -> None:
+    def _record_states(self, frame: _FrameState, job: int, device: _DeviceState) -> None:
         """Record that a job has computed its states, and release the next frame's jobs that wait for them.
 
         A state is an output of the network that is an input of the next frame. A job is the run of an ONNX sub-model.
@@ -604,7 +604,7 @@ class _EventSimulator:
             if now > device.idle_since:
                 self._record_wait(now, device, frame, last)
             device.is_busy, device.started, frame.started_at = True, now, min(frame.started_at, now)
-            seconds, speeds = frame.role.jobs[number].seconds, self.speeds[device.number]
+            seconds, speeds = frame.replica.jobs[number].seconds, self.speeds[device.number]
             done = now + seconds if speeds is None else end_of_computing(now, seconds, speeds)
             device.occupy(now, done)
             heappush(self.events, (done, next(self.event_order), self._finish_job, frame, device))
@@ -619,15 +619,15 @@ class _EventSimulator:
             self.spans.append(Span("wait", device.name, name, frame.number, start, now, peer))
 
     def _finish_job(self, now: float, frame: _FrameState, device: _DeviceState) -> None:
-        role, number, start = frame.role, frame.next_jobs[device.number], device.started
-        job = role.jobs[number]
+        replica, number, start = frame.replica, frame.next_jobs[device.number], device.started
+        job = replica.jobs[number]
         device.computed += now - start
         if self.spans is not None:
             self.spans.append(Span("compute", device.name, job.name, frame.number, start, now))
-        if role.state_makers:
-            self._make_states(frame, number, device)
+        if replica.state_makers:
+            self._record_states(frame, number, device)
         frame.next_jobs[device.number] = number = number + 1
-        if number < role.job_ends[device.number] and not frame.missing_messages[number]:
+        if number < replica.job_ends[device.number] and not frame.missing_messages[number]:
             heappush(device.ready, (frame.number, frame))
         free = self._send_messages(now, frame, job.sends)
         device.is_busy, device.idle_since = free > now, now
@@ -648,7 +648,7 @@ class _EventSimulator:
     def _send_messages(self, now: float, frame: _FrameState, messages: Sequence[int]) -> float:
         """Send messages one after another, and return the time at which the sender's processor is done."""
         for message in messages:
-            path = frame.role.paths[message]
+            path = frame.replica.paths[message]
             done = now + path.send_s
             if done > now:
                 self._record_handling(now, done, frame, path, path.sender, path.receiver)
@@ -768,8 +768,8 @@ class _SentBox:
 
 
 @dataclass(frozen=True)
-class _RoleCosts:
-    """The routing of one role (the plan or a replica of it), the seconds of its tasks, and its messages.
+class _ReplicaCosts:
+    """The routing of one replica (a copy of the plan, or the plan itself), the seconds of its tasks, and its messages.
 
     A task computes one device's part of a layer. Each message is a box (a region of a tensor) that is sent to another
     device.
@@ -808,23 +808,23 @@ def estimate_metrics(
         DicompilerError: The plan does not fit the layers, or names an unknown device.
     """
     routing = route_on_platform(platform, layers, plan)
-    roles = []
-    for role in routing.replica_roles:
-        seconds = {task_id(task): task_seconds(role, platform, cost, task) for task in role.tasks}
-        roles.append(_RoleCosts(role, seconds, _sent_boxes(role)))
-    latency = sum(_barrier_latency(role, platform, runtime_by_device) for role in roles) / len(roles)
-    sent = [box for role in roles for box in role.sent]
+    replicas = []
+    for replica in routing.replica_roles:
+        seconds = {task_id(task): task_seconds(replica, platform, cost, task) for task in replica.tasks}
+        replicas.append(_ReplicaCosts(replica, seconds, _sent_boxes(replica)))
+    latency = sum(_barrier_latency(replica, platform, runtime_by_device) for replica in replicas) / len(replicas)
+    sent = [box for replica in replicas for box in replica.sent]
     send_link_s, receive_link_s = Counter[str](), Counter[str]()
     for box in sent:
-        link_s = _link_seconds(platform, runtime_by_device, box) / len(roles)
+        link_s = _link_seconds(platform, runtime_by_device, box) / len(replicas)
         send_link_s[box.sender] += link_s  # type: ignore[assignment]
         receive_link_s[box.receiver] += link_s  # type: ignore[assignment]
     devices = tuple(
         replace(entry, send_link_s=send_link_s[entry.device], receive_link_s=receive_link_s[entry.device])
-        for entry in _device_metrics(roles, routing, platform, plan)
+        for entry in _device_metrics(replicas, routing, platform, plan)
     )
-    metrics = _build_metrics(roles, devices, platform, {}, latency, "estimate")
-    network_s = _network_seconds(platform, runtime_by_device, sent, len(roles))
+    metrics = _build_metrics(replicas, devices, platform, {}, latency, "estimate")
+    network_s = _network_seconds(platform, runtime_by_device, sent, len(replicas))
     return replace(metrics, period_s=max(metrics.period_s, network_s))
 
 
@@ -840,14 +840,14 @@ def metrics_of_simulation(
     A network can have states: outputs that are inputs of the next frame, which must wait for them. The period is then
     at least that of a short simulated stream.
     """
-    role_workloads = workload.roles
-    roles = [
-        _RoleCosts(role, role_workload.task_seconds, _sent_boxes(role))
-        for role, role_workload in zip(routing.replica_roles, role_workloads, strict=True)
+    replica_workloads = workload.replicas
+    replicas = [
+        _ReplicaCosts(replica, replica_workload.task_seconds, _sent_boxes(replica))
+        for replica, replica_workload in zip(routing.replica_roles, replica_workloads, strict=True)
     ]
     frames = len(simulation.frames)
     call_s: dict[str, float] = defaultdict(float)
-    for work in (work for role_workload in role_workloads for work in role_workload.devices):
+    for work in (work for replica_workload in replica_workloads for work in replica_workload.devices):
         call_s[work.device] += work.runtime.call_seconds(len(work.jobs))
     devices = tuple(
         replace(
@@ -859,11 +859,11 @@ def metrics_of_simulation(
             waits={peer: seconds / frames for peer, seconds in simulation.waits.get(entry.device, {}).items()},
             occupied_s=simulation.total_seconds("occupied", entry.device) / frames,
         )
-        for entry in _device_metrics(roles, routing, platform, plan)
+        for entry in _device_metrics(replicas, routing, platform, plan)
     )
     latency = sum(end - start for start, end in simulation.frames) / frames
     link_loads = {name: seconds / frames for name, seconds in simulation.link_s.items()}
-    metrics = _build_metrics(roles, devices, platform, link_loads, latency, "simulation")
+    metrics = _build_metrics(replicas, devices, platform, link_loads, latency, "simulation")
     # A frame may wait for the states (outputs) of the previous frame. The busy times of devices and links do not
     # contain this waiting, so a short stream is simulated.
     if any(job.state_makers for device_work in workload.devices for job in device_work.jobs):
@@ -873,7 +873,7 @@ def metrics_of_simulation(
 
 
 def _build_metrics(
-    roles: Sequence[_RoleCosts],
+    replicas: Sequence[_ReplicaCosts],
     devices: tuple[DeviceMetrics, ...],
     platform: Platform,
     link_loads: Mapping[str, float],
@@ -888,7 +888,7 @@ def _build_metrics(
         idle = max(0.0, latency - entry.busy_s)
         energy += device.power_active * entry.busy_s + device.power_idle * idle + device.power_network * entry.link_s
     period = max((0.0, *link_loads.values(), *(entry.busy_s for entry in devices)))
-    total = _mean_rounded_up(sum(box.nbytes for role in roles for box in role.sent), roles)
+    total = _mean_rounded_up(sum(box.nbytes for replica in replicas for box in replica.sent), replicas)
     memory = max(host_memory.values(), default=0)
     return Metrics(devices, latency, period, energy, memory, total, method, link_loads=link_loads)
 
@@ -907,15 +907,15 @@ def _sent_boxes(routing: Routing) -> list[_SentBox]:
     return sent
 
 
-def _barrier_latency(role: _RoleCosts, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
+def _barrier_latency(replica: _ReplicaCosts, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
     """Return the seconds of a frame if each layer begins when all devices have finished the previous layer."""
-    routing, seconds = role.routing, role.seconds
+    routing, seconds = replica.routing, replica.seconds
     compute: dict[LayerStep, dict[str, float]] = {("", False): {}}
     for task in sorted(routing.tasks, key=lambda task: (routing.layers.position[task.layer], task.kind != "partial")):
         seconds_by_device = compute.setdefault(_layer_step(task), {})
         seconds_by_device[task.device] = seconds_by_device.get(task.device, 0.0) + seconds[task_id(task)]
     sent: dict[LayerStep, list[_SentBox]] = {}
-    for box in role.sent:
+    for box in replica.sent:
         sent.setdefault(box.step, []).append(box)
     return sum(
         max(devices.values(), default=0.0)
@@ -974,11 +974,11 @@ def _link_seconds(platform: Platform, runtime: Mapping[str, RuntimeCosts], box: 
 
 
 def _device_metrics(
-    roles: Sequence[_RoleCosts], routing: Routing, platform: Platform, plan: Plan
+    replicas: Sequence[_ReplicaCosts], routing: Routing, platform: Platform, plan: Plan
 ) -> tuple[DeviceMetrics, ...]:
-    """Return the metrics of each device. Work and sent bytes are averaged over `roles`.
+    """Return the metrics of each device. Work and sent bytes are averaged over `replicas`.
 
-    `roles` has the costs of each replica of the plan (copy on other devices), or of the plan itself. The memory
+    `replicas` has the costs of each replica of the plan (copy on other devices), or of the plan itself. The memory
     includes the memory for failure plans, because devices store the weights of all plans.
     """
     activations = [_peak_activations(role) for role in routing.roles]
@@ -986,29 +986,29 @@ def _device_metrics(
     for task in (task for role in routing.roles for task in role.tasks):
         weights[task.device] |= weight_regions(routing.layers, task)
     sent, received = Counter[str](), Counter[str]()
-    for box in (box for role in roles for box in role.sent):
+    for box in (box for replica in replicas for box in replica.sent):
         sent[box.sender] += box.nbytes
         received[box.receiver] += box.nbytes
-    work: dict[str, list[tuple[_RoleCosts, Task]]] = {name: [] for name in plan.devices}
-    for role in roles:
-        for task in role.routing.tasks:
-            work[task.device].append((role, task))
+    work: dict[str, list[tuple[_ReplicaCosts, Task]]] = {name: [] for name in plan.devices}
+    for replica in replicas:
+        for task in replica.routing.tasks:
+            work[task.device].append((replica, task))
     return tuple(
         DeviceMetrics(
             name,
-            _mean_rounded_up(sum(task_flops(role.routing, task) for role, task in work[name]), roles),
-            sum(role.seconds[task_id(task)] for role, task in work[name]) / len(roles),
+            _mean_rounded_up(sum(task_flops(replica.routing, task) for replica, task in work[name]), replicas),
+            sum(replica.seconds[task_id(task)] for replica, task in work[name]) / len(replicas),
             sum(weights[name].values()),
             max(activation_bytes.get(name, 0) for activation_bytes in activations),
-            _mean_rounded_up(sent[name], roles),
-            _mean_rounded_up(received[name], roles),
+            _mean_rounded_up(sent[name], replicas),
+            _mean_rounded_up(received[name], replicas),
         )
         for name in (device.name for device in platform.devices if device.name in work)
     )
 
 
-def _mean_rounded_up(total: int, roles: Sequence[_RoleCosts]) -> int:
-    return -(-total // len(roles))
+def _mean_rounded_up(total: int, replicas: Sequence[_ReplicaCosts]) -> int:
+    return -(-total // len(replicas))
 
 
 def _peak_activations(routing: Routing) -> dict[str, int]:

@@ -103,22 +103,22 @@ class Workload:
     Attributes:
         devices: Work of each device.
         messages: Messages, in the order of the program's transfers.
-        other_roles: Workloads of the other replicas (the same plan on other devices). Each lists the same devices.
+        other_replicas: Workloads of the other replicas (the same plan on other devices). Each lists the same devices.
         task_seconds: Seconds of each task (one device's share of a layer); empty if the workload was written by hand.
-        ends_s: Seconds to bring the inputs to the sources and the outputs to the caller. A frame's latency excludes
-            them.
+        input_output_s: Seconds to bring the inputs to the sources and the outputs to the caller. A frame's latency
+            excludes them.
     """
 
     devices: tuple[DeviceWork, ...]
     messages: tuple[Message, ...]
-    other_roles: tuple[Workload, ...] = ()
+    other_replicas: tuple[Workload, ...] = ()
     task_seconds: Mapping[TaskId, float] = field(default_factory=dict, repr=False)
-    ends_s: float = 0.0
+    input_output_s: float = 0.0
 
     @property
-    def roles(self) -> tuple[Workload, ...]:
+    def replicas(self) -> tuple[Workload, ...]:
         """The workload of each of the n replicas (copies of the plan on other devices). Frame i uses entry i mod n."""
-        return (replace(self, other_roles=()), *self.other_roles)
+        return (replace(self, other_replicas=()), *self.other_replicas)
 
 
 def build_workload(
@@ -135,12 +135,14 @@ def build_workload(
     the segment that contains the main operator of the layer. `runtime_by_device` has the costs of messages and calls;
     by default they are free.
     """
-    roles = zip(program.replica_roles, routing.replica_roles, strict=True)
-    first, *others = (_role_workload(role, routes, platform, cost, runtime_by_device) for role, routes in roles)
-    return replace(first, other_roles=tuple(others))
+    replicas = zip(program.replica_roles, routing.replica_roles, strict=True)
+    first, *others = (
+        _replica_workload(replica, routes, platform, cost, runtime_by_device) for replica, routes in replicas
+    )
+    return replace(first, other_replicas=tuple(others))
 
 
-def _role_workload(
+def _replica_workload(
     program: Program, routing: Routing, platform: Platform, cost: CostModel, runtime: Mapping[str, RuntimeCosts]
 ) -> Workload:
     seconds = {task_id(task): task_seconds(routing, platform, cost, task) for task in routing.tasks}
@@ -164,10 +166,12 @@ def _role_workload(
         Message(index[t.sender], index[t.receiver], t.value.nbytes, t.value.name, t.index in coalesced)
         for t in program.transfers
     )
-    return Workload(tuple(devices), messages, task_seconds=seconds, ends_s=_ends_s(program, platform, runtime))
+    return Workload(
+        tuple(devices), messages, task_seconds=seconds, input_output_s=_input_output_s(program, platform, runtime)
+    )
 
 
-def _ends_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
+def _input_output_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
     """Return the seconds to bring the inputs to the sources plus those to bring the outputs from the sinks.
 
     Sources are the devices that have the inputs, and sinks the devices that receive the outputs. Each source receives

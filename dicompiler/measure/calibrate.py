@@ -429,9 +429,9 @@ def _correct_links(
         return platform, unchanged, []
     workload = case.make_workload(case.with_platform(platform))
     observed = [find_pauses(spans, run.input_arrival_s) for run, spans in usable]
-    measured = [_with_measured_seconds(workload.roles[run.last_role], spans) for run, spans in usable]
+    measured = [_with_measured_seconds(workload.replicas[run.last_role], spans) for run, spans in usable]
     typical = []
-    if len(workload.roles) == 1:
+    if len(workload.replicas) == 1:
         for run, _ in usable:
             typical.append((workload, measured_timing(run.log, case.program).frame_s - run.input_arrival_s))
     fitted, reasons, unexplained = fit_links(platform, figures, measured, observed, typical)
@@ -519,15 +519,15 @@ def _scale_compute(workload: Workload, bare: Workload, factor: float) -> Workloa
 
     `bare` is the same workload without runtime costs, from which the computing times are taken.
     """
-    roles = []
-    for role, bare_role in zip(workload.roles, bare.roles, strict=True):
+    replicas = []
+    for replica, bare_replica in zip(workload.replicas, bare.replicas, strict=True):
         devices = []
-        for device, bare_device in zip(role.devices, bare_role.devices, strict=True):
+        for device, bare_device in zip(replica.devices, bare_replica.devices, strict=True):
             jobs = tuple(
                 replace(job, seconds=job.seconds + (factor - 1) * bare_job.seconds)
                 for job, bare_job in zip(device.jobs, bare_device.jobs, strict=True)
             )
             devices.append(replace(device, jobs=jobs))
-        roles.append(replace(role, devices=tuple(devices)))
-    first, *others = roles
-    return replace(first, other_roles=tuple(others))
+        replicas.append(replace(replica, devices=tuple(devices)))
+    first, *others = replicas
+    return replace(first, other_replicas=tuple(others))

@@ -44,14 +44,14 @@ def predict_byte_seconds(workload: Workload, platform: Platform, in_flight: int)
         The mean over all bytes of a connection, by connection name. Connections with messages of fewer than
         `MIN_MESSAGE_BYTES` bytes on average are omitted.
     """
-    roles, names = workload.roles, [device.device for device in workload.devices]
-    rounds = math.ceil(min(2 * in_flight, MAX_SIMULATED_FRAMES) / len(roles))
+    replicas, names = workload.replicas, [device.device for device in workload.devices]
+    rounds = math.ceil(min(2 * in_flight, MAX_SIMULATED_FRAMES) / len(replicas))
     seconds, nbytes, counts = Counter[str](), Counter[str](), Counter[str]()
-    for span in simulate(workload, platform, rounds * len(roles), in_flight).spans:
+    for span in simulate(workload, platform, rounds * len(replicas), in_flight).spans:
         if span.kind == "message":
             seconds[name_connection(span.device, span.peer)] += span.seconds  # type: ignore[assignment]
-    for role in roles:
-        for message in role.messages:
+    for replica in replicas:
+        for message in replica.messages:
             name = name_connection(names[message.sender], names[message.receiver])
             nbytes[name] += message.nbytes
             counts[name] += 1

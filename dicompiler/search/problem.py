@@ -487,5 +487,5 @@ def whole_layer_seconds(problem: Problem, device: Device) -> tuple[float, ...]:
 
 
 def _simulated_metrics(work: Workload, routing: Routing, platform: Platform, plan: Plan) -> Metrics:
-    result = simulate(work, platform, frames=len(work.roles), keep_spans=False)
+    result = simulate(work, platform, frames=len(work.replicas), keep_spans=False)
     return metrics_of_simulation(result, work, routing, platform, plan)

@@ -279,7 +279,7 @@ def one_by_one(seconds: float, *receivers: int) -> Workload:
 
     There is a role for each receiver.
     """
-    roles = [
+    replicas = [
         Workload(
             tuple(
                 DeviceWork(f"d{i}", f"d{i}", (0,) if i == 0 else (), (Job("j", seconds, (0,), (), 1),) * (i == to))
@@ -289,7 +289,7 @@ def one_by_one(seconds: float, *receivers: int) -> Workload:
         )
         for to in receivers
     ]
-    return replace(roles[0], other_roles=tuple(roles[1:]))
+    return replace(replicas[0], other_replicas=tuple(replicas[1:]))
 
 
 def test_frames_go_to_the_roles_in_turn() -> None:
@@ -329,7 +329,7 @@ def test_devices_continue_in_order_when_frame_starts() -> None:
         ((), [job(0, (1,))]),
     )
     other = work([(1, 2, 1)], ((), []), ((), [job(2, (), (0,), 1)]), ((), [job(0, (0,))]))
-    found = simulate(replace(one, other_roles=(one, other)), cluster(3, "shared"), frames=3, in_flight=2)
+    found = simulate(replace(one, other_replicas=(one, other)), cluster(3, "shared"), frames=3, in_flight=2)
     sent = [(span.device, span.start) for span in found.spans if span.kind == "message" and span.peer == "d2"]
     assert sent == [("d0", 2.25), ("d0", 4.25), ("d1", 4.25)]
 

@@ -28,13 +28,13 @@ from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.tiling import AxisLabel, tile_layer
 
 
-def test_role_has_seconds_of_its_devices() -> None:
+def test_replica_has_seconds_of_its_devices() -> None:
     platform = cluster("a", "b", "c")
     slow = replace(platform, devices=(*platform.devices[:2], replace(platform.devices[2], rate=0.25e9)))
     result = lenet(({}, {"b": "c"}), slow)
     assert result.program is not None and result.routing is not None
     problem = load_problem(networks.build("lenet", 0), slow)
-    first, second = build_workload(result.program, result.routing, slow, problem.cost_model).roles
+    first, second = build_workload(result.program, result.routing, slow, problem.cost_model).replicas
     seconds = [sum(job.seconds for device in own.devices for job in device.jobs) for own in (first, second)]
     assert seconds[1] == pytest.approx(4 * seconds[0])
 
@@ -105,9 +105,9 @@ def test_counts_input_and_output_time_separately() -> None:
         for names in (problem.layers.inputs, problem.layers.outputs)
     )
     line_s = 1.5 * 8 * came / platform.network.bandwidth
-    assert work.ends_s == pytest.approx(2 * 6e-3 + 1e-6 * (came + went) + line_s)
-    assert costly.evaluate(costly.single_device_plan("pi02")).input_output_s == pytest.approx(work.ends_s)
-    assert problem.workload(problem.single_device_plan("pi02"))[1].ends_s == 0.0
+    assert work.input_output_s == pytest.approx(2 * 6e-3 + 1e-6 * (came + went) + line_s)
+    assert costly.evaluate(costly.single_device_plan("pi02")).input_output_s == pytest.approx(work.input_output_s)
+    assert problem.workload(problem.single_device_plan("pi02"))[1].input_output_s == 0.0
 
 
 @pytest.mark.parametrize("label", ["height", "channel"])
