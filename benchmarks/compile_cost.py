@@ -197,7 +197,7 @@ def row(name: str, scratch: Path, times: int) -> tuple[list[str], bool]:
 @click.option("--scratch", type=click.Path(path_type=Path, file_okay=False), help="Where to write (2 GB); else /tmp.")
 def main(names: Sequence[str], times: int, scratch: Path | None) -> None:
     """Measure what compiling large networks costs."""
-    table = Table(title=f"{PIECES} sub-models on {DEVICES} devices; seconds of CPU, MB", show_lines=True)
+    table = Table(title=f"{PIECES} submodels on {DEVICES} devices; seconds of CPU, MB", show_lines=True)
     for header in (
         "network",
         "MB",

@@ -5,7 +5,7 @@ plan that is then in force. Frames that are in flight when a device fails are co
 that are in flight when a device returns are finished first.
 
 The order and the number of frames are exact. Times are approximate for two reasons. Real devices finish the segments
-(ONNX sub-models) of abandoned frames, which the simulation ignores. In the simulation, the first frame after a change
+(ONNX submodels) of abandoned frames, which the simulation ignores. In the simulation, the first frame after a change
 always uses the first replica (copy of the plan on other devices).
 """
 
@@ -55,7 +55,7 @@ class FailureCase:
 
     Attributes:
         failed: Devices that the plan does not use.
-        workload: The plan's segments (ONNX sub-models) with their predicted seconds, and its messages.
+        workload: The plan's segments (ONNX submodels) with their predicted seconds, and its messages.
         platform: The platform without these devices.
     """
 

@@ -26,7 +26,7 @@ class MemoryUse:
     """Bytes of memory that a program needs on one device.
 
     Attributes:
-        weights: Bytes of the constants of all segments (ONNX sub-models), each counted once.
+        weights: Bytes of the constants of all segments (ONNX submodels), each counted once.
         activations: Largest number of bytes of tensors that are needed at once, without the buffers.
         buffers: Bytes of graph inputs, of states (outputs that are inputs of the next frame) and of received tensors.
             They exist for every frame in flight.
@@ -47,7 +47,7 @@ class MemoryUse:
 class MemoryTimeline:
     """Bytes of memory that a program needs on one device at each step of a frame.
 
-    Time is a number of steps: step 2k + 1 is inside segment k (an ONNX sub-model that the device runs), and step 2k is
+    Time is a number of steps: step 2k + 1 is inside segment k (an ONNX submodel that the device runs), and step 2k is
     between the segments k - 1 and k.
 
     Attributes:
@@ -80,7 +80,7 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
     A buffer (graph input, state from the previous frame, or received tensor) lives until its last reader on the device.
     A tensor that a segment computes lives until its last reader or send, and an output of the network lives to the end.
     A tensor without a static shape is assumed to need 0 bytes, and a view (Reshape, Identity) the bytes of a copy. A
-    device runs one segment (an ONNX sub-model) at a time. If several frames are in flight, one of them is therefore
+    device runs one segment (an ONNX submodel) at a time. If several frames are in flight, one of them is therefore
     inside a segment, and the others are between two segments.
 
     A device keeps the weights of all roles (replicas of the main plan, and failure plans). All frames in flight use
@@ -122,7 +122,7 @@ def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
 
 
 def segment_value_sizes(segment: Segment) -> dict[str, int]:
-    """Return the bytes of every tensor that a segment (ONNX sub-model) reads or computes, without constants.
+    """Return the bytes of every tensor that a segment (ONNX submodel) reads or computes, without constants.
 
     Args:
         segment: Segment with its ONNX model.
@@ -146,7 +146,7 @@ def value_nbytes(value: onnx.ValueInfoProto) -> int:
 
 
 def constant_sizes(segment: Segment) -> dict[str, int]:
-    """Return the bytes of each constant of a segment (ONNX sub-model). Sparse constants are measured as if dense.
+    """Return the bytes of each constant of a segment (ONNX submodel). Sparse constants are measured as if dense.
 
     Args:
         segment: Segment with its ONNX model.
@@ -185,7 +185,7 @@ def _nbytes_deltas(spans: Iterable[LiveRange]) -> Counter[int]:
 def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
     """Return the largest number of bytes that the tensors computed inside a segment take at once.
 
-    A segment is an ONNX sub-model. The inputs and outputs of a node exist at the same time, and the outputs of the
+    A segment is an ONNX submodel. The inputs and outputs of a node exist at the same time, and the outputs of the
     segment exist to its end. `sizes` has the bytes of each tensor by name.
     """
     nodes = segment.model.graph.node
@@ -199,7 +199,7 @@ def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int
     """Return (bytes of buffers, bytes of activations) of a device if `frames` frames are in flight.
 
     `roles` has the memory of each replica of a plan. The frames in flight are spread evenly over the replicas. A device
-    computes one segment (an ONNX sub-model) at a time. Therefore only one frame needs the memory of a running segment,
+    computes one segment (an ONNX submodel) at a time. Therefore only one frame needs the memory of a running segment,
     and each other frame only needs the tensors that are stored between segments.
     """
     largest = sorted(roles, key=lambda role: -max(role.live_bytes))
@@ -253,7 +253,7 @@ def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
     """Return the last step at which each tensor is live, by tensor name.
 
     A tensor that is read lives until its last reader has run. Sending continues in the background, so a tensor that is
-    sent lives until the next segment (ONNX sub-model) after the send has run. Graph outputs, and states (outputs that
+    sent lives until the next segment (ONNX submodel) after the send has run. Graph outputs, and states (outputs that
     are inputs of the next frame), live to the end.
     """
     last: dict[str, int] = {}

@@ -31,7 +31,7 @@ class RuntimeCosts:
         receive: Seconds of the receiver's processor for each message (o).
         per_byte: Seconds of the processor for each byte of a message, on the sender and on the receiver (a part of G).
         gap: Seconds for which a message occupies its link in addition to the time of its bytes (g).
-        call: Seconds of the call of a segment (ONNX sub-model), without the computing in it.
+        call: Seconds of the call of a segment (ONNX submodel), without the computing in it.
         cold_call: Additional seconds of a call if the device has computed other segments since the previous call of
             this segment. Code and data have then left the caches.
         per_copy: Seconds of a slice, join or wire cast, in addition to the time of its bytes. A wire cast converts a
@@ -122,11 +122,11 @@ class RuntimeCosts:
 
     @property
     def segment_call_s(self) -> float:
-        """Seconds of one call of a segment (ONNX sub-model), without computing, if the device has several segments."""
+        """Seconds of one call of a segment (ONNX submodel), without computing, if the device has several segments."""
         return self.call_seconds(2) / 2
 
     def call_seconds(self, segments: int) -> float:
-        """Return the seconds of all calls of a device's segments (ONNX sub-models) in a frame, without computing.
+        """Return the seconds of all calls of a device's segments (ONNX submodels) in a frame, without computing.
 
         If the device has only one segment, its code and data stay in the caches between two calls, so no call is cold.
 

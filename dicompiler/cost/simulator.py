@@ -186,7 +186,7 @@ class Span(NamedTuple):
     """A period of a simulation: a device computes, sends, receives or waits, or a message is on a link.
 
     Attributes:
-        kind: "compute": a segment (ONNX sub-model) ran on `device`. "handle": the processor of `device` sent a message
+        kind: "compute": a segment (ONNX submodel) ran on `device`. "handle": the processor of `device` sent a message
             to `peer`, or received one from it. "message": bytes were on the link from `device` to `peer`. "wait":
             `device` was idle because a message from `peer` was missing, or if `peer` is empty, because there was no
             frame to compute.
@@ -280,7 +280,7 @@ class SimulationResult:
 
 @dataclass(slots=True, eq=False)
 class _DeviceState:
-    """The state of a device in a simulation. A job is the run of one segment (an ONNX sub-model) for one frame.
+    """The state of a device in a simulation. A job is the run of one segment (an ONNX submodel) for one frame.
 
     Times are in seconds.
 
@@ -335,7 +335,7 @@ class _MessagePath:
         is_parallel: Whether the receiver can receive the message while it computes, because it has several cores.
         in_order: Whether messages are sent in the order in which they become ready. Otherwise the messages of older
             frames are sent first.
-        readers: Indices of the receiver's jobs (runs of ONNX sub-models) that wait for the message.
+        readers: Indices of the receiver's jobs (runs of ONNX submodels) that wait for the message.
     """
 
     name: str
@@ -353,7 +353,7 @@ class _MessagePath:
 
 @dataclass(slots=True, eq=False)
 class _FrameState:
-    """The state of a frame in flight. A job is the run of one segment (an ONNX sub-model) for this frame.
+    """The state of a frame in flight. A job is the run of one segment (an ONNX submodel) for this frame.
 
     Attributes:
         next_jobs: For each device, the index of its next job.
@@ -384,7 +384,7 @@ It returns True if the event was cancelled in the meantime, so that nothing was 
 class _ReplicaSchedule:
     """The jobs of one replica (a copy of the plan, or the plan itself), numbered consecutively over all devices.
 
-    A job is a segment (an ONNX sub-model) with its predicted seconds. The jobs of device i have the indices from
+    A job is a segment (an ONNX submodel) with its predicted seconds. The jobs of device i have the indices from
     `first_jobs[i]` to `job_ends[i]` - 1.
     """
 
@@ -456,7 +456,7 @@ def simulate(
 ) -> SimulationResult:
     """Simulate how the devices of a platform compute frames, and return the predicted times.
 
-    Like the targets' runtimes, a device computes one segment (an ONNX sub-model) at a time: the next segment of the
+    Like the targets' runtimes, a device computes one segment (an ONNX submodel) at a time: the next segment of the
     oldest frame, among those with complete inputs. Sending and receiving a message also take time of the device's
     processor. A device sends a message after the segment that computed the tensor, and receives a message on arrival. A
     device with several cores receives while a segment computes.
@@ -568,7 +568,7 @@ class _EventSimulator:
     def _wait_for_states(self, frame: _FrameState) -> None:
         """Make the jobs of a frame wait for the states that the previous frame has not computed yet.
 
-        A state is an output of the network that is an input of the next frame. A job is the run of an ONNX sub-model.
+        A state is an output of the network that is an input of the next frame. A job is the run of an ONNX submodel.
         """
         finished = self.finished_jobs.pop(frame.number - 1, set())
         for reader, makers in frame.replica.state_makers.items() if frame.number else ():
@@ -580,7 +580,7 @@ class _EventSimulator:
     def _record_states(self, frame: _FrameState, job: int, device: _DeviceState) -> None:
         """Record that a job has computed its states, and release the next frame's jobs that wait for them.
 
-        A state is an output of the network that is an input of the next frame. A job is the run of an ONNX sub-model.
+        A state is an output of the network that is an input of the next frame. A job is the run of an ONNX submodel.
         """
         if frame.number + 1 == self.released:
             self.finished_jobs.setdefault(frame.number, set()).add(job)
@@ -592,7 +592,7 @@ class _EventSimulator:
     def _advance(self, now: float, device: _DeviceState) -> None:
         """Start the next job of an idle device, or receive the next message if no job is ready.
 
-        A job is the run of an ONNX sub-model for one frame. Of several ready jobs, that of the oldest frame is started.
+        A job is the run of an ONNX submodel for one frame. Of several ready jobs, that of the oldest frame is started.
         A busy device is skipped.
         """
         if device.is_busy:
@@ -795,7 +795,7 @@ def estimate_metrics(
     * Then all regions that the layer computed are sent. On a shared medium or a gateway they are sent one after
       another. On a switch all links are used at the same time, and the slowest link counts.
     * Processors also spend time on each message. The time of the busiest sender is added before the sending. The time
-      of the busiest receiver is added after the sending, together with the call of the ONNX sub-model that needs the
+      of the busiest receiver is added after the sending, together with the call of the ONNX submodel that needs the
       messages.
 
     In reality and in the simulator these periods overlap. The simulator's times for VGG16 are 6 to 54 % lower, so the

@@ -1,4 +1,4 @@
-"""The workload of a program: its segments (ONNX sub-models) with predicted seconds, and its messages."""
+"""The workload of a program: its segments (ONNX submodels) with predicted seconds, and its messages."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Message:
 
 @dataclass(frozen=True)
 class Job:
-    """The simulator's record of a segment (an ONNX sub-model that a device runs).
+    """The simulator's record of a segment (an ONNX submodel that a device runs).
 
     Messages and jobs are referred to by their indices.
 
@@ -83,7 +83,7 @@ class DeviceWork:
         device: Name of the device.
         host: Name of its host.
         initial_sends: Indices of the messages with graph inputs, which are sent at the start of the frame.
-        jobs: Segments (ONNX sub-models) of the device, in the order of execution.
+        jobs: Segments (ONNX submodels) of the device, in the order of execution.
         runtime: Costs of messages and calls.
         cores: Number of cores. With more than one, messages are received while a segment computes.
     """
@@ -130,7 +130,7 @@ def build_workload(
 ) -> Workload:
     """Return the segments of a program with their predicted seconds, and its messages, for all replicas of the plan.
 
-    A segment is an ONNX sub-model, and a replica a copy of the plan on other devices. Failure plans are not included.
+    A segment is an ONNX submodel, and a replica a copy of the plan on other devices. Failure plans are not included.
     The seconds of a task (one device's share of a layer), with those of its slices, joins and casts, are assigned to
     the segment that contains the main operator of the layer. `runtime_by_device` has the costs of messages and calls;
     by default they are free.
@@ -343,7 +343,7 @@ def _nbytes(routing: Routing, key: TensorKey, regions: Iterable[Region]) -> int:
 
 
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
-    """Return the seconds of each segment (ONNX sub-model), by name.
+    """Return the seconds of each segment (ONNX submodel), by name.
 
     A task computes one device's share of a layer. Its seconds are assigned to the segment with the main operator
     (anchor) of the layer.
@@ -355,7 +355,7 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
             for key, origin in segment.node_marks:
                 layer = routing.layers.layer_by_name[key[0]]
                 # A merger (a task that adds partial sums) does not contain the main operator of its layer. Its seconds
-                # are therefore assigned to the segment (ONNX sub-model) with its last node.
+                # are therefore assigned to the segment (ONNX submodel) with its last node.
                 if key not in home or origin == layer.nodes[layer.anchor].name or key in mergers:
                     home[key] = segment.name
     by_segment: dict[str, float] = {}

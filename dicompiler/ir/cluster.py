@@ -116,7 +116,7 @@ class Device:
         gpu: True if it is a GPU.
         power_network: Additional power in W while the device sends or receives.
         memory_bandwidth: Bandwidth between cores and memory in byte/s; 0: unknown.
-        engine: Engine (library) that computes its segments (ONNX sub-models): its name, possibly with options.
+        engine: Engine (library) that computes its segments (ONNX submodels): its name, possibly with options.
         engine_rates: Rates with engines other than onnxruntime. The rate with onnxruntime is `rate`, for all kinds of
             layers.
     """

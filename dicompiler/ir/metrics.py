@@ -30,7 +30,7 @@ class DeviceMetrics:
     Attributes:
         device: Name of the device.
         flops: Number of floating-point operations.
-        compute_s: Seconds in which the device computes segments (ONNX sub-models).
+        compute_s: Seconds in which the device computes segments (ONNX submodels).
         weights: Bytes of weights and other constants that the device stores.
         activations: Peak bytes of computed and received tensors.
         sent: Bytes sent to other devices, including devices of the same host.

@@ -72,12 +72,12 @@ class Transfer:
 
 @dataclass(frozen=True)
 class Segment:
-    """ONNX sub-model that one device runs as soon as its inputs are available.
+    """ONNX submodel that one device runs as soon as its inputs are available.
 
     Attributes:
         name: Name of the segment.
         device: Name of the device.
-        model: The sub-model. Large weights are placeholders without data; the program's `weights` have their
+        model: The submodel. Large weights are placeholders without data; the program's `weights` have their
             data under the same name.
         inputs: Names of the input tensors on this device.
         outputs: Names of the output tensors on this device.

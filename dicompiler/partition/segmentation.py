@@ -1,6 +1,6 @@
 """Segmentation: a placed model becomes a Program, with segments on devices and transfers between devices.
 
-A segment is an ONNX sub-model that a device runs as soon as its inputs are complete. It states the lowest ONNX IR
+A segment is an ONNX submodel that a device runs as soon as its inputs are complete. It states the lowest ONNX IR
 version that supports its contents. onnxruntime refuses a model with a newer IR version than it knows, even if the model
 uses nothing new.
 """
@@ -261,7 +261,7 @@ def _segment_model(
 
 
 _BASE_VERSION = 4
-"""First ONNX IR version in which initializers need not be graph inputs. Segments (ONNX sub-models) rely on this."""
+"""First ONNX IR version in which initializers need not be graph inputs. Segments (ONNX submodels) rely on this."""
 _SPARSE_VERSION, _OPTIONAL_VERSION = 6, 8
 _FUNCTION_VERSION, _FUNCTION_DEFAULTS_VERSION, _OVERLOAD_VERSION = 8, 9, 10
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "precision")

@@ -76,7 +76,7 @@ def dicompiler_targets() -> Iterable[type[Target]]:  # type: ignore[empty-body]
 
 @hookspec
 def dicompiler_engines() -> Iterable[type[Engine]]:  # type: ignore[empty-body]
-    """Yield engines, which compute segments (sub-models) on devices: frozen dataclasses derived from `Engine`.
+    """Yield engines, which compute segments (submodels) on devices: frozen dataclasses derived from `Engine`.
 
     @hookimpl
     def dicompiler_engines():

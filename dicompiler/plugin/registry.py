@@ -86,7 +86,7 @@ class Registry:
         passes: Transformations of a model or of its plan.
         strategies: Strategies, which make plans.
         targets: Targets, which write and run artifacts.
-        engines: Engines, which compute segments (ONNX sub-models) on devices.
+        engines: Engines, which compute segments (ONNX submodels) on devices.
         operators: Operator rules, which describe how operators can be split.
         cost_models: Cost models, which predict the seconds of computing.
         platforms: The platform families, which find platforms by name (`rpi4x3`), and the platform file formats.

@@ -1,6 +1,6 @@
 """The base class of engines, which compute segments on devices.
 
-    segment (ONNX sub-model) ⇒ Engine.convert ⇒ EngineFiles ⇒ LoadedNetwork, on a device
+    segment (ONNX submodel) ⇒ Engine.convert ⇒ EngineFiles ⇒ LoadedNetwork, on a device
 
 The engine onnxruntime runs ONNX files, so it converts nothing. It computes all segments that another engine does not
 support.
@@ -40,7 +40,7 @@ FULL_PRECISION: Precision = "fp32"
 
 
 class UnsupportedByEngine(DicompilerError):
-    """Error if a sub-model has an operator, a type or a shape that the engine cannot compute as onnxruntime does."""
+    """Error if a submodel has an operator, a type or a shape that the engine cannot compute as onnxruntime does."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class EngineFiles:
 
 
 class LoadedNetwork(Protocol):
-    """A segment (ONNX sub-model) that an engine has loaded on a device.
+    """A segment (ONNX submodel) that an engine has loaded on a device.
 
     The class `EngineNetwork` of the module `dicompiler_engine_NAME` has this form, for the engine NAME.
 
@@ -142,30 +142,30 @@ class Engine(ABC):
 
     @abstractmethod
     def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles | None:
-        """Convert a sub-model. The same sub-model must give the same bytes.
+        """Convert a submodel. The same submodel must give the same bytes.
 
-        The caller compares the results with those of onnxruntime, which computes the sub-model instead if they differ.
-        An engine therefore need not reject all sub-models that it computes wrongly.
+        The caller compares the results with those of onnxruntime, which computes the submodel instead if they differ.
+        An engine therefore need not reject all submodels that it computes wrongly.
 
         Args:
-            model: The sub-model. Its large initializers are placeholders without data.
+            model: The submodel. Its large initializers are placeholders without data.
             weights: The data of the placeholders, by name.
 
         Returns:
-            The files; None to leave the sub-model to onnxruntime.
+            The files; None to leave the submodel to onnxruntime.
 
         Raises:
-            UnsupportedByEngine: The engine does not compute the sub-model. The message names the operator, the type or
+            UnsupportedByEngine: The engine does not compute the submodel. The message names the operator, the type or
                 the shape.
         """
 
     def unsupported_nodes(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> Mapping[int, str]:  # noqa: ARG002
-        """Return the nodes of a sub-model that the engine cannot compute, so that the others can be converted.
+        """Return the nodes of a submodel that the engine cannot compute, so that the others can be converted.
 
         Default: the nodes with an operator that is not in `operators`.
 
         Args:
-            model: The sub-model. Its large initializers are placeholders without data.
+            model: The submodel. Its large initializers are placeholders without data.
             weights: The data of the placeholders, by name.
 
         Returns:

@@ -1,4 +1,4 @@
-"""Comparison of a converted segment (ONNX sub-model of a device) with onnxruntime, on inputs of the segment."""
+"""Comparison of a converted segment (ONNX submodel of a device) with onnxruntime, on inputs of the segment."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ def measure_difference(
 
     Args:
         engine: The engine.
-        model: The sub-model. Its outputs are of type float.
-        files: The sub-model in the format of the engine.
+        model: The submodel. Its outputs are of type float.
+        files: The submodel in the format of the engine.
         inputs: Arrays by name of the input.
 
     Returns:
@@ -44,12 +44,12 @@ def measure_difference(
 def run_network(
     engine: Engine, graph: onnx.GraphProto, files: EngineFiles, inputs: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the outputs that an engine computes for a converted sub-model, by name.
+    """Return the outputs that an engine computes for a converted submodel, by name.
 
     Args:
         engine: The engine.
-        graph: Graph of the sub-model from which the files were converted.
-        files: The sub-model in the format of the engine.
+        graph: Graph of the submodel from which the files were converted.
+        files: The submodel in the format of the engine.
         inputs: Arrays by name of the input.
 
     Returns:

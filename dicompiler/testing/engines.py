@@ -41,7 +41,7 @@ _WEIGHT_SHAPES = {"w": (4, 8, 3, 3), "m": (5, 8)}
 
 
 def make_segment_models() -> dict[str, onnx.ModelProto]:
-    """Return the default sub-models by name: convolutions, a classifier, element-wise operators, and integers."""
+    """Return the default submodels by name: convolutions, a classifier, element-wise operators, and integers."""
     models = {}
     for name, text in _SEGMENT_GRAPHS.items():
         model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {name} {text}')
@@ -56,26 +56,26 @@ def make_segment_models() -> dict[str, onnx.ModelProto]:
 def check_engine(
     engine: Engine | type[Engine], on: Mapping[str, onnx.ModelProto] | None = None, limit_s: float = LIMIT_S
 ) -> None:
-    """Check that an engine converts sub-models reproducibly, and computes what onnxruntime computes.
+    """Check that an engine converts submodels reproducibly, and computes what onnxruntime computes.
 
-    Each sub-model is converted. The check requires that:
+    Each submodel is converted. The check requires that:
 
     - the name consists of lower-case letters, digits and underscores;
     - `convert` raises only UnsupportedByEngine, and does so for nodes that `unsupported_nodes` lists;
-    - the files have the same bytes when the sub-model is converted again, in this process and in one with another hash
+    - the files have the same bytes when the submodel is converted again, in this process and in one with another hash
       seed;
     - the outputs are within the engine's tolerance of onnxruntime, and the inputs are not changed;
     - `extra_memory` returns a number of bytes;
     - the engine does not change its arguments, end the process, or run without end;
-    - at least one sub-model is converted, unless the engine runs ONNX files.
+    - at least one submodel is converted, unless the engine runs ONNX files.
 
     Args:
         engine: The engine, or its class.
-        on: Sub-models by name. Default: `make_segment_models()`.
-        limit_s: Seconds that the calls of the engine for one sub-model may take.
+        on: Submodels by name. Default: `make_segment_models()`.
+        limit_s: Seconds that the calls of the engine for one submodel may take.
 
     Raises:
-        AssertionError: A requirement does not hold. The message names engine, sub-model and cause.
+        AssertionError: A requirement does not hold. The message names engine, submodel and cause.
     """
     instance = as_instance(engine)
     models = make_segment_models() if on is None else on
@@ -88,12 +88,12 @@ def check_engine(
     names = ", ".join(models)
     require(
         converted or all(_convert(instance, model) is None for model in models.values()),
-        f"{describe(instance)}: it converts none of {names}: give sub-models that it supports (on=…)",
+        f"{describe(instance)}: it converts none of {names}: give submodels that it supports (on=…)",
     )
 
 
 def _check_sub_model(engine: Engine, model: onnx.ModelProto, limit_s: float) -> bool:
-    """Check the conversion of a sub-model; return True if it was converted."""
+    """Check the conversion of a submodel; return True if it was converted."""
     unsupported = engine.unsupported_nodes(model, {})
     files = _convert(engine, model)
     memory = engine.extra_memory([_as_segment(model)])
@@ -120,9 +120,9 @@ def _check_sub_model(engine: Engine, model: onnx.ModelProto, limit_s: float) -> 
 
 
 def _convert(engine: Engine, model: onnx.ModelProto) -> EngineFiles | str | None:
-    """Return the files of a converted sub-model, or None if the engine runs ONNX files.
+    """Return the files of a converted submodel, or None if the engine runs ONNX files.
 
-    If the engine does not support the sub-model, return the reason as text.
+    If the engine does not support the submodel, return the reason as text.
     """
     try:
         return engine.convert(model, {})

@@ -34,7 +34,7 @@ _NON_NUMPY_TYPES = ("bfloat16", "float8", "float4", "int4", "int2")
 
 
 class SegmentRunner(Protocol):
-    """A segment (ONNX sub-model) that is loaded into a runtime such as onnxruntime."""
+    """A segment (ONNX submodel) that is loaded into a runtime such as onnxruntime."""
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Run the segment on the inputs, and return every output by name."""

@@ -1,8 +1,8 @@
-"""Files that several targets write: segments (ONNX sub-models), and one file of weights for each device.
+"""Files that several targets write: segments (ONNX submodels), and one file of weights for each device.
 
     segments and weights of a Program ⇒ files; the same program gives the same bytes
 
-A segment is the ONNX sub-model that a device runs in one call of its engine. Slice, Concat and Identity nodes at the
+A segment is the ONNX submodel that a device runs in one call of its engine. Slice, Concat and Identity nodes at the
 inputs and outputs of a segment only move data. They are hoisted: removed from the model, and the target's runtime makes
 strided copies of bytes instead. The engine would take 3 to 10 µs for each of these nodes, even if the node copies only
 a few bytes. Without these nodes, tiles of equal shape share a model, and no tensor is stored twice for a Slice.
@@ -120,7 +120,7 @@ class CopiedTensor:
 
 @dataclass(frozen=True)
 class HoistedSegment:
-    """A segment (ONNX sub-model) without the data movement (Slice, Concat, Identity) at its inputs and outputs.
+    """A segment (ONNX submodel) without the data movement (Slice, Concat, Identity) at its inputs and outputs.
 
     Attributes:
         segment: The remaining segment, which computes; None if the original segment only moves data.
@@ -176,7 +176,7 @@ def hoist_copies(
     `dtypes`. It also stays as it is if it has control flow, because the graph of a branch may read any tensor.
 
     Args:
-        segment: The segment (an ONNX sub-model).
+        segment: The segment (an ONNX submodel).
         dtypes: Element types of tensors that the runtime can copy (onnx.TensorProto.DataType).
         max_axes: Maximum number of axes of tensors that the runtime can copy.
         kept_outputs: Names of tensors that the model must still compute itself, because other segments or the
@@ -448,7 +448,7 @@ def find_device_inputs(program: Program, device: DeviceProgram) -> dict[int, Ten
 
 
 class DeviceContents:
-    """The segments (ONNX sub-models) and weights of a device for all its roles, each stored once.
+    """The segments (ONNX submodels) and weights of a device for all its roles, each stored once.
 
     A role is the normal plan, a replica of it, or a failure plan. All roles use the same name for the same piece of a
     weight, and segments that are equal in several roles share a file. With failure plans, a device may need both a

@@ -1,6 +1,6 @@
 """Selection and conversion of the segments that engines other than onnxruntime compute.
 
-A segment (ONNX sub-model of a device) is converted if the engine of its device supports all of its operators and
+A segment (ONNX submodel of a device) is converted if the engine of its device supports all of its operators and
 computes nearly the same outputs as onnxruntime. The comparison uses the tensors that the segment reads when the program
 runs on random inputs.
 """

@@ -1,6 +1,6 @@
 """Prediction of the memory that a process with onnxruntime needs in addition to weights, activations and buffers.
 
-A process has one onnxruntime session for each segment, the ONNX sub-model that a device runs in one call. The constants
+A process has one onnxruntime session for each segment, the ONNX submodel that a device runs in one call. The constants
 of this module were measured with benchmarks/memory.py on x86-64 Linux with glibc and onnxruntime 1.31.
 """
 

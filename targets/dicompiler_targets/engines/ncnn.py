@@ -50,7 +50,7 @@ class NcnnEngine(Engine):
     precisions: ClassVar[Mapping[str, float]] = MappingProxyType({"bf16": 2e-2, "fp16": 1e-2})
 
     def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles:
-        """Convert an ONNX sub-model to the two files of an ncnn network: layers and weights."""
+        """Convert an ONNX submodel to the two files of an ncnn network: layers and weights."""
         files = convert_to_ncnn(model, weights)
         if self.precision == FULL_PRECISION:
             return files

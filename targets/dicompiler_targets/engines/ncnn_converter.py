@@ -1,7 +1,7 @@
-"""Conversion of an ONNX sub-model to the two files of an ncnn network: layers (.param) and weights (.bin).
+"""Conversion of an ONNX submodel to the two files of an ncnn network: layers (.param) and weights (.bin).
 
 ncnn has no batch axis, so a tensor of shape (1, C, H, W) becomes a blob of C×H×W, and axis 1 becomes axis 0. Operators
-and shapes without an exact counterpart raise `UnsupportedByEngine`; onnxruntime then computes the sub-model.
+and shapes without an exact counterpart raise `UnsupportedByEngine`; onnxruntime then computes the submodel.
 
     Conv ⇒ Convolution 0=filters 1=kernel width 11=kernel height ..., and a following Relu becomes its activation
 
@@ -74,16 +74,16 @@ class _Layer:
 
 
 def convert_to_ncnn(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles:
-    """Convert an ONNX sub-model of float tensors to the two files of an ncnn network.
+    """Convert an ONNX submodel of float tensors to the two files of an ncnn network.
 
     The inputs of the network are named in0, in1, …, and its outputs out0, out1, ….
 
     Args:
-        model: The sub-model.
+        model: The submodel.
         weights: The data of initializers that are placeholders, by name.
 
     Raises:
-        UnsupportedByEngine: ncnn has no exact counterpart of a node, a type or a shape of the sub-model.
+        UnsupportedByEngine: ncnn has no exact counterpart of a node, a type or a shape of the submodel.
     """
     return _Converter(model, weights).convert()
 
@@ -94,7 +94,7 @@ def find_unsupported_nodes(model: onnx.ModelProto, weights: Mapping[str, Weight]
 
 
 class _Converter:
-    """The state of a conversion to ncnn: shapes and constants of the sub-model, and layers so far."""
+    """The state of a conversion to ncnn: shapes and constants of the submodel, and layers so far."""
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
         self.graph = model.graph
@@ -242,7 +242,7 @@ def _read_constant(tensor: onnx.TensorProto, weights: Mapping[str, Weight]) -> N
 
 
 def _infer_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Return the static shapes of the tensors of a sub-model by name."""
+    """Return the static shapes of the tensors of a submodel by name."""
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
     shapes = {}
     for value in (*graph.input, *graph.value_info, *graph.output):

@@ -13,7 +13,7 @@ A frame (one inference request) goes through these modules:
 2. `channel.EventLoop` polls the connections. For each of them, `channel.MessageChannel` reads the messages that
    `protocol` describes and checks.
 3. `device` puts announced frames and received tensors into the mailbox.
-4. `executor` takes them out and runs the steps of the frame: segments (ONNX sub-models) and sends. `segments` calls
+4. `executor` takes them out and runs the steps of the frame: segments (ONNX submodels) and sends. `segments` calls
    onnxruntime or another engine (`engine_ncnn`).
 5. `device` posts the computed transfers and outputs in a channel, and the event loop sends them.
 

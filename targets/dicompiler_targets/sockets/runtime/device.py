@@ -822,7 +822,7 @@ class DeviceRun:
 def make_checked_sessions(
     files: FileIntegrity, directory: Path, manifest: Mapping[str, Any], threads: int
 ) -> list[Any]:
-    """Create the sessions of all segments (ONNX sub-models), and check the device's files meanwhile.
+    """Create the sessions of all segments (ONNX submodels), and check the device's files meanwhile.
 
     `FileIntegrity.check` must be called afterwards, to wait for the digests of the files. `threads` is the number of
     threads that compute a segment. Raise ValueError for a missing or damaged file, or a segment that onnxruntime cannot

@@ -1,6 +1,6 @@
 """The step executor: runs a device's steps for all frames in flight, the oldest frame first.
 
-A frame is one inference request. A step runs a segment (an ONNX sub-model), or posts its result to another device or
+A frame is one inference request. A step runs a segment (an ONNX submodel), or posts its result to another device or
 the coordinator. A posted result is sent before the next segment starts, before the device waits, or when `advance`
 returns.
 
@@ -147,7 +147,7 @@ MAX_TIMELINE_ENTRIES = 10_000
 
 @dataclass(eq=False)
 class ExecutorStep:
-    """A step of a device: it runs a segment (an ONNX sub-model), or posts a transfer or an output.
+    """A step of a device: it runs a segment (an ONNX submodel), or posts a transfer or an output.
 
     `entry` is the manifest's entry of the segment, transfer or output, and `index` is its index there. The step reads
     the tensors named `needed`. After the step, no other step needs the tensors named `released`.

@@ -1,6 +1,6 @@
 """Segments: sessions of an engine, tensors as bytes, copying of tensors before and after segments, and buffers.
 
-A segment is an ONNX sub-model that the device runs as soon as its inputs have arrived. Tensors are kept as
+A segment is an ONNX submodel that the device runs as soon as its inputs have arrived. Tensors are kept as
 onnxruntime's own values: numpy lacks some types (bfloat16, float8), so arrays would require copies of such tensors.
 
 A segment for another engine than onnxruntime was converted at compile time and has two files. The engine's class
@@ -69,7 +69,7 @@ class NetworkBinding:
 
 
 class NetworkSession:
-    """A session that computes a segment (an ONNX sub-model) with another engine than onnxruntime.
+    """A session that computes a segment (an ONNX submodel) with another engine than onnxruntime.
 
     It has the methods of an onnxruntime session that the runtime calls. All its inputs and outputs have type float.
     """
@@ -402,7 +402,7 @@ AssembledTensor = tuple[Mapping[str, Any], Sequence[CopiedPiece]]
 
 
 class SegmentIO:
-    """The copies that the runtime makes before and after a segment (ONNX sub-model), without onnxruntime.
+    """The copies that the runtime makes before and after a segment (ONNX submodel), without onnxruntime.
 
     Received pieces of tensors are copied to their place in the tensor that the segment reads. Pieces for other devices
     are copied from the tensor that the segment computes. RoleSteps creates the object; the executor copies the inputs,
