@@ -50,7 +50,7 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
     print_table(headers, [[str(value) for value in record.values()] for record in devices], right=range(1, 6))
     click.echo()
     _show_prediction(result)
-    show_failures(result)
+    show_failure_plans(result)
     if result.footprints:
         click.echo()
         _show_footprints(result)
@@ -124,7 +124,7 @@ def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
         print_json({**_prediction_document(result), **unused, **failures, "summary": summary, **files})
         return
     _show_prediction(result)
-    show_failures(result)
+    show_failure_plans(result)
     click.echo()
     _show_summary(result)
     click.echo(f"\nwritten: {written}")
@@ -419,7 +419,7 @@ def worst_failure_columns(worst: FailureMetrics | None) -> tuple[str, str]:
     return ("-", "-") if worst is None else (f"{1000 * worst.metrics.latency_s:.1f}", ", ".join(worst.failed))
 
 
-def show_failures(result: PipelineState) -> None:
+def show_failure_plans(result: PipelineState) -> None:
     """Print the metrics of each failure plan (plan for the remaining devices), and the memory that all plans need.
 
     Nothing is printed if there are no failure plans.

@@ -1,7 +1,7 @@
 """`dicompiler simulate`: simulate a plan without devices: times, waits, and a trace.
 
-`dumps` writes a simulation as a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing. The trace shows three
-tracks for each device: computing, sending and receiving.
+`format_trace` writes a simulation as a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing. The trace
+shows three tracks for each device: computing, sending and receiving.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def command(
                 simulation, frames=tuple((start, end) for _, start, end in finished), spans=spans, queued_s=()
             )
     if trace is not None:
-        write_text(trace, dumps(simulation, devices))
+        write_text(trace, format_trace(simulation, devices))
     show_simulation(result, simulation, as_json, intervals, max_in_flight)
     if changes and not as_json:
         finished_s = sorted(end for _, end in simulation.frames)
@@ -167,7 +167,7 @@ def _simulate_session(
 _TRACKS = ("computing", "sending", "receiving")
 
 
-def dumps(simulation: SimulationResult, devices: Sequence[str]) -> str:
+def format_trace(simulation: SimulationResult, devices: Sequence[str]) -> str:
     """Return the content of a trace file in the Trace Event Format, with tracks in the order of `devices`."""
     events: list[dict[str, Any]] = []
     for i, device in enumerate(devices):

@@ -191,14 +191,14 @@ class SwappableSession(Session):
         source = _FrameSource(frames)
         while not source.is_exhausted:
             with self._use() as use:
-                for outputs in use.version.session.stream(self._part_of_stream(source, use)):
+                for outputs in use.version.session.stream(self._frames_of_version(source, use)):
                     with self._condition:
                         use.in_flight -= 1
                         self._condition.notify_all()
                     yield outputs
                     use.thread = threading.get_ident()
 
-    def _part_of_stream(self, source: _FrameSource, use: _Use) -> Iterator[Mapping[str, Any]]:
+    def _frames_of_version(self, source: _FrameSource, use: _Use) -> Iterator[Mapping[str, Any]]:
         """Yield the frames of a stream that one artifact computes: those that are read while it is in force."""
         while True:
             source.read_next()
@@ -257,7 +257,7 @@ class SwappableSession(Session):
             old = self._in_force()
             options = self._options_of(new)
             check_replacement(old.directory, new, options)
-            options = _replacing(old, new, options, link_share)
+            options = _limit_copy_speed(old, new, options, link_share)
             if pause:
                 self._paused = old
                 version = self._replace_with_pause(old, new, options, verify)
@@ -461,7 +461,7 @@ class SwappableSession(Session):
                     thread.join()
 
 
-def _replacing(old: _Version, new: Path, options: RunOptions, link_share: float) -> RunOptions:
+def _limit_copy_speed(old: _Version, new: Path, options: RunOptions, link_share: float) -> RunOptions:
     """Return run options that limit the speed of copying a new artifact to boards on which the old artifact runs.
 
     The copying may use the fraction `link_share` of the network's bandwidth. Without boards, nothing is copied, and the

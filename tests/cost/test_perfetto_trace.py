@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from support.random_problems import any_plan, random_problem
 from support.workloads import cluster, fan
 
-from dicompiler.cli.simulate import dumps
+from dicompiler.cli.simulate import format_trace
 from dicompiler.cost.simulator import simulate
 
 
 def test_trace_has_every_span_on_its_track() -> None:
     simulation = simulate(fan(), cluster(3))
-    document = json.loads(dumps(simulation, ["d0", "d1", "d2"]))
+    document = json.loads(format_trace(simulation, ["d0", "d1", "d2"]))
     drawn = [event for event in document["traceEvents"] if event["ph"] == "X"]
     messages = sum(span.kind == "message" for span in simulation.spans)
     assert len(drawn) == len(simulation.spans) + messages  # Messages are drawn at both ends.
@@ -34,7 +34,7 @@ def test_trace_of_random_plan_is_valid_json(network: int, seed: int, frames: int
     problem = random_problem(network)
     simulation = problem.simulate(any_plan(seed, problem), frames, frames)
     names = [device.name for device in problem.platform.devices]
-    events = json.loads(dumps(simulation, names))["traceEvents"]
+    events = json.loads(format_trace(simulation, names))["traceEvents"]
     assert {event["ph"] for event in events} <= {"M", "X"}
     spans = [event for event in events if event["ph"] == "X"]
     last = 1e6 * max(end for _, end in simulation.frames)
@@ -48,7 +48,7 @@ def test_trace_of_random_plan_is_valid_json(network: int, seed: int, frames: int
 
 
 def test_devices_have_three_tracks_in_order() -> None:
-    events = json.loads(dumps(simulate(fan(), cluster(3)), ["d2", "d0", "d1"]))["traceEvents"]
+    events = json.loads(format_trace(simulate(fan(), cluster(3)), ["d2", "d0", "d1"]))["traceEvents"]
     assert [event["args"]["name"] for event in events if event["name"] == "process_name"] == ["d2", "d0", "d1"]
     for process in range(3):
         tracks = [

@@ -82,11 +82,11 @@ def check_all_roles(problem: Problem, plan: Plan, seed: int) -> None:
         assert delivered and not set(role.failed) & set(delivered)
         for outputs in delivered.values():
             assert all(np.array_equal(outputs[name], value) for name, value in reference.items())
-    courses = [memory_timeline(role) for role in program.roles]
+    timelines = [memory_timeline(role) for role in program.roles]
     for name, use in program_memory(program).items():
-        constants = {key: size for course in courses for key, size in course[name].constants.items()}
+        constants = {key: size for timeline in timelines for key, size in timeline[name].constants.items()}
         assert use.weights == sum(constants.values())
-        assert use.buffers + use.activations == max(max(course[name].live_bytes) for course in courses)
+        assert use.buffers + use.activations == max(max(timeline[name].live_bytes) for timeline in timelines)
         assert problem.estimate(plan).device(name) is not None
 
 

@@ -14,19 +14,19 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-BOX_GAP_PX, LANE_WIDTH_PX = 16.0, 12.0
-"""Distance between two neighbouring boxes of a row, and width of a lane (a gap through which a long edge passes)."""
+BOX_GAP_PX, EDGE_GAP_WIDTH_PX = 16.0, 12.0
+"""Distance between two neighbouring boxes of a row, and width of an edge gap (through which a long edge passes)."""
 SWEEP_COUNT = 8
-LANE_WEIGHT = 1e-6
-"""Weight of a lane (gap for a long edge) when positions are optimized.
+EDGE_GAP_WEIGHT = 1e-6
+"""Weight of an edge gap (gap for a long edge) when positions are optimized.
 
-The box of a node has the weight 1. Boxes therefore move lanes, and lanes hardly move boxes.
+The box of a node has the weight 1. Boxes therefore move edge gaps, and edge gaps hardly move boxes.
 """
 
-LayoutItem = tuple[int, int]
+RowItem = tuple[int, int]
 """A thing in a row of the graph, as (node, row): the node's box in its own row, or a gap for its edges in a lower row.
 
-Such a gap between boxes, through which long edges pass, is called a lane.
+Such a gap between boxes, through which long edges pass, is called an edge gap.
 """
 EdgePiece = tuple[float, int, float, int]
 """A piece of an edge between adjacent rows: position and row of its upper end, then those of its lower end."""
@@ -36,21 +36,21 @@ EdgePiece = tuple[float, int, float, int]
 class GraphLayout:
     """Positions of nodes and edges in pixels.
 
-    An edge that spans several rows passes through each row in between in a lane, which is a gap between boxes.
+    An edge that spans several rows passes through each row in between in an edge gap, which is a gap between boxes.
 
     Attributes:
         x: Horizontal centre of each node.
         row: Row of each node.
-        lanes: Position and row (x, row) of each lane.
+        edge_gaps: Position and row (x, row) of each edge gap.
         edge_pieces: For each piece of an edge: its ends, the node at which the edge begins, and the node at which the
-            piece ends (-1 if it ends in a lane).
+            piece ends (-1 if it ends in an edge gap).
         width: Width of the graph.
         rows: Number of rows.
     """
 
     x: tuple[float, ...]
     row: tuple[int, ...]
-    lanes: tuple[tuple[float, int], ...]
+    edge_gaps: tuple[tuple[float, int], ...]
     edge_pieces: tuple[tuple[EdgePiece, int, int], ...]
     width: float
     rows: int
@@ -67,22 +67,24 @@ def layout_graph(widths: Sequence[float], edges: Sequence[tuple[int, int]]) -> G
     last_row: dict[int, int] = {}
     for a, b in edges:
         last_row[a] = max(last_row.get(a, 0), rows[b] - 1)
-    items: list[list[LayoutItem]] = [[] for _ in range(max(rows, default=-1) + 1)]
+    items: list[list[RowItem]] = [[] for _ in range(max(rows, default=-1) + 1)]
     for node, row in enumerate(rows):
         items[row].append((node, row))
-    above: dict[LayoutItem, list[LayoutItem]] = {}
+    above: dict[RowItem, list[RowItem]] = {}
     for node, row in enumerate(rows):
         for lower in range(row + 1, last_row.get(node, row) + 1):
             items[lower].append((node, lower))
             above[node, lower] = [(node, lower - 1)]
     for a, b in edges:
         above.setdefault((b, rows[b]), []).append((a, rows[b] - 1))
-    below: dict[LayoutItem, list[LayoutItem]] = {}
+    below: dict[RowItem, list[RowItem]] = {}
     for item, parents in above.items():
         for parent in parents:
             below.setdefault(parent, []).append(item)
     _order_rows(items, above, below)
-    size = {item: widths[item[0]] if rows[item[0]] == item[1] else LANE_WIDTH_PX for level in items for item in level}
+    size = {
+        item: widths[item[0]] if rows[item[0]] == item[1] else EDGE_GAP_WIDTH_PX for level in items for item in level
+    }
     x = _place_items(items, above, below, size, rows)
     return _make_layout(x, size, rows, above, len(items))
 
@@ -96,9 +98,9 @@ def _assign_rows(count: int, edges: Sequence[tuple[int, int]]) -> list[int]:
 
 
 def _order_rows(
-    items: Sequence[list[LayoutItem]],
-    above: Mapping[LayoutItem, Sequence[LayoutItem]],
-    below: Mapping[LayoutItem, Sequence[LayoutItem]],
+    items: Sequence[list[RowItem]],
+    above: Mapping[RowItem, Sequence[RowItem]],
+    below: Mapping[RowItem, Sequence[RowItem]],
 ) -> None:
     """Sort the items (nodes' boxes and gaps for edges) of each row by the mean position of their neighbours.
 
@@ -115,19 +117,19 @@ def _order_rows(
 
 
 def _place_items(
-    items: Sequence[Sequence[LayoutItem]],
-    above: Mapping[LayoutItem, Sequence[LayoutItem]],
-    below: Mapping[LayoutItem, Sequence[LayoutItem]],
-    size: Mapping[LayoutItem, float],
+    items: Sequence[Sequence[RowItem]],
+    above: Mapping[RowItem, Sequence[RowItem]],
+    below: Mapping[RowItem, Sequence[RowItem]],
+    size: Mapping[RowItem, float],
     rows: Sequence[int],
-) -> dict[LayoutItem, float]:
-    """Return the horizontal centre of every item (the box of a node, or a lane, which is a gap for a long edge).
+) -> dict[RowItem, float]:
+    """Return the horizontal centre of every item (the box of a node, or a gap for a long edge).
 
     `items` has the items of each row, from left to right. `above` and `below` have the neighbours of each item in the
     adjacent rows. Items are aligned alternately with the neighbours above and with those below. `size` is the width of
-    each item. `rows` has the row of each node: an item (node, row) in another row is a lane of the node's edges.
+    each item. `rows` has the row of each node: an item (node, row) in another row is an edge gap of the node's edges.
     """
-    x: dict[LayoutItem, float] = {}
+    x: dict[RowItem, float] = {}
     for row in items:
         left = 0.0
         for item in row:
@@ -137,24 +139,24 @@ def _place_items(
         near = above if sweep % 2 == 0 else below
         for row in items if sweep % 2 == 0 else reversed(items):
             wanted = [_wanted_place(item, near.get(item, ()), x, rows) for item in row]
-            # A lane (gap for a long edge) has a small weight, so that boxes move lanes and lanes hardly move boxes.
-            weights = [LANE_WEIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
+            # An edge gap has a small weight, so that boxes move edge gaps and edge gaps hardly move boxes.
+            weights = [EDGE_GAP_WEIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
             x.update(zip(row, _separate(wanted, weights, [size[item] for item in row]), strict=True))
     return x
 
 
-def _wanted_place(
-    item: LayoutItem, near: Sequence[LayoutItem], x: Mapping[LayoutItem, float], rows: Sequence[int]
-) -> float:
-    """Return the mean position of the neighbours with which an item (a node's box, or a lane) should be aligned.
+def _wanted_place(item: RowItem, near: Sequence[RowItem], x: Mapping[RowItem, float], rows: Sequence[int]) -> float:
+    """Return the mean position of the neighbours with which an item (a node's box, or an edge gap) should be aligned.
 
-    A lane is a gap for a long edge. `near` are all neighbours of the item. A box is aligned with those neighbours that
-    are boxes, and a lane with those that belong to the same edge. An item that has no such neighbours is aligned with
-    all of its neighbours.
+    An edge gap is a gap for a long edge. `near` are all neighbours of the item. A box is aligned with those neighbours
+    that are boxes, and an edge gap with those that belong to the same edge. An item that has no such neighbours is
+    aligned with all of its neighbours.
     """
-    lane = rows[item[0]] != item[1]
+    is_edge_gap = rows[item[0]] != item[1]
     preferred = [
-        neighbour for neighbour in near if (neighbour[0] == item[0] if lane else rows[neighbour[0]] == neighbour[1])
+        neighbour
+        for neighbour in near
+        if (neighbour[0] == item[0] if is_edge_gap else rows[neighbour[0]] == neighbour[1])
     ] or near
     return sum(x[neighbour] for neighbour in preferred) / len(preferred) if preferred else x[item]
 
@@ -183,10 +185,10 @@ def _separate(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence
 
 
 def _make_layout(
-    x: Mapping[LayoutItem, float],
-    size: Mapping[LayoutItem, float],
+    x: Mapping[RowItem, float],
+    size: Mapping[RowItem, float],
     rows: Sequence[int],
-    above: Mapping[LayoutItem, Sequence[LayoutItem]],
+    above: Mapping[RowItem, Sequence[RowItem]],
     count: int,
 ) -> GraphLayout:
     low = min((x[item] - size[item] / 2 for item in x), default=0.0)
@@ -196,9 +198,14 @@ def _make_layout(
     for item, parents in sorted(above.items(), key=lambda entry: (entry[0][1], entry[0][0])):
         reader = item[0] if rows[item[0]] == item[1] else -1
         pieces += [((at[parent], parent[1], at[item], item[1]), parent[0], reader) for parent in parents]
-    lanes = sorted(
-        ((at[item], item[1]) for item in at if rows[item[0]] != item[1]), key=lambda lane: (lane[1], lane[0])
+    edge_gaps = sorted(
+        ((at[item], item[1]) for item in at if rows[item[0]] != item[1]), key=lambda edge_gap: edge_gap[::-1]
     )
     return GraphLayout(
-        tuple(at[node, row] for node, row in enumerate(rows)), tuple(rows), tuple(lanes), tuple(pieces), width, count
+        tuple(at[node, row] for node, row in enumerate(rows)),
+        tuple(rows),
+        tuple(edge_gaps),
+        tuple(pieces),
+        width,
+        count,
     )

@@ -73,7 +73,7 @@ def _draw_band(
         if start <= row1 < stop:
             y0, y1 = row0 * ROW_HEIGHT_PX + BOX_HEIGHT_PX - top, row1 * ROW_HEIGHT_PX - top
             lines.append(_draw_edge(x0 + MARGIN_PX, y0, x1 + MARGIN_PX, y1, (source, reader) in moving))
-    for x, row in layout.lanes:
+    for x, row in layout.edge_gaps:
         if start <= row < stop:
             lines.append(
                 _draw_edge(

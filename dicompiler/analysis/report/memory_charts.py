@@ -28,11 +28,11 @@ def draw_memory(data: ReportData) -> Markup:
 
 
 def _draw_card(data: ReportData, name: str) -> Markup:
-    course, added, host = data.memory_courses[name], data.target_memory[name], data.platform.host_of[name]
+    timeline, added, host = data.memory_timelines[name], data.target_memory[name], data.platform.host_of[name]
     others = [other for other in data.devices if other != name and data.platform.host_of[other] == host]
-    used_by_others = sum(data.memory_courses[other].peak_bytes + data.target_memory[other] for other in others)
+    used_by_others = sum(data.memory_timelines[other].peak_bytes + data.target_memory[other] for other in others)
     limit = data.platform.host(host).memory
-    total = course.peak_bytes + added
+    total = timeline.peak_bytes + added
     shared = f", shared with {', '.join(others)} ({format_bytes(used_by_others)})" if others else ""
     percent = 100 * (total + used_by_others) / limit
     head = element("h3", device_chip(data.device_number[name]), " ", name)
@@ -41,20 +41,20 @@ def _draw_card(data: ReportData, name: str) -> Markup:
         "section",
         head,
         element("p", summary),
-        _draw_peak(name, course, added, limit - used_by_others, data.device_number[name]),
-        _draw_course(name, course, limit - used_by_others - added - course.weights, data.device_number[name]),
+        _draw_peak(name, timeline, added, limit - used_by_others, data.device_number[name]),
+        _draw_timeline(name, timeline, limit - used_by_others - added - timeline.weights, data.device_number[name]),
         class_="card",
     )
 
 
-def _draw_peak(name: str, course: MemoryTimeline, added: int, limit: int, number: int) -> Markup:
+def _draw_peak(name: str, timeline: MemoryTimeline, added: int, limit: int, number: int) -> Markup:
     """Return a bar of the peak memory of a device, with a mark at the device's limit.
 
     `added` are the bytes that the target adds. `number` is the number of the device, which determines the colour.
     """
-    live = course.peak_bytes - course.weights
+    live = timeline.peak_bytes - timeline.weights
     colour = colour_class(number)
-    parts = (("weights", course.weights, colour), ("buffers and activations", live, f"{colour} live"),
+    parts = (("weights", timeline.weights, colour), ("buffers and activations", live, f"{colour} live"),
              ("runtime of the target", added, "added"))  # fmt: skip
     total = sum(size for _, size, _ in parts)
     end = max(total, limit) if limit <= MAX_LIMIT_RATIO * total else total * 1.2
@@ -85,19 +85,19 @@ def _draw_peak(name: str, course: MemoryTimeline, added: int, limit: int, number
         )
     )
     description = "; ".join(f"{name_of_part} {format_bytes(size)}" for name_of_part, size, _ in parts)
-    texts = [element("text", f"weights {format_bytes(course.weights)} · runtime {format_bytes(added)}", x=0, y=34)]
+    texts = [element("text", f"weights {format_bytes(timeline.weights)} · runtime {format_bytes(added)}", x=0, y=34)]
     if limit > MAX_LIMIT_RATIO * total:
         texts.append(element("text", "limit ›", x=CHART_WIDTH_PX - 4, y=34, text_anchor="end", class_="limit"))
     return svg(f"memory of {name}", f"{description}; limit {format_bytes(limit)}", CHART_WIDTH_PX, 40.0, drawn, texts)
 
 
-def _draw_course(name: str, course: MemoryTimeline, available: int, number: int) -> Markup:
+def _draw_timeline(name: str, timeline: MemoryTimeline, available: int, number: int) -> Markup:
     """Return a chart of a device's buffers and activations over the steps of a frame.
 
     `available` is the limit for both in bytes: the memory that weights and the target leave. A line shows the limit if
     the use comes close to it.
     """
-    live_bytes = [a + b for a, b in zip(course.buffers, course.activations, strict=True)]
+    live_bytes = [a + b for a, b in zip(timeline.buffers, timeline.activations, strict=True)]
     peak = max(live_bytes)
     limit_is_near = 0 <= available <= MAX_LIMIT_RATIO * peak
     end = max(peak, available if limit_is_near else 0, 1)
@@ -114,7 +114,7 @@ def _draw_course(name: str, course: MemoryTimeline, available: int, number: int)
 
     drawn = [
         area(live_bytes, f"{colour_class(number)} live"),
-        area(list(course.buffers), colour_class(number)),
+        area(list(timeline.buffers), colour_class(number)),
         element("line", x1=CHART_MARGIN_PX, x2=CHART_WIDTH_PX - CHART_MARGIN_PX, y1=base, y2=base, class_="tick"),
         element("text", f"at most {format_bytes(peak)}", x=CHART_MARGIN_PX, y=11),
         element("text", f"{segments} →", x=CHART_WIDTH_PX - CHART_MARGIN_PX, y=base + 13, text_anchor="end"),

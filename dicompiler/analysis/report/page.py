@@ -244,9 +244,9 @@ def _layer_notes(data: ReportData) -> Markup:
 def _render_timelines(data: ReportData) -> list[Markup]:
     keys = {"run": "computes", "handle": "handles messages", "wait": "waits", "send": "sends (colour of the receiver)"}
     head = f"predicted: {data.simulation.frame}{f', {HOST_COSTS}' if data.is_emulated else ''}"
-    courses, note = {"predicted": predicted_bars(data)}, ""
+    bars_by_row_name, note = {"predicted": predicted_bars(data)}, ""
     if data.run_log is not None and (bars := measured_bars(data)):
-        courses["measured"] = bars
+        bars_by_row_name["measured"] = bars
         frames_s = data.run_log["frames_s"]
         head += f"; measured, the last frame: {format_seconds(frames_s[-1] if frames_s else 0)}"
         note = (
@@ -258,7 +258,7 @@ def _render_timelines(data: ReportData) -> list[Markup]:
         note = f"Target {data.run_log['target']} measures only sums: see the table of devices."
     samples = [element("li", element("i", class_=f"sample {kind}"), text) for kind, text in keys.items()]
     charts = [element("ul", samples, class_="key"), element("h3", head)]
-    charts.append(draw_timeline(data, courses, " and ".join(courses)))
+    charts.append(draw_timeline(data, bars_by_row_name, " and ".join(bars_by_row_name)))
     charts += [element("p", note, class_="note")] if note else []
     return charts + (
         [] if data.run_log is None or "events" not in data.run_log else [_render_events(data.run_log["events"])]

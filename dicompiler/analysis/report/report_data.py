@@ -46,7 +46,7 @@ class ReportData:
         target: The target that wrote the artifact.
         problem: The problem that the strategy solved.
         simulation: Simulation of one frame.
-        memory_courses: Memory of each device over the steps of a frame.
+        memory_timelines: Memory of each device over the steps of a frame.
         target_memory: Bytes that the target adds on each device.
         lower_bound: Value of the objective that no plan can beat; None if unknown.
         run_log: Log of a run (schema `run`).
@@ -64,7 +64,7 @@ class ReportData:
     target: Target
     problem: Problem = field(repr=False)
     simulation: SimulationResult = field(repr=False)
-    memory_courses: Mapping[str, MemoryTimeline]
+    memory_timelines: Mapping[str, MemoryTimeline]
     target_memory: Mapping[str, int]
     lower_bound: float | None
     run_log: Mapping[str, Any] | None = field(default=None, repr=False)
@@ -201,7 +201,7 @@ def load_report_data(
         (on_emulation_host(problem, emulated[0], program, emulated[1]) if emulated else problem).simulate_compilation(
             compilation
         ),
-        _memory_courses(program),
+        _memory_timelines(program),
         target.memory_overhead(program),
         unrefuted_bound(objective_bound(problem), metrics.objective_value(problem.objective)),
         ran,
@@ -210,19 +210,19 @@ def load_report_data(
     )
 
 
-def _memory_courses(program: Program) -> dict[str, MemoryTimeline]:
+def _memory_timelines(program: Program) -> dict[str, MemoryTimeline]:
     """Return the memory of each device over the steps of a frame that no failure affects.
 
     If the plan has replicas (copies on other devices), the frame is one of the first replica. The constants (weights)
     are those of all replicas and failure plans, because devices store all of them.
     """
-    courses, *others = (memory_timeline(role) for role in program.roles)
-    for role_courses in others:
-        courses = {
-            name: replace(course, constants={**course.constants, **role_courses[name].constants})
-            for name, course in courses.items()
+    timelines, *others = (memory_timeline(role) for role in program.roles)
+    for role_timelines in others:
+        timelines = {
+            name: replace(timeline, constants={**timeline.constants, **role_timelines[name].constants})
+            for name, timeline in timelines.items()
         }
-    return courses
+    return timelines
 
 
 def load_comparison(path: Path, model_digest: str, platform: str) -> dict[str, Any]:

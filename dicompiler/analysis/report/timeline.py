@@ -97,37 +97,37 @@ def measured_bars(data: ReportData) -> list[TimelineBar]:
     return bars
 
 
-def draw_timeline(data: ReportData, courses: Mapping[str, Sequence[TimelineBar]], name: str) -> Markup:
+def draw_timeline(data: ReportData, bars_by_row_name: Mapping[str, Sequence[TimelineBar]], name: str) -> Markup:
     """Return the timeline of all devices, with buttons that widen the chart.
 
     Args:
         data: The report's data.
-        courses: Activities of all devices by the name of the row in which they are drawn, such as "predicted". Each
-            device has one row for each name.
+        bars_by_row_name: Activities of all devices by the name of the row in which they are drawn, such as "predicted".
+            Each device has one row for each name.
         name: Title of the chart.
     """
-    end = max((bar.end for bars in courses.values() for bar in bars), default=0.0) or 1.0
+    end = max((bar.end for bars in bars_by_row_name.values() for bar in bars), default=0.0) or 1.0
     scale = 1e6 / end  # Converts seconds to SVG units: the chart is always a million units wide.
-    height = ROW_HEIGHT_PX * len(data.devices) * len(courses)
+    height = ROW_HEIGHT_PX * len(data.devices) * len(bars_by_row_name)
     drawn: list[Markup] = []
     labels: list[Markup] = []
     for i, device in enumerate(data.devices):
-        for k, (course, bars) in enumerate(courses.items()):
-            row = i * len(courses) + k
+        for k, (row_name, bars) in enumerate(bars_by_row_name.items()):
+            row = i * len(bars_by_row_name) + k
             shade = "row" if i % 2 else "row odd"
             drawn.append(
                 element("rect", x=0, y=row * ROW_HEIGHT_PX, width=1_000_000, height=ROW_HEIGHT_PX, class_=shade)
             )
             drawn += [_draw_bar(data, bar, row, scale) for bar in bars if bar.device == device]
             label = (
-                [element("span", course, class_="note")]
+                [element("span", row_name, class_="note")]
                 if k
                 else [device_chip(i), element("span", replace_unprintable(device))]
             )
             labels.append(element("div", label))
-    title = f"{name}: {'a row' if len(courses) == 1 else 'rows'} for each device"
+    title = f"{name}: {'a row' if len(bars_by_row_name) == 1 else 'rows'} for each device"
     lines = [element("line", x1=x, x2=x, y1=0, y2=height, class_="tick") for x, _ in _find_ticks(end)]
-    description = ". ".join(f"{course}: {_describe_bars(data, bars)}" for course, bars in courses.items())
+    description = ". ".join(f"{row_name}: {_describe_bars(data, bars)}" for row_name, bars in bars_by_row_name.items())
     svg = element(
         "svg", element("title", title), element("desc", description), drawn, lines,
         viewBox=f"0 0 1000000 {height}", preserveAspectRatio="none", height=height, role="img", aria_label=title,

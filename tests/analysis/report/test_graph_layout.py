@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dicompiler.analysis.report.graph_layout import LANE_WIDTH_PX, GraphLayout, layout_graph
+from dicompiler.analysis.report.graph_layout import EDGE_GAP_WIDTH_PX, GraphLayout, layout_graph
 
 
 @st.composite
@@ -19,18 +19,18 @@ def graphs(draw: st.DrawFn) -> tuple[list[float], list[tuple[int, int]]]:
 
 
 def boxes(layout: GraphLayout, widths: list[float]) -> dict[int, list[tuple[float, float]]]:
-    """Row → (left, right) of all boxes and lanes in it."""
+    """Row → (left, right) of all boxes and edge gaps in it."""
     found: dict[int, list[tuple[float, float]]] = {}
     for x, row, width in zip(layout.x, layout.row, widths, strict=True):
         found.setdefault(row, []).append((x - width / 2, x + width / 2))
-    for x, row in layout.lanes:
-        found.setdefault(row, []).append((x - LANE_WIDTH_PX / 2, x + LANE_WIDTH_PX / 2))
+    for x, row in layout.edge_gaps:
+        found.setdefault(row, []).append((x - EDGE_GAP_WIDTH_PX / 2, x + EDGE_GAP_WIDTH_PX / 2))
     return found
 
 
 @settings(max_examples=150, deadline=None)
 @given(graphs())
-def test_boxes_and_lanes_do_not_overlap_and_every_edge_leads_down_to_its_reader(
+def test_boxes_and_edge_gaps_do_not_overlap_and_every_edge_leads_down_to_its_reader(
     graph: tuple[list[float], list[tuple[int, int]]],
 ) -> None:
     widths, edges = graph
@@ -39,7 +39,7 @@ def test_boxes_and_lanes_do_not_overlap_and_every_edge_leads_down_to_its_reader(
         ends = sorted(own)
         assert all(left[1] < right[0] for left, right in itertools.pairwise(ends))
         assert all(left >= -0.2 and right <= layout.width + 0.2 for left, right in own)
-    # Walk each edge up from its reader through the lanes of its source.
+    # Walk each edge up from its reader through the edge gaps of its source.
     for a, b in edges:
         at = (layout.x[b], layout.row[b])
         reader = b

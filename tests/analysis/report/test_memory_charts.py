@@ -16,9 +16,9 @@ class TestMemory:
     def test_course_reaches_the_peak(self, tmp_path: Path, network: str, strategy: str) -> None:
         compilation, _, _ = reopen_artifact(made(tmp_path, network, strategy=strategy))
         assert compilation.program is not None
-        used, courses = program_memory(compilation.program), memory_timeline(compilation.program)
+        used, timelines = program_memory(compilation.program), memory_timeline(compilation.program)
         assert {name: use.total for name, use in used.items()} == {
-            name: one.peak_bytes for name, one in courses.items()
+            name: one.peak_bytes for name, one in timelines.items()
         }
         for device in compilation.program.devices:
-            assert len(courses[device.device].buffers) == 2 * len(device.segments) + 1
+            assert len(timelines[device.device].buffers) == 2 * len(device.segments) + 1

@@ -175,7 +175,7 @@ class TestPage:
     def test_page_shows_memory_of_other_targets(self, tmp_path: Path, target: str) -> None:
         artifact = made(tmp_path, "lenet", target=target)
         data = load_report_data(artifact)
-        assert f"target {target}" in render_report(data) and data.memory_courses.keys() == set(data.devices)
+        assert f"target {target}" in render_report(data) and data.memory_timelines.keys() == set(data.devices)
 
     def test_page_says_that_target_measures_only_sums(self, tmp_path: Path) -> None:
         artifact = made(tmp_path, "lenet", target="tflm")
