@@ -129,7 +129,7 @@ def make(name: str, model: Path, plan: Path) -> None:
     from dicompiler import networks
     from dicompiler.driver.prepare import prepare
     from dicompiler.ir.onnx.model import Model
-    from dicompiler.ir.plan import Part, Plan, dumps
+    from dicompiler.ir.plan import Part, Plan, plan_to_text
     from dicompiler.ir.platform import Platform
     from dicompiler.plugin.registry import registry
 
@@ -141,7 +141,7 @@ def make(name: str, model: Path, plan: Path) -> None:
     families = [provided.value for provided in registry().platforms.values()]
     devices = [device.name for device in Platform.load(PLATFORM, families).devices]
     parts = {name: (Part(devices[i * PIECES // len(names) % DEVICES]),) for i, name in enumerate(names)}
-    plan.write_text(dumps(Plan(parts, (devices[0],), (devices[0],))))
+    plan.write_text(plan_to_text(Plan(parts, (devices[0],), (devices[0],))))
 
 
 def best(arguments: Sequence[str], output: Path, times: int) -> Cost:

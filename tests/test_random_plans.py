@@ -17,7 +17,7 @@ from support.layer_graphs import rules
 
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
-from dicompiler.ir.plan import dumps, plan_from_json
+from dicompiler.ir.plan import plan_from_json, plan_to_text
 from dicompiler.ir.program import Program
 from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.partition.segmentation import build_program
@@ -38,7 +38,7 @@ def compiled(seed: int) -> tuple[PipelineState, Model, Random]:
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))
     layers = form_layers(model, rules())
     plan = replace(random_plan(rng, layers), wire_format=HALVED if seed % 2 else WireFormat())
-    plan = plan_from_json(json.loads(dumps(plan)))
+    plan = plan_from_json(json.loads(plan_to_text(plan)))
     placed = PartitionPass().run(
         PipelineState(model=model, layers=layers, plan=replace(plan, wire_format=plan.wire_format.with_exact_stand_ins))
     )

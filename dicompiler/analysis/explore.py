@@ -21,7 +21,7 @@ from dicompiler.cost.cost_model import CostModel
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, DEFAULT_TARGET
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.plan import dumps
+from dicompiler.ir.plan import plan_to_text
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.plugin.registry import registry
@@ -142,7 +142,7 @@ def write_front(front: ParetoFront, platform: Platform, output: Path) -> None:
     with atomic_directory(output, FRONT_FILE, "front") as stage:
         (stage / "plans").mkdir()
         for i, point in enumerate(front.points):
-            (stage / plan_file(i)).write_text(dumps(point.plan), encoding="utf-8")
+            (stage / plan_file(i)).write_text(plan_to_text(point.plan), encoding="utf-8")
         document = json.dumps(front_document(front, platform), indent=1)
         (stage / FRONT_FILE).write_text(f"{document}\n", encoding="utf-8")
         (stage / "front.csv").write_text(_front_csv(front), encoding="utf-8")

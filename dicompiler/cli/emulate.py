@@ -139,7 +139,7 @@ def _show_emulation(result: EmulationResult, log: Mapping[str, Any], as_json: bo
     from dicompiler.base.units import format_seconds
     from dicompiler.cli.run_output import show_discrepancies, show_run
     from dicompiler.cli.table import print_entries, print_json
-    from dicompiler.ir.frame_prediction import HOST_COSTS
+    from dicompiler.ir.frame_prediction import HOST_COSTS_NOTE
     from dicompiler.measure.emulation.emulate import MAX_COMPUTE_SLOWDOWN, describe_limits
 
     if as_json:
@@ -159,7 +159,7 @@ def _show_emulation(result: EmulationResult, log: Mapping[str, Any], as_json: bo
     print_entries(
         [
             f"measured: {result.timed_unit}: {format_seconds(result.frame_s)}, {times:.2f} times as long as predicted",
-            f"predicted: {result.expected.timing.frame_text}, {HOST_COSTS}",
+            f"predicted: {result.expected.timing.frame_text}, {HOST_COSTS_NOTE}",
             f"with the boards' own message costs: {result.on_boards.frame_text}",
         ]
     )

@@ -204,14 +204,14 @@ def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
 def _write_outputs(state: PipelineState, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
     """Write the model and the plan, both or neither; return the paths of the written files."""
     from dicompiler.base.atomic_output import atomic_file
-    from dicompiler.ir.plan import dumps
+    from dicompiler.ir.plan import plan_to_text
 
     if save_plan is None:
         return _write_model(state.model, output)
     if state.plan is None:
         raise UsageError("--save-plan: the pipeline has no pass that makes a plan")
     with atomic_file(save_plan) as stage:
-        stage.write_text(dumps(state.plan), encoding="utf-8")
+        stage.write_text(plan_to_text(state.plan), encoding="utf-8")
         return (*_write_model(state.model, output), save_plan)
 
 

@@ -48,7 +48,7 @@ def command(request: CompileRequest, building: BuildSystemOptions, as_json: bool
     from dicompiler.cli.compile_output import show_plan
     from dicompiler.cli.file_io import write_text
     from dicompiler.cli.progress import progress
-    from dicompiler.ir.plan import dumps
+    from dicompiler.ir.plan import plan_to_text
 
     check_output_file(output)
     parts = make_plugins(strategy=request.options.strategy, cost=request.options.cost)
@@ -56,7 +56,7 @@ def command(request: CompileRequest, building: BuildSystemOptions, as_json: bool
     with progress(f"planning {request.model.name}"):
         result = request.compile(**parts)
     assert result.plan is not None
-    write_text(output, dumps(result.plan))
+    write_text(output, plan_to_text(result.plan))
     rule.write()
     if building.print_outputs:
         print_paths([output])

@@ -464,7 +464,7 @@ def write_artifact(compilation: PipelineState, target: Target, output: Path) -> 
     log.info("target %s: writing %s", target.name, output)
     with atomic_directory(output, ARTIFACT_FILE, ARTIFACT_NOUN) as stage:
         target.emit(compilation, stage)
-        (stage / PLAN_FILE).write_text(plans.dumps(compilation.plan), encoding="utf-8")
+        (stage / PLAN_FILE).write_text(plans.plan_to_text(compilation.plan), encoding="utf-8")
         (stage / PLATFORM_FILE).write_text(platform_to_toml(compilation.platform), encoding="utf-8")
         (stage / REFERENCE_FILE).parent.mkdir()
         compilation.reference.save(stage / REFERENCE_FILE, external=True)

@@ -152,13 +152,13 @@ class Reproducer(NoOpInstrument):
         self._passes.append(str(step.spec))
 
     def failed(self, index: int, step: Pass, state: PipelineState, error: Exception) -> None:  # noqa: ARG002
-        from dicompiler.ir.plan import dumps
+        from dicompiler.ir.plan import plan_to_text
 
         assert self._model is not None
         self.directory.mkdir(parents=True, exist_ok=True)
         command = "dicompiler opt reproducer.onnx"
         if self._plan is not None:
-            (self.directory / "reproducer.plan.json").write_text(dumps(self._plan), encoding="utf-8")
+            (self.directory / "reproducer.plan.json").write_text(plan_to_text(self._plan), encoding="utf-8")
             command += " --plan reproducer.plan.json"
         (self.directory / "reproducer.onnx").write_bytes(strip_weights(self._model))
         text = ",".join(self._passes)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from dicompiler.base.units import format_seconds
 
-HOST_COSTS = "with the message costs of the emulating host"
+HOST_COSTS_NOTE = "with the message costs of the emulating host"
 """Text that follows a predicted time of emulated boards.
 
 The prediction contains the time that messages cost on the host that emulates the boards, not on real boards.

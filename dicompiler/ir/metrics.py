@@ -169,17 +169,17 @@ class Metrics:
         own_s, other_s = (getattr(metrics, speed_metric(objective)) for metrics in (self, other))
         return float(other_s / own_s) if own_s else math.inf if other_s else 1.0
 
-    def describe_implausible_gain(self, alone: Metrics, objective: str) -> str:
+    def describe_implausible_gain(self, single_device: Metrics, objective: str) -> str:
         """Return a warning if the plan's speed-up over one device exceeds the number of computing devices.
 
         Args:
-            alone: Metrics of the plan that uses one device only.
+            single_device: Metrics of the plan that uses one device only.
             objective: Objective that selects the compared time: the period for throughput, else the latency.
 
         Returns:
             The warning; '' if the speed-up is plausible.
         """
-        gain, count = self.speedup_over(alone, objective), sum(entry.compute_s > 0 for entry in self.devices)
+        gain, count = self.speedup_over(single_device, objective), sum(entry.compute_s > 0 for entry in self.devices)
         if gain <= max(count, 1) * MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE:
             return ""
         return (

@@ -324,7 +324,7 @@ ORT_DOMAIN = "com.microsoft"
 """Domain of onnxruntime's own operators."""
 
 
-def counted_rules(cost: CostFunction, ops: str, domain: str = ORT_DOMAIN) -> tuple[OperatorRule, ...]:
+def cost_only_rules(cost: CostFunction, ops: str, domain: str = ORT_DOMAIN) -> tuple[OperatorRule, ...]:
     """Return operator rules that only state a cost, for operators that are computed as a whole.
 
     `ops` has the operator types, separated by spaces.

@@ -253,7 +253,7 @@ def plan_file_in_errors(source: str | Path | Plan | None) -> Iterator[None]:
         raise DicompilerError(f"{source}: {str(error).removeprefix('plan: ')}") from error
 
 
-def dumps(plan: Plan) -> str:
+def plan_to_text(plan: Plan) -> str:
     """Return the JSON text of a plan file, with one line per part. `load_plan` reads it as an equal plan."""
     origin = {"model_digest": plan.model_digest, "note": plan.note}
     last = wire_format_to_json(plan.wire_format) | {"engines": dict(plan.engines)}

@@ -143,11 +143,11 @@ def with_wire_dtypes(layers: LayerGraph, types: WireDtypes, place: str = "wire")
 
 
 @memoized
-def owner_by_tensor(layers: LayerGraph) -> Mapping[str, str]:
+def wire_name_by_tensor(layers: LayerGraph) -> Mapping[str, str]:
     """Return, by tensor name, the name of the layer or model input for which a wire format lists the tensor's type."""
-    owners = {name: name for name in layers.inputs}
-    owners |= {name: layer.name for layer in layers.layers for node in layer.nodes for name in node.outputs if name}
-    return owners
+    wire_names = {name: name for name in layers.inputs}
+    wire_names |= {name: layer.name for layer in layers.layers for node in layer.nodes for name in node.outputs if name}
+    return wire_names
 
 
 @memoized
@@ -158,7 +158,7 @@ def requested_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
     """
     types = dict(layers.wire_dtypes)
     default = types.get(ALL_TENSORS, UNCHANGED)
-    kinds = {tensor: types.get(owner, default) for tensor, owner in owner_by_tensor(layers).items()}
+    kinds = {tensor: types.get(name, default) for tensor, name in wire_name_by_tensor(layers).items()}
     return {tensor: kind for tensor, kind in kinds.items() if kind != UNCHANGED}
 
 

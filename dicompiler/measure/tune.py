@@ -194,7 +194,7 @@ def tune(
         _save_tuning(directory, identity, tuning)
     if tuning.best is None:
         raise DicompilerError(f"tune: no plan could be run: {tuning.trials[-1].error}")
-    _write(directory / PLAN_FILE, plans.dumps(tuning.plans[tuning.best]))
+    _write(directory / PLAN_FILE, plans.plan_to_text(tuning.plans[tuning.best]))
     _write(directory / PLATFORM_FILE, platform_to_toml(tuning.platform))
     return tuning
 
@@ -275,8 +275,8 @@ def _choose_plan(problem: Problem, options: TuneOptions, tuning: Tuning) -> Stra
     valid = [result for result in found.results if result.plan is not None]
     if not valid:
         raise DicompilerError(f"tune: no strategy has a plan: {found.results[0].error}")
-    measured = {plans.dumps(plan) for plan in tuning.plans}
-    new = [result for result in valid if result.plan is not None and plans.dumps(result.plan) not in measured]
+    measured = {plans.plan_to_text(plan) for plan in tuning.plans}
+    new = [result for result in valid if result.plan is not None and plans.plan_to_text(result.plan) not in measured]
     if not new:
         return None
     chosen = min(new, key=found.objective_value)
@@ -336,7 +336,7 @@ def _identity(model: Model, options: TuneOptions) -> dict[str, Any]:
 
 def _save_tuning(directory: Path, identity: Mapping[str, Any], tuning: Tuning) -> None:
     for trial, plan in zip(tuning.trials, tuning.plans, strict=True):
-        _write(directory / trial.directory / PLAN_FILE, plans.dumps(plan))
+        _write(directory / trial.directory / PLAN_FILE, plans.plan_to_text(plan))
     trials = [trial.document() for trial in tuning.trials]
     _write(directory / TUNING_FILE, json.dumps({**identity, "trials": trials}, indent=1) + "\n")
 

@@ -58,9 +58,9 @@ from dicompiler.ir.wire_dtype import (
     block_count,
     effective_wire_dtypes,
     int8_scale_and_zero_point,
-    owner_by_tensor,
     range_name,
     sent_dtype,
+    wire_name_by_tensor,
 )
 from dicompiler.partition.routing import format_region
 
@@ -865,10 +865,12 @@ class BlockQuantizer:
     def __init__(self, builder: PlacedGraphBuilder) -> None:
         self.builder = builder
 
-    def encode(self, tensor: PlacedTensor, name: str, place: NodePlacement, origin: str, owner: str) -> PlacedTensor:
+    def encode(
+        self, tensor: PlacedTensor, name: str, place: NodePlacement, origin: str, wire_name: str
+    ) -> PlacedTensor:
         """Add nodes that encode a tensor with at least one value; return the encoded tensor, which is called `name`.
 
-        The tensor is an output of the layer `owner`, or the model input `owner`.
+        The tensor is an output of the layer `wire_name`, or the model input `wire_name`.
         """
         count = volume(tensor.region)
         blocks, rows = block_count(count), min(BLOCK_SIZE, count)
@@ -889,7 +891,7 @@ class BlockQuantizer:
         step = self.builder.add_constant(np.array(_LOG_STEP), "int8-block~step")
         zero_index = self.builder.add_constant(np.array(ZERO_INDEX, np.int8), "int8-block~zero")
         index = steps.add("QuantizeLinear", [logarithm.name, step, zero_index], (blocks,), onnx.TensorProto.INT8)
-        scale = self._add_checked_scales(steps, index, (largest, mean), owner)
+        scale = self._add_checked_scales(steps, index, (largest, mean), wire_name)
         parameters = [scale.name, self._zeros(np.int8, blocks)]
         matrix = steps.add("QuantizeLinear", [matrix.name, *parameters], (blocks, rows), index.dtype, axis=0)
         flat = steps.cut(steps.reshape(matrix, (blocks * rows,)), 0, count)
@@ -924,7 +926,7 @@ class BlockQuantizer:
         return self._add_lookup(steps, steps.cast(index, onnx.TensorProto.INT32), "gather")
 
     def _add_checked_scales(
-        self, steps: _NodeChain, index: PlacedTensor, statistics: tuple[PlacedTensor, PlacedTensor], owner: str
+        self, steps: _NodeChain, index: PlacedTensor, statistics: tuple[PlacedTensor, PlacedTensor], wire_name: str
     ) -> PlacedTensor:
         """Add nodes that look up the scale of each block, and that fail if a block contains NaN or infinity.
 
@@ -935,7 +937,7 @@ class BlockQuantizer:
             index: Index of the scale of each block.
             statistics: Largest and mean magnitude of each block. The largest can ignore NaN, and the mean of finite
                 values can overflow. The minimum of both is finite exactly if all values of the block are finite.
-            owner: The layer or model input that the error proposes to send unchanged.
+            wire_name: The layer or model input that the error proposes to send unchanged.
         """
         shape, wide = region_shape(index.region), steps.cast(index, onnx.TensorProto.INT32)
         magnitude = steps.add("Min", [tensor.name for tensor in statistics], shape, onnx.TensorProto.FLOAT)
@@ -945,7 +947,7 @@ class BlockQuantizer:
         checked = steps.add("Where", [is_finite.name, wide.name, invalid], shape, wide.dtype)
         error = (
             f"error: tensor {steps.origin} contains NaN or infinity, which {INT8_BLOCK} cannot represent: "
-            f"add {owner}={UNCHANGED} to --wire-dtype"
+            f"add {wire_name}={UNCHANGED} to --wire-dtype"
         )
         return self._add_lookup(steps, checked, error)
 
@@ -1028,8 +1030,8 @@ class WireCasts:
         placement = slice_placement._replace(step_key=(period, lane, LAST_POSITION if lane < 0 else position, phase))
         name = self.builder.unique_tensor_name(f"{piece.name}~{kind}")
         if kind == INT8_BLOCK:
-            owner = owner_by_tensor(self.layers)[box.key.tensor]
-            return self.quantizer.encode(piece, name, placement, range_name(box.key), owner)
+            wire_name = wire_name_by_tensor(self.layers)[box.key.tensor]
+            return self.quantizer.encode(piece, name, placement, range_name(box.key), wire_name)
         narrowed = PlacedTensor(name, piece.region, sent_dtype(self.layers, box.key.tensor))
         return self._convert(piece, narrowed, placement, box.key, "QuantizeLinear")
 

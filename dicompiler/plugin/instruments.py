@@ -59,7 +59,7 @@ class DumpAfterPass(NoOpInstrument):
 
     def after(self, index: int, step: Pass, state: PipelineState) -> None:
         """Write the model and the plan after a pass to files; raise OSError if this fails."""
-        from dicompiler.ir.plan import dumps
+        from dicompiler.ir.plan import plan_to_text
 
         self.directory.mkdir(parents=True, exist_ok=True)
         stem = self.directory / f"{index:03d}_{step.name}"
@@ -67,7 +67,7 @@ class DumpAfterPass(NoOpInstrument):
             state.model.without_weights().SerializeToString(deterministic=True)
         )
         if state.plan is not None:
-            stem.with_name(f"{stem.name}.plan.json").write_text(dumps(state.plan), encoding="utf-8")
+            stem.with_name(f"{stem.name}.plan.json").write_text(plan_to_text(state.plan), encoding="utf-8")
 
 
 @dataclass(frozen=True)

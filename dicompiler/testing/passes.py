@@ -11,7 +11,7 @@ import onnx
 
 from dicompiler.base.option_specs import parse_spec, spec_of
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.plan import dumps
+from dicompiler.ir.plan import plan_to_text
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.plugin_api import Model, Pass, PassManager, PipelineState
 from dicompiler.plugin_api.onnx import compare_value, graph_inputs, random_inputs, run_model
@@ -94,7 +94,7 @@ def _check_on_model(step: Pass, state: PipelineState, limit_s: float) -> None:
 
 
 def _plan_text(state: PipelineState) -> str:
-    return "" if state.plan is None else dumps(state.plan)
+    return "" if state.plan is None else plan_to_text(state.plan)
 
 
 def _check_outputs(before: Model, after: Model) -> None:

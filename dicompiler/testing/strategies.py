@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dicompiler.ir.plan import dumps
+from dicompiler.ir.plan import plan_to_text
 from dicompiler.plugin.plugin_wrappers import describe_plan_error
 from dicompiler.plugin_api import DicompilerError, Plan, PluginError, Strategy
 from dicompiler.search.constraints import check_memory
@@ -152,7 +152,7 @@ def plan_texts(strategy: Strategy, on: list[Sample], limit_s: float = LIMIT_S) -
 
 
 def _plan_text(plan: Plan | str) -> str:
-    return plan if isinstance(plan, str) else dumps(plan)
+    return plan if isinstance(plan, str) else plan_to_text(plan)
 
 
 def _check_same_plan(plan: Plan | str, other: Plan | str, how: str) -> None:

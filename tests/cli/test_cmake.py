@@ -342,7 +342,7 @@ def test_passes_all_arguments_and_reports_failures(generator: str, tmp_path: Pat
     (tmp_path / "sub" / "CMakeLists.txt").write_text(f"{made} DEPENDS make.py)\ndicompiler_compile({arguments})\n")
     script = tmp_path / "sub" / "make.py"
     script.write_text(MAKE)
-    plan = plans.dumps(compile(networks.build("lenet"), platform="rpi4x2", strategy="modnn").plan)
+    plan = plans.plan_to_text(compile(networks.build("lenet"), platform="rpi4x2", strategy="modnn").plan)
     (tmp_path / "sub" / "plan.json").write_text(plan)
     configure(tmp_path, "-G", generator)
     build(tmp_path)

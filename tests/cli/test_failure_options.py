@@ -14,7 +14,7 @@ from support.printed import column
 from dicompiler import networks
 from dicompiler.base.schema import validate
 from dicompiler.cli import main
-from dicompiler.ir.plan import dumps, load_plan
+from dicompiler.ir.plan import load_plan, plan_to_text
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +53,7 @@ def test_compile_and_plan_print_the_cost_of_failure_plans(
     assert load_plan(tmp_path / "plan.json") == plan
     options = (tiny, "--platform", "rpi4x3", "--plan", tmp_path / "plan.json", "-o", tmp_path / "again")
     assert document(capsys, "compile", *options)["failures"] == result["failures"]
-    assert (tmp_path / "again" / "plan.json").read_text() == dumps(plan)
+    assert (tmp_path / "again" / "plan.json").read_text() == plan_to_text(plan)
     assert "Failed devices" not in run_command(capsys, "report", tmp_path / "out", "-o", tmp_path / "r.html")
     assert "Failed devices" in (tmp_path / "r.html").read_text()
 

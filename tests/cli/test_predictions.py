@@ -15,7 +15,7 @@ from dicompiler.analysis.report.page import render_report
 from dicompiler.analysis.report.report_data import load_report_data
 from dicompiler.base.units import format_seconds
 from dicompiler.driver.artifact import reopen_artifact
-from dicompiler.ir.frame_prediction import HOST_COSTS, FramePrediction
+from dicompiler.ir.frame_prediction import HOST_COSTS_NOTE, FramePrediction
 
 PREDICTION = re.compile(r"([\d.]+ [mµn]?s) = ([\d.]+ [mµn]?s) in the cluster \+ ([\d.]+ [mµn]?s) for input and result")
 BOARDS = """[network]
@@ -98,7 +98,7 @@ def test_report_states_the_prediction_of_the_run_that_it_shows(place: Path, fram
     done = command("run", "net", "--frames", "2", "--in-flight", "1", "--log", "local.json", cwd=place)
     assert done.returncode == 0, done.stderr
     page = render_report(load_report_data(place / "net", run_log=place / "local.json"))
-    assert set(predictions(page)) == {str(frame)} and HOST_COSTS not in page
+    assert set(predictions(page)) == {str(frame)} and HOST_COSTS_NOTE not in page
     log = json.loads((place / "local.json").read_text())
     assert log["predicted"]["frame_s"] == pytest.approx(frame.total_s)
     assert log["predicted"]["input_output_s"] == pytest.approx(frame.input_output_s)
@@ -110,9 +110,9 @@ def test_emulation_states_both_predictions(place: Path, frame: FramePrediction) 
     assert done.returncode == 0, done.stderr
     text = " ".join(done.stdout.split())
     of_host, of_boards = predictions(text)
-    assert of_boards == str(frame) and f"predicted: {of_host}, {HOST_COSTS}" in text
+    assert of_boards == str(frame) and f"predicted: {of_host}, {HOST_COSTS_NOTE}" in text
     assert f"with the boards' own message costs: {of_boards}" in text
     log = json.loads((place / "emulated.json").read_text())
     assert format_seconds(log["predicted"]["frame_s"]) == of_host.split(" = ")[0]
     page = render_report(load_report_data(place / "net", run_log=place / "emulated.json"))
-    assert set(predictions(page)) == {of_host, of_boards} and f"predicted: {of_host}, {HOST_COSTS}" in page
+    assert set(predictions(page)) == {of_host, of_boards} and f"predicted: {of_host}, {HOST_COSTS_NOTE}" in page

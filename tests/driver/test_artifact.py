@@ -23,7 +23,7 @@ from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.operator_rule import OperatorRule
-from dicompiler.ir.plan import dumps
+from dicompiler.ir.plan import plan_to_text
 from dicompiler.partition.lowering import lower
 from dicompiler.partition.operators.elementwise import elementwise
 from dicompiler.plugin.registry import registry, temporarily_registered
@@ -40,7 +40,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
     problem = load_problem(Model.load(networks.build("lenet", 0)), "rpi4x4", objective="throughput")
     plan = registry().make("strategies", "replicate{group_size=2}").plan(problem)
     directory = tmp_path_factory.mktemp("replicas")
-    (directory / "plan.json").write_text(dumps(plan), encoding="utf-8")
+    (directory / "plan.json").write_text(plan_to_text(plan), encoding="utf-8")
     compile(networks.build("lenet", 0), "rpi4x4", plan=directory / "plan.json", output=directory / "a")
     Model.load(networks.build("lenet", 0)).save(directory / "lenet.onnx")
     return directory

@@ -19,7 +19,7 @@ from dicompiler.cost.layer_kinds import rate_kinds
 from dicompiler.driver.engines import choose_engines
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device, EngineRate
-from dicompiler.ir.plan import LayerShare, dumps, load_plan
+from dicompiler.ir.plan import LayerShare, load_plan, plan_to_text
 from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml
 from dicompiler.search.problem import Problem
 
@@ -58,13 +58,13 @@ def test_targets_without_engines_refuse_them() -> None:
 def test_engines_are_written_to_plans_and_read_from_them(tmp_path: Path) -> None:
     model = networks.build("lenet", 0)
     planned = dicompiler.compile(model, "rpi4x2", "modnn", engine="ncnn")
-    (tmp_path / "plan.json").write_text(dumps(planned.plan), encoding="utf-8")
+    (tmp_path / "plan.json").write_text(plan_to_text(planned.plan), encoding="utf-8")
     assert load_plan(tmp_path / "plan.json") == planned.plan and planned.plan.engines == NCNN
     again = dicompiler.compile(model, "rpi4x2", plan=tmp_path / "plan.json")
     assert again.plan == planned.plan and again.metrics == planned.metrics
     assert [device.engine for device in again.program.devices] == ["ncnn", "ncnn"]
     other = dicompiler.compile(model, "rpi4x2", plan=tmp_path / "plan.json", engine="onnxruntime")
-    assert other.plan.engines == {} and "engines" not in dumps(other.plan)
+    assert other.plan.engines == {} and "engines" not in plan_to_text(other.plan)
     with pytest.raises(DicompilerError, match=r"^plan: engines\.pi3: platform 'rpi4x2' has no device 'pi3'"):
         dicompiler.compile(model, "rpi4x2", plan=replace(planned.plan, engines={"pi3": "ncnn"}))
 

@@ -13,7 +13,7 @@ import pytest
 import dicompiler
 from dicompiler.base.schema import validate
 from dicompiler.cli import main
-from dicompiler.ir.plan import dumps, load_plan
+from dicompiler.ir.plan import load_plan, plan_to_text
 from dicompiler.networks import build
 
 SPLIT = "infer-shapes,form-layers,tile-height{layers=conv1 parts=2}"
@@ -33,7 +33,7 @@ def test_plan_is_that_of_the_command(place: Path, tmp_path: Path) -> None:
     assert isinstance(result, dicompiler.CompileResult)
     line = f"plan {place}/lenet.onnx --platform rpi4x2 --strategy modnn -o {tmp_path}/plan.json --quiet"
     assert main(line.split()) == 0
-    assert dumps(result.plan) == (tmp_path / "plan.json").read_text()
+    assert plan_to_text(result.plan) == (tmp_path / "plan.json").read_text()
     assert result.plan == load_plan(tmp_path / "plan.json")
     with pytest.raises(dicompiler.UsageError, match="plan: output: "):
         dicompiler.plan(place / "lenet.onnx", "rpi4x2", output=tmp_path / "out")

@@ -12,7 +12,7 @@ from support.layer_graphs import formed, stack
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.option_specs import instantiate, parse_spec
 from dicompiler.ir.layers import LayerGraph
-from dicompiler.ir.plan import Part, Plan, dumps
+from dicompiler.ir.plan import Part, Plan, plan_to_text
 from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml, uniform_platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
@@ -77,7 +77,7 @@ def test_uses_plan_file_unchanged(tmp_path: Path) -> None:
     graph = stack((1, 2, 4, 4), [("conv", 4, 3, 1, 1, 1)])
     plan = Plan({"conv1": (Part("d1"),)}, ("d0",), ("d1",), note="by hand")
     path = tmp_path / "plan.json"
-    path.write_text(dumps(plan), encoding="utf-8")
+    path.write_text(plan_to_text(plan), encoding="utf-8")
     assert Manual(file=str(path)).plan(Problem(graph, uniform_platform(2))) == plan
     with pytest.raises(DicompilerError, match=r"plan\.json: layers\.conv1\[0\]: platform 'uniform' has no device 'd1'"):
         Manual(file=str(path)).plan(Problem(graph, uniform_platform(1)))

@@ -15,7 +15,7 @@ from dicompiler.driver.prepare import prepare
 from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
-from dicompiler.ir.plan import dumps, plan_from_json
+from dicompiler.ir.plan import plan_from_json, plan_to_text
 from dicompiler.ir.platform import Platform
 from dicompiler.partition.lowering import lower
 from dicompiler.partition.tiling import single_device_plan
@@ -43,7 +43,7 @@ def dealt(seed: int) -> tuple[PipelineState, Model, Random]:
     renamings = [dict(zip(used, rng.sample(MORE, len(used)), strict=True)) for _ in range(rng.randint(1, 3))]
     # A renaming may omit the devices that keep their name.
     replicas = tuple({a: b for a, b in own.items() if a != b or rng.random() < 0.5} for own in renamings)
-    plan = plan_from_json(json.loads(dumps(replace(plan, replicas=replicas))))
+    plan = plan_from_json(json.loads(plan_to_text(replace(plan, replicas=replicas))))
     return lower(PipelineState(model=model, layers=layers, platform=cluster(*MORE), plan=plan)), model, rng
 
 

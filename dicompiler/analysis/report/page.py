@@ -24,7 +24,7 @@ from dicompiler.analysis.report.timeline import device_rows, draw_timeline, meas
 from dicompiler.base.objectives import describe_objective, format_objective
 from dicompiler.base.units import format_bytes, format_flops, format_joules, format_number, format_seconds
 from dicompiler.driver.compile_result import describe_engines, find_bottleneck
-from dicompiler.ir.frame_prediction import HOST_COSTS
+from dicompiler.ir.frame_prediction import HOST_COSTS_NOTE
 
 GENERIC_GRAPH_NAMES = ("", "main", "main_graph", "graph", "torch_jit", "torch_jit_export", "tf2onnx")
 # Names come from the model. Even if one contained markup, the browser would load nothing because of this policy.
@@ -243,7 +243,7 @@ def _layer_notes(data: ReportData) -> Markup:
 
 def _render_timelines(data: ReportData) -> list[Markup]:
     keys = {"run": "computes", "handle": "handles messages", "wait": "waits", "send": "sends (colour of the receiver)"}
-    head = f"predicted: {data.simulation.frame}{f', {HOST_COSTS}' if data.is_emulated else ''}"
+    head = f"predicted: {data.simulation.frame}{f', {HOST_COSTS_NOTE}' if data.is_emulated else ''}"
     bars_by_row_name, note = {"predicted": predicted_bars(data)}, ""
     if data.run_log is not None and (bars := measured_bars(data)):
         bars_by_row_name["measured"] = bars

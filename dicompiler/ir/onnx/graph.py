@@ -241,27 +241,27 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         self.overridable_names = set()
         self._taken: tuple[dict[str, int], dict[str, int]] | None = None
 
-    def unused_tensor_name(self, wish: str) -> str:
-        """Return a tensor name that is not in use: `wish`, or else `wish_1`, `wish_2`, ….
+    def unused_tensor_name(self, preferred_name: str) -> str:
+        """Return a tensor name that is not in use: `preferred_name`, or else `preferred_name_1`, `preferred_name_2`, ….
 
         Args:
-            wish: The preferred name, without a number.
+            preferred_name: The preferred name, without a number.
 
         Returns:
             The name, which is in use from now on.
         """
-        return unique_name(wish, self._taken_names()[0])
+        return unique_name(preferred_name, self._taken_names()[0])
 
-    def unused_node_name(self, wish: str) -> str:
-        """Return a node name that is not in use: `wish`, or else `wish_1`, `wish_2`, ….
+    def unused_node_name(self, preferred_name: str) -> str:
+        """Return a node name that is not in use: `preferred_name`, or else `preferred_name_1`, `preferred_name_2`, ….
 
         Args:
-            wish: The preferred name, without a number.
+            preferred_name: The preferred name, without a number.
 
         Returns:
             The name, which is in use from now on.
         """
-        return unique_name(wish, self._taken_names()[1])
+        return unique_name(preferred_name, self._taken_names()[1])
 
     def _taken_names(self) -> tuple[dict[str, int], dict[str, int]]:
         if self._taken is None:

@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from dicompiler.base.atomic_output import atomic_file
 from dicompiler.base.errors import DicompilerError, did_you_mean
-from dicompiler.ir.onnx import graph_structure, loader
-from dicompiler.ir.onnx import protobuf_io as modelfile
+from dicompiler.ir.onnx import graph_structure, loader, protobuf_io
 from dicompiler.ir.onnx.weights import (
     MIN_WEIGHT_BYTES,
     PLACEHOLDER_LOCATION,
@@ -107,13 +106,13 @@ class Model:
         """
         path = Path(path)
         if external is None:
-            external = self._nbytes() > modelfile.MAX_PROTOBUF_BYTES
+            external = self._nbytes() > protobuf_io.MAX_PROTOBUF_BYTES
         if not external:
             with atomic_file(path, _WRITE_ERROR) as staged, staged.open("wb") as file:
-                file.writelines(modelfile.write_inline(self.proto, self.weights))
+                file.writelines(protobuf_io.write_inline(self.proto, self.weights))
             return (path,)
         data = path.with_name(path.name + ".data")
-        head, buffers = modelfile.write_external(self.proto, self.weights, data.name)
+        head, buffers = protobuf_io.write_external(self.proto, self.weights, data.name)
         before = data.stat() if data.exists() else None
         with atomic_file(path, _WRITE_ERROR) as staged, atomic_file(data, _WRITE_ERROR) as staged_data:
             staged.write_bytes(head)
@@ -136,7 +135,7 @@ class Model:
         Raises:
             DicompilerError: The model is larger than 2 GB.
         """
-        return b"".join(modelfile.write_inline(self.proto, self.weights))
+        return b"".join(protobuf_io.write_inline(self.proto, self.weights))
 
     def to_proto(self) -> onnx.ModelProto:
         """Return a new ModelProto that includes the weights.
@@ -147,7 +146,7 @@ class Model:
         Raises:
             DicompilerError: The model is larger than 2 GB.
         """
-        if self._nbytes() > modelfile.MAX_PROTOBUF_BYTES:
+        if self._nbytes() > protobuf_io.MAX_PROTOBUF_BYTES:
             raise DicompilerError("the model is larger than 2 GB, the limit of a protobuf message: save it to a file")
         proto = onnx.ModelProto()
         proto.CopyFrom(self.proto)
@@ -245,14 +244,14 @@ class Model:
         Returns:
             The ModelProto.
         """
-        graph = modelfile.copy_without(self.proto.graph, "initializer")
+        graph = protobuf_io.copy_without(self.proto.graph, "initializer")
         inputs = {value.name for value in graph.input}
         for tensor in self.proto.graph.initializer:
             if not is_placeholder(tensor):
                 graph.initializer.append(tensor)
             elif tensor.name not in inputs:
                 graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, tensor.dims))
-        copy = modelfile.copy_without(self.proto, "graph")
+        copy = protobuf_io.copy_without(self.proto, "graph")
         copy.graph.CopyFrom(graph)
         return copy
 

@@ -10,7 +10,15 @@ import math
 from collections.abc import Sequence
 from functools import partial
 
-from dicompiler.ir.operator_rule import ORT_DOMAIN, OpCost, Operation, OperatorRule, Piece, counted_rules, whole_tensor
+from dicompiler.ir.operator_rule import (
+    ORT_DOMAIN,
+    OpCost,
+    Operation,
+    OperatorRule,
+    Piece,
+    cost_only_rules,
+    whole_tensor,
+)
 from dicompiler.ir.regions import Interval, Region, Shape, block_interval
 from dicompiler.partition.operators.elementwise import broadcast_need
 
@@ -210,7 +218,7 @@ RULES = (
     _attention("MultiHeadAttention", multi_head, ORT_DOMAIN, cost=partial(attention_cost, past=6)),
     _attention("GroupQueryAttention", grouped_query, ORT_DOMAIN, cost=grouped_query_cost),
     *(OperatorRule("RotaryEmbedding", rotary_embedding, domain, stand_in="remainder") for domain in ("", ORT_DOMAIN)),
-    *counted_rules(projected_attention_cost, "Attention"),
-    *counted_rules(partial(projected_attention_cost, past=8), "QAttention"),
-    *counted_rules(grouped_query_cost, "SparseAttention"),
+    *cost_only_rules(projected_attention_cost, "Attention"),
+    *cost_only_rules(partial(projected_attention_cost, past=8), "QAttention"),
+    *cost_only_rules(grouped_query_cost, "SparseAttention"),
 )

@@ -24,8 +24,8 @@ from dicompiler.ir.operator_rule import (
     Operation,
     OperatorRule,
     Piece,
+    cost_only_rules,
     cost_per_input,
-    counted_rules,
     whole_tensor,
 )
 from dicompiler.ir.regions import Interval, Region, Shape, block_interval, full_region
@@ -259,16 +259,16 @@ _convolution = partial(
 )
 RULES = (
     _convolution("Conv", conv, cost=conv_cost, read_share=window_read_share),
-    *counted_rules(conv_cost, "NhwcConv CausalConvWithState"),
-    *counted_rules(fused_conv_cost, "FusedConv NhwcFusedConv"),
-    *counted_rules(deform_conv_cost, "DeformConv", ""),
+    *cost_only_rules(conv_cost, "NhwcConv CausalConvWithState"),
+    *cost_only_rules(fused_conv_cost, "FusedConv NhwcFusedConv"),
+    *cost_only_rules(deform_conv_cost, "DeformConv", ""),
     _convolution("ConvTranspose", conv_transpose, cost=conv_transpose_cost),
-    *counted_rules(conv_transpose_cost, "ConvTransposeWithDynamicPads"),
+    *cost_only_rules(conv_transpose_cost, "ConvTransposeWithDynamicPads"),
     *(
         OperatorRule(op, pool, cost=pool_cost, read_share=window_read_share, stand_in=stand_in)
         for op, stand_in in {"MaxPool": "", "AveragePool": "pool", "LpPool": "pool"}.items()
     ),
-    *counted_rules(pool_cost, "NhwcMaxPool MaxpoolWithMask QLinearAveragePool"),
+    *cost_only_rules(pool_cost, "NhwcMaxPool MaxpoolWithMask QLinearAveragePool"),
     *(
         OperatorRule(op, global_pool, cost=cost_per_input, stand_in="global_pool")
         for op in ("GlobalAveragePool", "GlobalLpPool")
@@ -280,5 +280,5 @@ RULES = (
         merge_operator="Max",
         cost=cost_per_input,
     ),
-    *counted_rules(cost_per_input, "QLinearGlobalAveragePool"),
+    *cost_only_rules(cost_per_input, "QLinearGlobalAveragePool"),
 )

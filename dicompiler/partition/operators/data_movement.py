@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from onnx import TensorProto
 
-from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece, counted_rules, whole_tensor, zero_cost
+from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece, cost_only_rules, whole_tensor, zero_cost
 from dicompiler.ir.regions import Interval, Region, block_interval, full_region, region_shape, with_interval
 from dicompiler.partition.operators.elementwise import broadcast_need
 
@@ -239,7 +239,7 @@ RULES = (
     *(OperatorRule(op, reshape, cost=zero_cost) for op in ("Reshape", "Flatten", "Squeeze", "Unsqueeze")),
     OperatorRule("Transpose", transpose, cost=zero_cost),
     OperatorRule("Concat", concat, cost=zero_cost, constant_stand_ins="shift"),
-    *counted_rules(zero_cost, "Constant ConstantOfShape Shape Size Split", ""),
+    *cost_only_rules(zero_cost, "Constant ConstantOfShape Shape Size Split", ""),
     OperatorRule("Expand", expand, cost=zero_cost),
     OperatorRule("Tile", tile, cost=zero_cost),
     # A Gather can be split along the rows of its table: each part stores some rows, and returns zeros for indices of
@@ -250,8 +250,8 @@ RULES = (
     OperatorRule("GatherElements", gather_elements, cost=zero_cost, stand_in="indexed"),
     OperatorRule("ScatterND", scatter_nd, cost=zero_cost, constant_stand_ins="shift - shift"),
     OperatorRule("ScatterElements", scatter_elements, cost=zero_cost, constant_stand_ins="shift - shift"),
-    *counted_rules(zero_cost, "CenterCropPad Compress GatherND ReverseSequence Scatter", ""),
-    *counted_rules(zero_cost, "ExpandDims GatherND Pad"),
+    *cost_only_rules(zero_cost, "CenterCropPad Compress GatherND ReverseSequence Scatter", ""),
+    *cost_only_rules(zero_cost, "ExpandDims GatherND Pad"),
     OperatorRule("DepthToSpace", depth_to_space, cost=zero_cost),
     OperatorRule("SpaceToDepth", space_to_depth, cost=zero_cost),
 )

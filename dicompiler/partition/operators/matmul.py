@@ -22,9 +22,9 @@ from dicompiler.ir.operator_rule import (
     Operation,
     OperatorRule,
     Piece,
+    cost_only_rules,
     cost_per_input,
     cost_per_output,
-    counted_rules,
     whole_tensor,
 )
 from dicompiler.ir.regions import Interval, Region, Shape, with_interval
@@ -247,7 +247,7 @@ RULES = (
     _product("Gemm", gemm, cost=matmul_cost, constant_stand_ins="- - shift"),
     _product("MatMul", contraction, cost=matmul_cost),
     _product("Einsum", contraction, cost=einsum_cost, constant_stand_ins="gain"),
-    *counted_rules(matmul_cost, f"FusedMatMul TransposeMatMul {_QUANTIZED_PRODUCTS}"),
+    *cost_only_rules(matmul_cost, f"FusedMatMul TransposeMatMul {_QUANTIZED_PRODUCTS}"),
     OperatorRule(
         "MatMulNBits",
         matmul_nbits,
@@ -258,13 +258,13 @@ RULES = (
         constant_stand_ins="- - step shift",
         attribute_stand_ins="accuracy_level=0",
     ),
-    *counted_rules(matmul_cost, "MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
-    *counted_rules(activated_matmul_cost, "FusedGemm FusedMatMulActivation GemmFastGelu"),
-    *counted_rules(moe_cost, "MoE"),
-    *counted_rules(fft_cost, "DFT STFT", ""),
+    *cost_only_rules(matmul_cost, "MatMulBnb4 MatMulFpQ4 GemmFloat8 CDist"),
+    *cost_only_rules(activated_matmul_cost, "FusedGemm FusedMatMulActivation GemmFastGelu"),
+    *cost_only_rules(moe_cost, "MoE"),
+    *cost_only_rules(fft_cost, "DFT STFT", ""),
     *(
         OperatorRule(op, recurrent, cost=recurrent_cost, stand_in="recurrent", constant_stand_ins="- gain gain shift")
         for op in ("RNN", "GRU", "LSTM")
     ),
-    *counted_rules(recurrent_cost, "DynamicQuantizeLSTM"),
+    *cost_only_rules(recurrent_cost, "DynamicQuantizeLSTM"),
 )

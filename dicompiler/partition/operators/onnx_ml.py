@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
-from dicompiler.ir.operator_rule import OpCost, Operation, OperatorRule, Piece, counted_rules, whole_tensor, zero_cost
+from dicompiler.ir.operator_rule import OpCost, Operation, OperatorRule, Piece, cost_only_rules, whole_tensor, zero_cost
 from dicompiler.ir.regions import Interval, Region, Shape, full_region
 from dicompiler.partition.operators.elementwise import elementwise
 
@@ -89,5 +89,5 @@ RULES = (
     # computes with integers in place of weights. It cannot replace such attributes, so it could not check the split.
     _whole("TreeEnsemble", domain=ML_DOMAIN, cost=tree_cost),
     *(_whole(f"SVM{kind}", domain=ML_DOMAIN, cost=_SUPPORT_VECTOR_COST) for kind in ("Classifier", "Regressor")),
-    *counted_rules(zero_cost, _UNCOUNTED_OPERATORS, ML_DOMAIN),
+    *cost_only_rules(zero_cost, _UNCOUNTED_OPERATORS, ML_DOMAIN),
 )

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from dicompiler.base.memoize import memoized
-from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece, PieceFunction, counted_rules, whole_tensor
+from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece, PieceFunction, cost_only_rules, whole_tensor
 from dicompiler.ir.regions import Interval, Region, full_region
 from dicompiler.partition.operators.conv_pool import conv, conv_cost, conv_reduction_length, window_read_share
 from dicompiler.partition.operators.elementwise import broadcast_need
@@ -104,7 +104,7 @@ RULES = (
     OperatorRule(
         "QLinearConv", _QLINEAR_CONV, cost=_QLINEAR_CONV_COST, read_share=_QLINEAR_CONV_READ_SHARE, rounds_sums=True
     ),
-    *counted_rules(_QLINEAR_CONV_COST, "QLinearConv"),
+    *cost_only_rules(_QLINEAR_CONV_COST, "QLinearConv"),
     OperatorRule("MatMulInteger", _MATMUL_INTEGER, reduction_length=contraction_length, cost=matmul_cost),
     OperatorRule("QLinearMatMul", _QLINEAR_MATMUL, cost=matmul_cost, rounds_sums=True),
 )

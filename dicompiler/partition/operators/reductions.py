@@ -19,8 +19,8 @@ from dicompiler.ir.operator_rule import (
     Operation,
     OperatorRule,
     Piece,
+    cost_only_rules,
     cost_per_input,
-    counted_rules,
     whole_tensor,
 )
 from dicompiler.ir.regions import Interval, Region, Shape, block_interval, full_region, with_interval
@@ -189,7 +189,7 @@ RULES = (
     _normalization("InstanceNormalization", instance_normalization, stand_in="instance_normalization"),
     _normalization("GroupNormalization", group_normalization, stand_in="group_normalization"),
     *map(_layer_normalization, ("LayerNormalization", *RMS_NORMALIZATIONS)),
-    *counted_rules(partial(skip_normalization_cost, bias=4), "EmbedLayerNormalization"),
+    *cost_only_rules(partial(skip_normalization_cost, bias=4), "EmbedLayerNormalization"),
     *(
         _skip_normalization(op, domain=ORT_DOMAIN, cost=partial(skip_normalization_cost, bias=index))
         for op, index in (("SkipLayerNormalization", 4), ("SkipSimplifiedLayerNormalization", 3))
@@ -207,5 +207,5 @@ RULES = (
     ),
     *(_reduction(op, stand_in="reduction") for op in UNMERGEABLE_REDUCTIONS),
     *map(_reduction, ("ArgMax", "ArgMin")),
-    *counted_rules(cost_per_input, "QLinearReduceMean ReduceSumInteger"),
+    *cost_only_rules(cost_per_input, "QLinearReduceMean ReduceSumInteger"),
 )
