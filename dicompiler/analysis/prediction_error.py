@@ -279,17 +279,17 @@ def measured_timing(log: Mapping[str, Any], program: Program) -> RunTiming:
     return RunTiming(frame_s, devices, is_stream=is_stream)
 
 
-def typical_frame_s(frames_s: Sequence[float], roles: int) -> float:
+def typical_frame_s(frames_s: Sequence[float], replica_count: int) -> float:
     """Return the typical seconds of a frame in a run with one frame in flight; 0 without frames.
 
     The first frame is excluded, because caches are still cold. The result is the median of the other frames. If the
-    plan has replicas (copies that compute frames in turn; `roles` is their number), the result is the mean of the
-    replicas' medians.
+    plan has replicas (copies that compute frames in turn; `replica_count` is their number), the result is the mean of
+    the replicas' medians.
     """
-    by_role = [list(frames_s[role::roles]) for role in range(roles)]
-    if len(frames_s) > roles:
-        del by_role[0][0]
-    medians = [statistics.median(times) for times in by_role if times]
+    by_replica = [list(frames_s[replica::replica_count]) for replica in range(replica_count)]
+    if len(frames_s) > replica_count:
+        del by_replica[0][0]
+    medians = [statistics.median(times) for times in by_replica if times]
     return statistics.mean(medians) if medians else 0.0
 
 
@@ -308,8 +308,10 @@ def _call_counts(segment_counts: Sequence[int], frames: int) -> list[int]:
 
     The replicas (copies of the plan) compute frames in turn. `segment_counts` has each replica's number of segments.
     """
-    roles = len(segment_counts)
-    return [len(range(role, frames, roles)) for role, count in enumerate(segment_counts) for _ in range(count)]
+    replica_count = len(segment_counts)
+    return [
+        len(range(replica, frames, replica_count)) for replica, count in enumerate(segment_counts) for _ in range(count)
+    ]
 
 
 def _wait_seconds(timeline: list[Mapping[str, Any]], frame: int, program: Program) -> dict[str, float]:

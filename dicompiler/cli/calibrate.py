@@ -11,7 +11,7 @@ import click
 from dicompiler.cli.options import PATH, check_output_file, json_option, output_option
 
 if TYPE_CHECKING:
-    from dicompiler.measure.calibrate import Calibration, Figure
+    from dicompiler.measure.calibrate import CalibratedValue, Calibration
 
 
 @click.command("calibrate")
@@ -55,7 +55,7 @@ def command(
         write_json(output, calibration.document)
     if as_json:
         figures, frames = (
-            [dataclasses.asdict(entry) for entry in entries] for entries in (calibration.figures, calibration.frames)
+            [dataclasses.asdict(entry) for entry in entries] for entries in (calibration.values, calibration.frames)
         )
         print_json({"figures": figures, "frames": frames, "warnings": calibration.warnings, "written": str(output)})
     else:
@@ -68,8 +68,8 @@ def _show_calibration(calibration: Calibration) -> None:
     from dicompiler.cli.table import print_table, wrap_text
 
     rows = [
-        (entry.name, _format_figure(entry, entry.before), _format_figure(entry, entry.after), _format_change(entry))
-        for entry in calibration.figures
+        (entry.name, _format_number(entry, entry.before), _format_number(entry, entry.after), _format_change(entry))
+        for entry in calibration.values
     ]
     print_table(("figure", "before", "after", "change"), rows, right=(1, 2))
     click.echo()
@@ -83,18 +83,18 @@ def _show_calibration(calibration: Calibration) -> None:
         click.echo(wrap_text(f"warning: {warning}"))
 
 
-def _format_figure(figure: Figure, value: float | None) -> str:
+def _format_number(entry: CalibratedValue, value: float | None) -> str:
     """Return a calibrated value, such as a bandwidth, in the unit of platform files, with four significant digits."""
     from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, TIME, format_number, format_quantity
-    from dicompiler.measure.fit_links import round_figure
+    from dicompiler.measure.fit_links import round_to_4_digits
 
     if value is None:
         return "unchanged"
-    quantity = {"FLOP/s": COMPUTE_RATE, "bit/s": BANDWIDTH, "s": TIME}.get(figure.unit)
-    return format_number(value) if quantity is None else format_quantity(round_figure(value), quantity)
+    quantity = {"FLOP/s": COMPUTE_RATE, "bit/s": BANDWIDTH, "s": TIME}.get(entry.unit)
+    return format_number(value) if quantity is None else format_quantity(round_to_4_digits(value), quantity)
 
 
-def _format_change(figure: Figure) -> str:
-    if figure.after is None:
-        return figure.reason
-    return f"{figure.before / figure.after - 1:+.1%}" if figure.after else "is zero"
+def _format_change(value: CalibratedValue) -> str:
+    if value.after is None:
+        return value.reason
+    return f"{value.before / value.after - 1:+.1%}" if value.after else "is zero"

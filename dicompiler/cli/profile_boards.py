@@ -100,7 +100,7 @@ def _show_measurements(measurements: BoardMeasurements, platform: Platform) -> N
     """Print a row for each board and for each link."""
     from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, format_quantity, format_seconds
     from dicompiler.cli.table import print_table
-    from dicompiler.measure.fit_links import round_figure
+    from dicompiler.measure.fit_links import round_to_4_digits
 
     rows = []
     for board in measurements.boards:
@@ -114,7 +114,7 @@ def _show_measurements(measurements: BoardMeasurements, platform: Platform) -> N
         lines = [
             (
                 " – ".join(link.hosts),
-                format_quantity(round_figure(link.bandwidth), BANDWIDTH),
+                format_quantity(round_to_4_digits(link.bandwidth), BANDWIDTH),
                 format_seconds(link.latency),
             )
             for link in measurements.links

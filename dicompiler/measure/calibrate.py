@@ -37,7 +37,7 @@ from dicompiler.ir.cluster import Device, engine_name
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
-from dicompiler.measure.fit_links import NetworkFigure, find_pauses, fit_links, round_figure
+from dicompiler.measure.fit_links import NetworkParameter, find_pauses, fit_links, round_to_4_digits
 from dicompiler.search.problem import Problem
 from dicompiler.target.manifest import load_artifact
 from dicompiler.target.target_base import Target
@@ -45,7 +45,7 @@ from dicompiler.target.target_base import Target
 MAX_RATE_CORRECTIONS = 50
 """Largest number of steps in which `fit_rates` corrects the rates."""
 MIN_FRAMES = 3
-MAX_SPREAD_FACTOR = 2.0
+MAX_BUSY_TIME_RATIO = 2.0
 """A run shows that the machine was busy if two times that should be similar differ by more than this factor.
 
 Two pairs of times are compared. The first pair is the time of a segment (a submodel that a device runs) in the last
@@ -58,7 +58,7 @@ CALIBRATED_NOTE = " Rates and links corrected by 'dicompiler calibrate'."
 
 
 @dataclass(frozen=True)
-class Figure:
+class CalibratedValue:
     """A number of the platform or profile, before and after the calibration.
 
     Attributes:
@@ -100,14 +100,14 @@ class Calibration:
     Attributes:
         platform: The corrected platform; rates and links are unchanged if a profile was corrected instead.
         document: The corrected profile as JSON; None if the platform was corrected.
-        figures: The numbers before and after the calibration.
+        values: The numbers before and after the calibration.
         frames: Seconds of a frame of each run.
         warnings: Signs that a machine was busy during a run.
     """
 
     platform: Platform
     document: Mapping[str, Any] | None
-    figures: tuple[Figure, ...]
+    values: tuple[CalibratedValue, ...]
     frames: tuple[CalibratedFrame, ...]
     warnings: tuple[str, ...]
 
@@ -281,18 +281,18 @@ def _calibrate_runs(case: CalibrationCase, runs: Sequence[LoggedRun], profile: P
     warnings = [warning for run in runs for warning in _find_disturbances(run)]
     platform, document, factor = case.problem.platform, None, 1.0
     if profile is None:
-        platform, figures = _correct_rates(case, runs)
-        platform, network_figures, network_warnings = _correct_links(case, runs, platform)
-        figures += network_figures
+        platform, values = _correct_rates(case, runs)
+        platform, network_values, network_warnings = _correct_links(case, runs, platform)
+        values += network_values
         warnings += network_warnings
     else:
         factor, document = _scale_profile(case, runs, profile)
-        figures = [Figure(f"seconds of {profile}", "", 1.0, factor)]
+        values = [CalibratedValue(f"seconds of {profile}", "", 1.0, factor)]
     if warnings and not force:
         raise DicompilerError(f"{warnings[0]}: repeat the run on an idle machine, or use this run anyway (--force)")
     frames = tuple(_compare_frame(case, run, platform, factor) for run in runs)
     description = (platform.description.removesuffix(CALIBRATED_NOTE) + CALIBRATED_NOTE).strip()
-    return Calibration(replace(platform, description=description), document, tuple(figures), frames, tuple(warnings))
+    return Calibration(replace(platform, description=description), document, tuple(values), frames, tuple(warnings))
 
 
 def _find_disturbances(run: LoggedRun) -> Iterator[str]:
@@ -301,10 +301,10 @@ def _find_disturbances(run: LoggedRun) -> Iterator[str]:
     The signs are frames of very different durations, and segments (submodels that a device runs) that took a very
     different time in the last frame than in the other frames.
     """
-    roles = len(run.program.replica_roles)
-    for role in range(0 if run.is_streamed else roles):
-        frames_s = run.log["frames_s"][1 + role :: roles]
-        if frames_s and (median := statistics.median(frames_s)) > MAX_SPREAD_FACTOR * min(frames_s):
+    replica_count = len(run.program.replica_roles)
+    for replica in range(0 if run.is_streamed else replica_count):
+        frames_s = run.log["frames_s"][1 + replica :: replica_count]
+        if frames_s and (median := statistics.median(frames_s)) > MAX_BUSY_TIME_RATIO * min(frames_s):
             shortest, typical = format_seconds(min(frames_s)), format_seconds(median)
             yield f"{run.path}: the machine was busy: a frame takes {shortest} to {typical} (the median)"
             break
@@ -317,7 +317,7 @@ def _find_disturbances(run: LoggedRun) -> Iterator[str]:
             last_s, count = end - start, calls[index]
             others_s = (entry["segments_s"][index] - last_s) / (count - 1) if count > 1 else last_s
             shorter, longer = sorted((others_s, last_s))
-            if longer > MAX_SPREAD_FACTOR * shorter and longer * count > 0.1 * entry["compute_s"]:
+            if longer > MAX_BUSY_TIME_RATIO * shorter and longer * count > 0.1 * entry["compute_s"]:
                 times = f"{format_seconds(last_s)} in the last frame, {format_seconds(others_s)} in others"
                 yield f"{run.path}: the machine was busy: segment {index} of {entry['device']} takes {times}"
 
@@ -333,7 +333,7 @@ def _predicted_compute_s(case: CalibrationCase, runs: Sequence[LoggedRun], workl
     return total
 
 
-def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Platform, list[Figure]]:
+def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Platform, list[CalibratedValue]]:
     """Return the platform with corrected rates of its devices, and each rate before and after the correction."""
     start = case.problem.platform
     names = [device.device for device in case.program.devices]
@@ -344,7 +344,7 @@ def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Pl
         return {name: _predicted_compute_s(case, runs, workload, i) for i, name in enumerate(names)}
 
     platform, factors = fit_rates(start, measured_s, predict)
-    figures = []
+    values = []
     for name in names:
         device, reason = start.device(name), ""
         if not factors[name]:
@@ -354,8 +354,8 @@ def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Pl
             devices = tuple(device if other.name == name else other for other in platform.devices)
             platform = replace(platform, devices=devices)
         rate = None if reason else platform.device(name).rate
-        figures.append(Figure(f"{name} rate", "FLOP/s", device.rate, rate, reason))
-    return platform, figures
+        values.append(CalibratedValue(f"{name} rate", "FLOP/s", device.rate, rate, reason))
+    return platform, values
 
 
 def fit_rates(
@@ -404,15 +404,17 @@ def scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
 
 def _scale_device(device: Device, factor: float) -> Device:
     engine_rates = tuple(
-        replace(entry, rate=round_figure(entry.rate * factor)) if entry.engine == engine_name(device.engine) else entry
+        replace(entry, rate=round_to_4_digits(entry.rate * factor))
+        if entry.engine == engine_name(device.engine)
+        else entry
         for entry in device.engine_rates
     )
-    return replace(device, rate=round_figure(device.rate * factor), engine_rates=engine_rates)
+    return replace(device, rate=round_to_4_digits(device.rate * factor), engine_rates=engine_rates)
 
 
 def _correct_links(
     case: CalibrationCase, runs: Sequence[LoggedRun], platform: Platform
-) -> tuple[Platform, list[Figure], list[str]]:
+) -> tuple[Platform, list[CalibratedValue], list[str]]:
     """Return the platform with fitted links, the old and new values, and warnings about unexplained waits.
 
     A wait (time in which a device runs no segment) is unexplained if the simulation with the fitted links does not show
@@ -420,12 +422,15 @@ def _correct_links(
     """
     spans_of_runs = [(run, run.last_frame_spans) for run in runs if not run.is_streamed]
     usable = [(run, spans) for run, spans in spans_of_runs if spans is not None]
-    figures = NetworkFigure.of_platform(platform)
+    parameters = NetworkParameter.of_platform(platform)
     if not usable or not case.program.all_transfers:
         reason = "no run with one frame in flight has the times of all segments"
         if not case.program.all_transfers:
             reason = "nothing is sent"
-        unchanged = [Figure(figure.name, figure.unit, figure.value(platform), None, reason) for figure in figures]
+        unchanged = [
+            CalibratedValue(parameter.name, parameter.unit, parameter.value(platform), None, reason)
+            for parameter in parameters
+        ]
         return platform, unchanged, []
     workload = case.make_workload(case.with_platform(platform))
     observed = [find_pauses(spans, run.input_arrival_s) for run, spans in usable]
@@ -434,11 +439,13 @@ def _correct_links(
     if len(workload.replicas) == 1:
         for run, _ in usable:
             typical.append((workload, measured_timing(run.log, case.program).frame_s - run.input_arrival_s))
-    fitted, reasons, unexplained = fit_links(platform, figures, measured, observed, typical)
+    fitted, reasons, unexplained = fit_links(platform, parameters, measured, observed, typical)
     corrected = []
-    for figure in figures:
-        before, reason = figure.value(platform), reasons.get(figure.name, "")
-        corrected.append(Figure(figure.name, figure.unit, before, None if reason else figure.value(fitted), reason))
+    for parameter in parameters:
+        before, reason = parameter.value(platform), reasons.get(parameter.name, "")
+        corrected.append(
+            CalibratedValue(parameter.name, parameter.unit, before, None if reason else parameter.value(fitted), reason)
+        )
     warnings = []
     for (run, _), waits_s in zip(usable, unexplained, strict=True):
         frame_s = measured_timing(run.log, case.program).frame_s
@@ -473,7 +480,7 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
             f"{profile}: the profile is for devices named {document['device']}, and none of them computed in these "
             "runs: use runs of a plan with such a device"
         )
-    factor = round_figure((measured_s - extra_s) / bare_s)
+    factor = round_to_4_digits((measured_s - extra_s) / bare_s)
     for measurements in (document, *document.get("engines", ())):
         _scale_times(measurements, factor)
     for key in ("weight_byte_s", "read_byte_s"):

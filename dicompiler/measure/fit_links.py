@@ -42,15 +42,15 @@ SegmentSpans = Mapping[str, Sequence[tuple[float, float]]]
 """By device name: start and end in seconds of each of its segments (submodels that it runs)."""
 
 
-def round_figure(value: float) -> float:
+def round_to_4_digits(value: float) -> float:
     return float(f"{value:.4g}")
 
 
 @dataclass(frozen=True)
-class NetworkFigure:
+class NetworkParameter:
     """A bandwidth or latency of a platform's network, and how to read and replace it.
 
-    The fit represents each figure by a coordinate on which the pauses of devices depend linearly. For a latency, the
+    The fit represents each parameter by a coordinate on which the pauses of devices depend linearly. For a latency, the
     coordinate is the number of milliseconds. For a bandwidth, it is (seconds per byte) / (seconds per byte before the
     fit).
 
@@ -67,31 +67,35 @@ class NetworkFigure:
     with_value: Callable[[Platform, float], Platform]
 
     @staticmethod
-    def of_platform(platform: Platform) -> tuple[NetworkFigure, ...]:
+    def of_platform(platform: Platform) -> tuple[NetworkParameter, ...]:
         """Return the bandwidths and latencies that a platform states for its network, its links and its hosts."""
-        figures = [_network_figure("bandwidth", "bit/s"), _network_figure("latency", "s")]
+        parameters = [_network_parameter("bandwidth", "bit/s"), _network_parameter("latency", "s")]
         for i, link in enumerate(platform.network.links):
-            figures += [_link_figure(i, " and ".join(link.hosts), key) for key in ("bandwidth", "latency")]
-        figures += [_host_figure(i, host.name) for i, host in enumerate(platform.hosts) if host.bandwidth is not None]
-        return tuple(figures)
+            parameters += [_link_parameter(i, " and ".join(link.hosts), key) for key in ("bandwidth", "latency")]
+        parameters += [
+            _host_parameter(i, host.name) for i, host in enumerate(platform.hosts) if host.bandwidth is not None
+        ]
+        return tuple(parameters)
 
     def moved_to(self, platform: Platform, start: float, coordinate: float) -> Platform:
-        """Return the platform with this figure set to the value that a coordinate of the fit represents.
+        """Return the platform with this parameter set to the value that a coordinate of the fit represents.
 
-        `start` is the value of the figure before the fit.
+        `start` is the value of the parameter before the fit.
         """
-        return self.with_value(platform, round_figure(coordinate / 1000 if self.unit == "s" else start / coordinate))
+        return self.with_value(
+            platform, round_to_4_digits(coordinate / 1000 if self.unit == "s" else start / coordinate)
+        )
 
 
-def _network_figure(key: str, unit: str) -> NetworkFigure:
+def _network_parameter(key: str, unit: str) -> NetworkParameter:
     def with_value(platform: Platform, value: float) -> Platform:
         changed: dict[str, Any] = {key: value}
         return replace(platform, network=replace(platform.network, **changed))
 
-    return NetworkFigure(f"network {key}", unit, lambda platform: float(getattr(platform.network, key)), with_value)
+    return NetworkParameter(f"network {key}", unit, lambda platform: float(getattr(platform.network, key)), with_value)
 
 
-def _link_figure(index: int, hosts: str, key: str) -> NetworkFigure:
+def _link_parameter(index: int, hosts: str, key: str) -> NetworkParameter:
     def get_value(platform: Platform) -> float:
         return float(getattr(platform.network.links[index], key))
 
@@ -100,10 +104,10 @@ def _link_figure(index: int, hosts: str, key: str) -> NetworkFigure:
         links[index] = replace(links[index], **changed)
         return replace(platform, network=replace(platform.network, links=tuple(links)))
 
-    return NetworkFigure(f"link of {hosts} {key}", "bit/s" if key == "bandwidth" else "s", get_value, with_value)
+    return NetworkParameter(f"link of {hosts} {key}", "bit/s" if key == "bandwidth" else "s", get_value, with_value)
 
 
-def _host_figure(index: int, name: str) -> NetworkFigure:
+def _host_parameter(index: int, name: str) -> NetworkParameter:
     def get_value(platform: Platform) -> float:
         return platform.hosts[index].bandwidth or 0.0
 
@@ -112,7 +116,7 @@ def _host_figure(index: int, name: str) -> NetworkFigure:
         hosts[index] = replace(hosts[index], bandwidth=value)
         return replace(platform, hosts=tuple(hosts))
 
-    return NetworkFigure(f"{name} bandwidth", "bit/s", get_value, with_value)
+    return NetworkParameter(f"{name} bandwidth", "bit/s", get_value, with_value)
 
 
 def find_pauses(spans: SegmentSpans, inputs_s: float = 0.0) -> Pauses:
@@ -129,7 +133,7 @@ def find_pauses(spans: SegmentSpans, inputs_s: float = 0.0) -> Pauses:
 
 def fit_links(
     platform: Platform,
-    figures: Sequence[NetworkFigure],
+    parameters: Sequence[NetworkParameter],
     workloads: Sequence[Workload],
     observed: Sequence[Pauses],
     typical: Sequence[tuple[Workload, float]] = (),
@@ -138,7 +142,7 @@ def fit_links(
 
     Args:
         platform: The platform before the fit.
-        figures: The bandwidths and latencies to fit.
+        parameters: The bandwidths and latencies to fit.
         workloads: For each run, the workload of one frame with the measured seconds of its segments (submodels).
         observed: For each run, the pauses in this frame.
         typical: Workloads of one frame, each with the median of the measured seconds of many frames.
@@ -151,17 +155,17 @@ def fit_links(
 
     typical_s = np.array([TYPICAL_FRAME_WEIGHT * seconds for _, seconds in typical])
     measured = np.concatenate([*map(_flatten, observed), typical_s])
-    fit = _LinkFit(platform, figures, workloads, [workload for workload, _ in typical], measured)
-    start = np.array([1000 * figure.value(platform) if figure.unit == "s" else 1.0 for figure in figures])
+    fit = _LinkFit(platform, parameters, workloads, [workload for workload, _ in typical], measured)
+    start = np.array([1000 * parameter.value(platform) if parameter.unit == "s" else 1.0 for parameter in parameters])
     reasons = fit.find_undetermined(start)
-    coordinates = fit.fit(start, reasons)
-    bandwidths = {figure.name for figure in figures if figure.unit != "s"}
+    coordinates = fit.fit_coordinates(start, reasons)
+    bandwidths = {parameter.name for parameter in parameters if parameter.unit != "s"}
     too_fast = bandwidths & fit.find_undetermined(coordinates).keys() - reasons.keys()
     if too_fast:
         # The first fit made these bandwidths so large that they no longer affect the pauses, so the fit is repeated
         # without them.
         reasons |= dict.fromkeys(too_fast, "messages are too short to determine it")
-        coordinates = fit.fit(start, reasons)
+        coordinates = fit.fit_coordinates(start, reasons)
     fitted = fit.platform_at(coordinates)
     unexplained = []
     for pauses, workload in zip(observed, workloads, strict=True):
@@ -172,28 +176,28 @@ def fit_links(
 
 @dataclass(frozen=True)
 class _LinkFit:
-    """A fit of figures (bandwidths and latencies) to observed pauses between segments.
+    """A fit of parameters (bandwidths and latencies) to observed pauses between segments.
 
-    Arrays `coordinates` have the coordinate of each figure (see `NetworkFigure`), in the order of `figures`.
+    Arrays `coordinates` have the coordinate of each parameter (see `NetworkParameter`), in the order of `parameters`.
 
     Attributes:
         platform: The platform before the fit.
-        figures: The bandwidths and latencies to fit.
+        parameters: The bandwidths and latencies to fit.
         workloads: Workloads of frames of which the pauses were observed.
         typical_frames: Workloads of frames of which only the total seconds were observed.
         observed: All pauses of all runs, followed by the weighted seconds of the typical frames.
     """
 
     platform: Platform
-    figures: Sequence[NetworkFigure]
+    parameters: Sequence[NetworkParameter]
     workloads: Sequence[Workload]
     typical_frames: Sequence[Workload]
     observed: NDArray[np.float64]
 
     def platform_at(self, coordinates: NDArray[np.float64]) -> Platform:
         platform = self.platform
-        for figure, coordinate in zip(self.figures, coordinates, strict=True):
-            platform = figure.moved_to(platform, figure.value(self.platform), float(coordinate))
+        for parameter, coordinate in zip(self.parameters, coordinates, strict=True):
+            platform = parameter.moved_to(platform, parameter.value(self.platform), float(coordinate))
         return platform
 
     def simulate_pauses(self, coordinates: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -211,7 +215,7 @@ class _LinkFit:
     def sensitivity(self, coordinates: NDArray[np.float64], index: int) -> NDArray[np.float64]:
         """Return the derivatives of all simulated seconds with respect to the bandwidth or latency number `index`."""
         moved = coordinates.copy()
-        step = 0.05 * (coordinates[index] if self.figures[index].unit != "s" else max(coordinates[index], 1.0))
+        step = 0.05 * (coordinates[index] if self.parameters[index].unit != "s" else max(coordinates[index], 1.0))
         moved[index] += step
         difference: NDArray[np.float64] = (self.simulate_pauses(moved) - self.simulate_pauses(coordinates)) / step
         return difference
@@ -227,24 +231,24 @@ class _LinkFit:
         import numpy as np
 
         count = len(self.observed) - len(self.typical_frames)
-        effects = [self.sensitivity(coordinates, i)[:count] for i in range(len(self.figures))]
+        effects = [self.sensitivity(coordinates, i)[:count] for i in range(len(self.parameters))]
         total, reasons = self.simulate_pauses(coordinates)[:count].sum(), dict[str, str]()
-        for figure, effect, coordinate in zip(self.figures, effects, coordinates, strict=True):
+        for parameter, effect, coordinate in zip(self.parameters, effects, coordinates, strict=True):
             size = np.abs(effect).sum()
-            if size < 1e-6 if figure.unit == "s" else size * coordinate < MIN_BYTES_SHARE * total:
-                reasons[figure.name] = "it delays no message"
-        determined = [i for i, figure in enumerate(self.figures) if figure.name not in reasons]
+            if size < 1e-6 if parameter.unit == "s" else size * coordinate < MIN_BYTES_SHARE * total:
+                reasons[parameter.name] = "it delays no message"
+        determined = [i for i, parameter in enumerate(self.parameters) if parameter.name not in reasons]
         for i in determined:
             for k in determined:
                 norms = np.linalg.norm(effects[i]) * np.linalg.norm(effects[k])
-                is_latency_and_bandwidth = self.figures[i].unit == "s" != self.figures[k].unit
+                is_latency_and_bandwidth = self.parameters[i].unit == "s" != self.parameters[k].unit
                 if is_latency_and_bandwidth and effects[i] @ effects[k] > MAX_COLLINEARITY * norms:
-                    reasons[self.figures[i].name] = (
+                    reasons[self.parameters[i].name] = (
                         "messages differ too little in size to separate it from the bandwidth"
                     )
         return reasons
 
-    def fit(self, coordinates: NDArray[np.float64], fixed: Container[str]) -> NDArray[np.float64]:
+    def fit_coordinates(self, coordinates: NDArray[np.float64], fixed: Container[str]) -> NDArray[np.float64]:
         """Return the coordinates for which the simulated seconds deviate least from the measured ones.
 
         Each coordinate represents a bandwidth or latency. The sum of absolute deviations is minimized. The search
@@ -252,7 +256,7 @@ class _LinkFit:
         """
         import numpy as np
 
-        free = [i for i, figure in enumerate(self.figures) if figure.name not in fixed]
+        free = [i for i, parameter in enumerate(self.parameters) if parameter.name not in fixed]
         min_residual = 0.001 * np.abs(self.observed).sum() + 1e-9
         residuals = self.observed - self.simulate_pauses(coordinates)
         for _ in range(MAX_FIT_STEPS if free else 0):
@@ -262,7 +266,7 @@ class _LinkFit:
             for _ in range(8):
                 candidate = coordinates.copy()
                 for i, change in zip(free, step, strict=True):
-                    lowest = 0.0 if self.figures[i].unit == "s" else coordinates[i] / 4
+                    lowest = 0.0 if self.parameters[i].unit == "s" else coordinates[i] / 4
                     candidate[i] = max(lowest, coordinates[i] + change)
                 new_residuals = self.observed - self.simulate_pauses(candidate)
                 if np.abs(new_residuals).sum() < np.abs(residuals).sum():

@@ -431,7 +431,7 @@ def find_network_class(engine: dict[str, Any]) -> Any:
         return None
 
 
-class NetworkCall:
+class EnginePiece:
     """A piece of a layer in the format of an engine, which is run like an onnxruntime session."""
 
     def __init__(self, network: Any, inputs: list[Any], shapes: list[list[int]]) -> None:
@@ -442,7 +442,7 @@ class NetworkCall:
         self._network.run(self._inputs, self._shapes)
 
 
-def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[NetworkCall, dict[str, Any], list[str], Any]:
+def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[EnginePiece, dict[str, Any], list[str], Any]:
     """Return a piece in the format of an engine, as the same tuple as `open_piece`. All of its weights are zeros."""
     import numpy
 
@@ -452,7 +452,7 @@ def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[Netwo
         weights.truncate(entry["weight_nbytes"])
         network_class = find_network_class({"name": engine, "packages": []})
         network = network_class(SCRIPT_DIRECTORY / entry["file"], Path(weights.name), threads, True)
-    return NetworkCall(network, inputs, entry["shapes"]), {}, [], None
+    return EnginePiece(network, inputs, entry["shapes"]), {}, [], None
 
 
 class EngineTimes:

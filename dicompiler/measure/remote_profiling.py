@@ -26,7 +26,7 @@ from dicompiler.base.errors import DicompilerError, RunError, one_line
 from dicompiler.cost.profile import Profile, parse_profile
 from dicompiler.ir.cluster import DEFAULT_ENGINE, OTHER_KINDS, Device, EngineRate, Host, Link, Network
 from dicompiler.ir.platform import Platform
-from dicompiler.measure.fit_links import round_figure
+from dicompiler.measure.fit_links import round_to_4_digits
 from dicompiler.measure.profile_package import SCRIPT_FILE
 from dicompiler.target.remote import ssh
 from dicompiler.target.remote.hosts import DeviceLocation, Hosts
@@ -382,7 +382,7 @@ def _compute_rate(board: MeasuredBoard, engine: str = DEFAULT_ENGINE) -> float:
     seconds = profile.isolated_s if profile.whole_model_s is None else profile.whole_model_s - profile.call_s
     if seconds <= 0 or not flops:
         raise DicompilerError(f"profile: {board.host}: the layers take no measurable time: measure a larger network")
-    return round_figure(flops / seconds)
+    return round_to_4_digits(flops / seconds)
 
 
 def _merge_links(network: Network, links: Sequence[Link]) -> Network:
@@ -392,13 +392,13 @@ def _merge_links(network: Network, links: Sequence[Link]) -> Network:
     """
     if not links:
         return network
-    bandwidth = round_figure(statistics.median(link.bandwidth for link in links))
-    latency = round_figure(statistics.median(link.latency for link in links))
+    bandwidth = round_to_4_digits(statistics.median(link.bandwidth for link in links))
+    latency = round_to_4_digits(statistics.median(link.latency for link in links))
     measured_ends = {frozenset(link.hosts) for link in links}
     entries = [link for link in network.links if frozenset(link.hosts) not in measured_ends]
     if network.kind == "switch":
         for link in links:
-            link = replace(link, bandwidth=round_figure(link.bandwidth), latency=round_figure(link.latency))
+            link = replace(link, bandwidth=round_to_4_digits(link.bandwidth), latency=round_to_4_digits(link.latency))
             if abs(link.bandwidth / bandwidth - 1) > MIN_LINK_DEVIATION_SHARE:
                 entries.append(link)
     return replace(network, bandwidth=bandwidth, latency=latency, links=tuple(entries))

@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-PLAY_COUNTS = (2, 3)
+RUN_COUNTS = (2, 3)
 """Minimum and maximum number of times that each benchmark program is run."""
-PLAY_S = 0.25
+RUN_S = 0.25
 """Seconds for which a benchmark program is run each time."""
-MAX_PLAY_RATIO = 1.05
+MAX_RUN_RATIO = 1.05
 """Benchmark programs are not run again if the two shortest times of each program differ by at most this factor."""
 
 
@@ -29,7 +29,7 @@ A measurement in which a cost is 0 is repeated, because no cost really is 0.
 """
 
 
-class PlayError(OSError):
+class BenchmarkProgramError(OSError):
     """A benchmark program did not run; the message is one line."""
 
 
@@ -66,7 +66,7 @@ def _measure_runtime(directory: Path, entry: dict[str, Any]) -> dict[str, float]
     shortest: dict[str, float] = {}
     sends: list[float] = []
     for _ in range(MAX_FITS):
-        times, send_s = play_programs(directory, list(entry["programs"]))
+        times, send_s = run_programs(directory, list(entry["programs"]))
         shortest = {name: min(frame_s, shortest.get(name, frame_s)) for name, frame_s in times.items()}
         sends += [] if send_s is None else [send_s]
         costs = fit_costs(entry, shortest, min(sends, default=None))
@@ -101,7 +101,7 @@ def describe_zero_costs(costs: dict[str, float]) -> str:
     return f"the host was busy, so that costs were measured as 0 s ({names}): measure again on an idle host"
 
 
-def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
+def run_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
     """Run the benchmark programs `names`; return the shortest frame time of each one and the time to send a message.
 
     Times are in seconds. `directory` has the programs and `play.py`, the script that runs them with the target's
@@ -110,16 +110,16 @@ def play_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], 
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     sends = []
-    for count in range(PLAY_COUNTS[1]):
+    for count in range(RUN_COUNTS[1]):
         is_stable = count > 1 and all(
-            sorted(frames_s)[1] <= MAX_PLAY_RATIO * min(frames_s) for frames_s in times.values()
+            sorted(frames_s)[1] <= MAX_RUN_RATIO * min(frames_s) for frames_s in times.values()
         )
-        if count >= PLAY_COUNTS[0] and is_stable:
+        if count >= RUN_COUNTS[0] and is_stable:
             break
-        command = [sys.executable, "-B", str(directory / "play.py"), str(PLAY_S), *names]
+        command = [sys.executable, "-B", str(directory / "play.py"), str(RUN_S), *names]
         result = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
         if result.returncode:
-            raise PlayError((result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1])
+            raise BenchmarkProgramError((result.stderr.strip().splitlines() or [f"exit code {result.returncode}"])[-1])
         for name, line in zip(names, result.stdout.splitlines(), strict=True):
             report = json.loads(line)
             times[name].append(min(report["frames"]))

@@ -105,8 +105,8 @@ def test_scales_profile_and_stream_determines_only_rates(tmp_path: Path) -> None
     run = ran(tmp_path, "lenet", boards((1e9,) * 3), cost=f"profile{{file={tmp_path / 'truth.json'} others=true}}")
     calibration = found(run, profile=tmp_path / "guess.json")
     assert calibration.document is not None
-    (figure,) = calibration.figures
-    assert figure.after == pytest.approx(2, rel=0.1)
+    (value,) = calibration.values
+    assert value.after == pytest.approx(2, rel=0.1)
     check_frame(calibration)
     for made, due in zip(calibration.document["layers"], slower["layers"], strict=True):
         for one, two in zip(made["measurements"], due["measurements"], strict=True):
@@ -120,15 +120,15 @@ def test_scales_profile_and_stream_determines_only_rates(tmp_path: Path) -> None
     log = load_json(run.log)
     streamed(log)
     write_json(run.log, log)
-    by_name = {one.name: one for one in found(run).figures}
+    by_name = {one.name: one for one in found(run).values}
     assert by_name["network latency"].reason == "no run with one frame in flight has the times of all segments"
     assert by_name["pi01 rate"].after is not None
 
 
 def test_keeps_links_without_a_timeline(changed: Callable[[Changes], Path]) -> None:
     path = changed(lambda log: [device.update(timeline=[]) for device in log["devices"]])
-    figures = calibrate([path], force=True).figures
-    assert [one.after is None for one in figures] == [False, False, False, True, True]
+    values = calibrate([path], force=True).values
+    assert [one.after is None for one in values] == [False, False, False, True, True]
 
 
 @pytest.mark.parametrize(

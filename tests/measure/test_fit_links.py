@@ -11,7 +11,7 @@ from dicompiler.cost.simulator import simulate
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload
 from dicompiler.ir.cluster import Link, Network
 from dicompiler.ir.platform import Platform
-from dicompiler.measure.fit_links import NetworkFigure, find_pauses, fit_links
+from dicompiler.measure.fit_links import NetworkParameter, find_pauses, fit_links
 
 COSTS = RuntimeCosts(send=1e-4, receive=1e-4, call=2e-4, per_byte=1e-9)
 
@@ -50,7 +50,7 @@ def seen(truth: Platform, played: Workload, late: float = 0.0) -> dict[str, list
 
 
 def fitted(guess: Platform, truth: Platform, played: Workload, late: float = 0.0) -> tuple[Platform, set[str]]:
-    found, reasons, left = fit_links(guess, NetworkFigure.of_platform(guess), [played], [seen(truth, played, late)])
+    found, reasons, left = fit_links(guess, NetworkParameter.of_platform(guess), [played], [seen(truth, played, late)])
     if not reasons:
         assert max(left[0].values()) < 1e-4
     return found, set(reasons)

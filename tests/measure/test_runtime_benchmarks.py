@@ -60,8 +60,8 @@ def test_measures_sockets_without_dicompiler(
     (tmp_path / "dicompiler").mkdir()
     (tmp_path / "dicompiler" / "__init__.py").write_text("raise ImportError('there is none')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr(runtime_costs_fit, "PLAY_COUNTS", (1, 1))
-    monkeypatch.setattr(runtime_costs_fit, "PLAY_S", 0.0)
+    monkeypatch.setattr(runtime_costs_fit, "RUN_COUNTS", (1, 1))
+    monkeypatch.setattr(runtime_costs_fit, "RUN_S", 0.0)
     before = content(package[0])
     costs, reasons = runtime_costs_fit.measure_runtimes(package[0] / "runtime", [package[1]])
     assert content(package[0]) == before
@@ -115,7 +115,7 @@ def test_costs_of_zero_are_measured_again_and_then_refused(
     reason = f"the host was busy, so that costs were measured as 0 s ({names}): measure again on an idle host"
     assert (costs, reasons) == ({}, {"acme": reason})
     assert capsys.readouterr().err == f"profile_run.py: runtime of acme: not measured: {reason}\n"
-    assert int((place / "calls").read_text()) == runtime_costs_fit.MAX_FITS * runtime_costs_fit.PLAY_COUNTS[0]
+    assert int((place / "calls").read_text()) == runtime_costs_fit.MAX_FITS * runtime_costs_fit.RUN_COUNTS[0]
 
 
 def test_plays_mpi(tmp_path: Path) -> None:

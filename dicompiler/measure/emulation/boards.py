@@ -29,7 +29,7 @@ from dicompiler.target.target_base import Target
 
 log = logging.getLogger("dicompiler")
 
-PLAYED_BENCHMARKS = ("one", "calls", "messages")
+RUN_BENCHMARKS = ("one", "calls", "messages")
 """Names of the benchmark programs from which the runtime costs are measured.
 
 Their messages are so short that a rate-limited link does not delay them. Larger messages need no benchmark, because
@@ -150,20 +150,18 @@ def _measure_target(target: Target) -> RuntimeCosts:
     """
     if not target.can_emulate:
         raise UsageError("its programs cannot run on emulated boards")
-    times, sends = {name: list[float]() for name in PLAYED_BENCHMARKS}, list[float]()
+    times, sends = {name: list[float]() for name in RUN_BENCHMARKS}, list[float]()
     costs: dict[str, Any] = {}
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as scratch:
-        states = {
-            name: runtime_benchmarks.emit_benchmark(target, name, Path(scratch, name)) for name in PLAYED_BENCHMARKS
-        }
+        states = {name: runtime_benchmarks.emit_benchmark(target, name, Path(scratch, name)) for name in RUN_BENCHMARKS}
         entry = runtime_benchmarks.benchmarks_entry(target, states)
         for _ in range(runtime_costs_fit.MAX_FITS):
-            for name in ROUNDS * PLAYED_BENCHMARKS:
+            for name in ROUNDS * RUN_BENCHMARKS:
                 program = states[name].program
                 assert program is not None
                 segment_s = COMPUTED_S / sum(len(device.segments) for device in program.devices)
                 steps_s = {device.device: (segment_s,) * len(device.segments) for device in program.devices}
-                result = _play_benchmark(target, Path(scratch, name), steps_s)
+                result = _run_benchmark(target, Path(scratch, name), steps_s)
                 times[name].append(statistics.median(result.frames_s) - COMPUTED_S)
                 if name == "messages":
                     sends += _send_seconds(result)
@@ -178,7 +176,7 @@ def _measure_target(target: Target) -> RuntimeCosts:
     return RuntimeCosts(**costs)
 
 
-def _play_benchmark(target: Target, directory: Path, steps_s: Mapping[str, tuple[float, ...]]) -> RunResult:
+def _run_benchmark(target: Target, directory: Path, steps_s: Mapping[str, tuple[float, ...]]) -> RunResult:
     frame, first = {"x": np.zeros((1, 1, 1, 1), np.float32)}, next(iter(steps_s))
     with open_boards(runtime_benchmarks.BENCHMARK_PLATFORM, steps_s, first) as emulation:
         options = options_on_boards(emulation, first, RunOptions(kept_frames=1))

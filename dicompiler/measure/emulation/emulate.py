@@ -101,7 +101,7 @@ class CallTimer:
         return sorted(self._turns_s)[len(self._turns_s) // 4]
 
 
-def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any], long: bool) -> SegmentSeconds:
+def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any], is_long: bool) -> SegmentSeconds:
     """Return the seconds of each segment (submodel) on this host, by device name.
 
     The segments of the main plan come first, then those of replicas and failure plans. All segments of a device are
@@ -111,7 +111,7 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
         target: The target; its way of calling segments is timed.
         program: Program with the segments.
         inputs: Arrays by name of the graph input.
-        long: Whether to measure for LONG_TIMING_S seconds instead of a short time.
+        is_long: Whether to measure for LONG_TIMING_S seconds instead of a short time.
     """
     empty = CallTimer(OrtSession(empty_model(), {}, "empty", "all").bind({"x": np.zeros((1, 1), np.float32)}))
     timers: list[tuple[str, list[CallTimer]]] = []
@@ -121,7 +121,7 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
             memory = writable_copies(values[device.device])
             calls = target.segment_calls(device)
             timers.append((device.device, [make_timer(program, call, memory) for call in calls]))
-    turns, end = 0, time.monotonic() + LONG_TIMING_S * long
+    turns, end = 0, time.monotonic() + LONG_TIMING_S * is_long
     while turns < MIN_TURNS or time.monotonic() < end:
         for _, device_timers in timers:
             for timer in CALLS_PER_TURN * (*device_timers, empty):
@@ -256,7 +256,7 @@ def emulate(
         raise UsageError(f"emulate: dilation must be at least 1, not {dilation!r}")
     boards = _open_artifact(directory, platform, cost, frames, options or RunOptions(), dilation)
     log.info("timing %d segments on this host", sum(len(device.segments) for device in boards.program.devices))
-    host_s = boards.measure_host_seconds(inputs, long=slower is not None)
+    host_s = boards.measure_host_seconds(inputs, is_long=slower is not None)
     workload = boards.problem.workload(boards.plan)[1]
     board_s = segment_seconds(workload) if slower is None else board_segment_seconds(host_s, boards.platform, slower)
     simulated = boards.predict(with_segment_seconds(workload, board_s))
@@ -265,10 +265,10 @@ def emulate(
     if slower is not None and not cost:
         on_boards = with_segment_seconds(on_boards, board_s)
     host_s = _scale_seconds(host_s, 1 / dilation)
-    _check_speed(host_s, board_s, predicted.frame_s, boards.role_count)
+    _check_speed(host_s, board_s, predicted.frame_s, boards.replica_count)
 
     result = boards.run(Path(directory), inputs, board_s)
-    timed_unit, frame_s = _timed_frame(result, boards.options.in_flight, boards.role_count)
+    timed_unit, frame_s = _timed_frame(result, boards.options.in_flight, boards.replica_count)
     return EmulationResult(
         result=result,
         timed_unit=timed_unit,
@@ -277,7 +277,7 @@ def emulate(
         on_boards=boards.predict(on_boards),
         simulated_s=simulated.frame_s,
         segments_s=board_s,
-        compute_slowdown=_compute_slowdown(result, board_s, host_s, boards.role_count),
+        compute_slowdown=_compute_slowdown(result, board_s, host_s, boards.replica_count),
         expected=ExpectedTiming(boards.problem.cost_model.name, boards.program, predicted),
         platform=boards.platform,
         runtime=boards.runtime,
@@ -316,17 +316,17 @@ class _EmulatedArtifact:
     dilation: float
 
     @property
-    def role_count(self) -> int:
+    def replica_count(self) -> int:
         """Number of replicas (copies of the plan on other devices); 1 if the plan has none."""
         return len(self.program.replica_roles)
 
-    def measure_host_seconds(self, inputs: Mapping[str, NDArray[Any]] | None, long: bool) -> SegmentSeconds:
+    def measure_host_seconds(self, inputs: Mapping[str, NDArray[Any]] | None, is_long: bool) -> SegmentSeconds:
         """Return the seconds of each segment (submodel) on one core of this host, by a short or a long measurement."""
         from dicompiler.verify.run_inputs import prepare_inputs
 
         roles = self.program.replica_roles
         program = replace(roles[0], other_roles=roles[1:])
-        return measure_segments(self.target, program, prepare_inputs(self.reference, inputs), long)
+        return measure_segments(self.target, program, prepare_inputs(self.reference, inputs), is_long)
 
     def predict(self, workload: Workload) -> RunTiming:
         """Return the predicted times of the run."""
@@ -414,34 +414,36 @@ def board_segment_seconds(host_s: SegmentSeconds, platform: Platform, slower: fl
     return times
 
 
-def _timed_frame(result: RunResult, in_flight: int, roles: int) -> tuple[str, float]:
+def _timed_frame(result: RunResult, in_flight: int, replica_count: int) -> tuple[str, float]:
     """Return a text that names the timed unit ("a frame" or "8 frames, each"), and its measured seconds.
 
-    If several frames are in flight, their total time is divided by their number, because single times overlap. `roles`
-    is the number of replicas (copies of the plan on other devices).
+    If several frames are in flight, their total time is divided by their number, because single times overlap.
+    `replica_count` is the number of replicas (copies of the plan on other devices).
     """
     if in_flight > 1:
         count = len(result.frames_s)
         return f"{count} frames, each", result.total_s / count
-    return "a frame", typical_frame_s(result.frames_s, roles)
+    return "a frame", typical_frame_s(result.frames_s, replica_count)
 
 
-def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float, roles: int) -> None:
+def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float, replica_count: int) -> None:
     """Raise DicompilerError if this host is too slow to emulate the boards.
 
     It is too slow if it needs longer for the segments (submodels) of a device than the emulated board. It is also too
     slow if the segments of all boards together need too many processors. `frame_s` are the predicted seconds of a
-    frame, and `roles` is the number of replicas (copies of the plan on other devices).
+    frame, and `replica_count` is the number of replicas (copies of the plan on other devices).
     """
     for name, seconds in host_s.items():
         if sum(seconds) > sum(board_s[name]):
-            board_text, host_text = (format_seconds(sum(call_times) / roles) for call_times in (board_s[name], seconds))
+            board_text, host_text = (
+                format_seconds(sum(call_times) / replica_count) for call_times in (board_s[name], seconds)
+            )
             raise DicompilerError(
                 f"emulate: {name} computes for {board_text} per frame, but this host alone needs {host_text} for that: "
                 "emulate slower boards (--slower), or run everything slower (--dilation)"
             )
     processors = available_processors()
-    load = sum(map(sum, host_s.values())) / roles / frame_s / processors
+    load = sum(map(sum, host_s.values())) / replica_count / frame_s / processors
     if load > MAX_LOAD_SHARE:
         raise DicompilerError(
             f"emulate: computing would keep {processors} processors of this host busy for {load:.0%} of each frame "
@@ -450,16 +452,16 @@ def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float
         )
 
 
-def _compute_slowdown(result: RunResult, board_s: SegmentSeconds, host_s: SegmentSeconds, roles: int) -> float:
+def _compute_slowdown(result: RunResult, board_s: SegmentSeconds, host_s: SegmentSeconds, replica_count: int) -> float:
     """Return how much longer computing took than it should, as a fraction (0.05 means 5 %).
 
     Each segment (submodel) should take as long as on its board (`board_s`), or as on this host if that is longer
-    (`host_s`). `roles` is the number of replicas (copies of the plan on other devices).
+    (`host_s`). `replica_count` is the number of replicas (copies of the plan on other devices).
     """
     expected_s = 0.0
     for name in board_s:
         expected_s += sum(max(pair) for pair in zip(board_s[name], host_s[name], strict=True))
-    expected_s *= len(result.frames_s) / roles
+    expected_s *= len(result.frames_s) / replica_count
     if not expected_s:
         return 0.0
     return sum(sum(report.segments_s) for report in result.reports) / expected_s - 1

@@ -136,7 +136,9 @@ def test_rejects_boards_that_this_host_cannot_emulate(tmp_path: Path) -> None:
         emulate(fast)
     # Constructed times: a busy host would be too slow for a single board already.
     with pytest.raises(DicompilerError, match=r"processors of this host busy for .*% of each frame"):
-        _check_speed({f"pi{i}": (0.5,) for i in range(12)}, {f"pi{i}": (1.0,) for i in range(12)}, 1e-3, roles=12)
+        _check_speed(
+            {f"pi{i}": (0.5,) for i in range(12)}, {f"pi{i}": (1.0,) for i in range(12)}, 1e-3, replica_count=12
+        )
     with pytest.raises(UsageError, match=r"^emulate: target 'tflm' cannot emulate boards: compile for sockets or mpi"):
         emulate(compiled(tmp_path / "tflm", "single", slow(1), target="tflm"))
     with pytest.raises(DicompilerError, match="unknown device 'pi03'"):

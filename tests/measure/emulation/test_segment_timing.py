@@ -45,7 +45,7 @@ def test_each_segment_has_seconds_in_order_of_roles() -> None:
         program = dicompiler.compile(model, "rpi4x2", strategy, objective=objective).program
         assert program is not None
         target = registry().make("targets", "sockets")
-        seconds = measure_segments(target, program, prepare_inputs(Model.load(model), None), long=False)
+        seconds = measure_segments(target, program, prepare_inputs(Model.load(model), None), is_long=False)
         for one in program.devices:
             count = sum(len(d.segments) for role in program.roles for d in role.devices if d.device == one.device)
             assert len(seconds[one.device]) == count
