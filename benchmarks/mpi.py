@@ -38,7 +38,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.networks import LIGHT_NAMES
 from dicompiler.partition.lowering import lower
 from dicompiler.plugin.registry import registry
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import check_transfers, compare_value, random_inputs
@@ -191,7 +191,7 @@ def differing(case: Case, plan_: Plan, model: Model, inputs: Any, exact_: bool, 
     assert made.program is not None
     place.mkdir()
     MpiTarget(threads=1).emit(made, place)
-    write_integrity(place)
+    write_digests_and_checksum(place)
     result = MpiTarget().run(place, [inputs], RunOptions())
     shutil.rmtree(place)
     reference = run_model(model, inputs)

@@ -294,7 +294,7 @@ def test_segment_does_not_end_at_untyped_tensor(monkeypatch: pytest.MonkeyPatch)
         [value("y", [6])],
         [numpy_helper.from_array(np.int64(0), "axis")],
     )
-    monkeypatch.setattr(infer_shapes, "infer_contrib_shapes", lambda *_: {})
+    monkeypatch.setattr(infer_shapes, "infer_missing_shapes", lambda *_: {})
     here = dict.fromkeys(("early", "mid", "last"), (Part("a"),))
     plan = Plan({**here, "late": (Part("b"),)}, ("a",), ("a",))
     _, program = split(proto, plan)

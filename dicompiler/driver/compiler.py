@@ -81,7 +81,7 @@ from dicompiler.target.manifest import (
     PROVENANCE_FILE,
     PROVENANCE_FORMAT,
     REFERENCE_FILE,
-    write_integrity,
+    write_digests_and_checksum,
 )
 from dicompiler.target.target_base import Target
 
@@ -473,7 +473,7 @@ def write_artifact(compilation: PipelineState, target: Target, output: Path) -> 
         inputs = [value.name for value in compilation.reference.proto.graph.input]
         # With the sizes of lookup tables, clients reject a row number beyond a table before they send a frame.
         tables = find_lookup_tables(compilation.reference, inputs)
-        write_integrity(stage, {"lookup_tables": tables} if tables else {})
+        write_digests_and_checksum(stage, {"lookup_tables": tables} if tables else {})
     return replace(compilation, artifact_directory=output)
 
 

@@ -443,5 +443,5 @@ def _make_piece(
     piece.graph.initializer.extend(t for t in graph.initializer if t.name in read)
     piece.graph.sparse_initializer.extend(t for t in graph.sparse_initializer if t.values.name in read)
     annotations = [read_annotation(node) for node in own]
-    marks = tuple((entry.part, entry.origin) for entry in annotations if entry.part is not None)
-    return Segment(name, segment.device, piece, inputs, outputs, marks)
+    node_marks = tuple((entry.part, entry.origin) for entry in annotations if entry.part is not None)
+    return Segment(name, segment.device, piece, inputs, outputs, node_marks)

@@ -27,7 +27,7 @@ from dicompiler.ir.regions import Shape
 from dicompiler.partition.segmentation import build_program
 from dicompiler.partition.tiling import tile_layer
 from dicompiler.plugin.registry import registry
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.target.target_base import Target
 
 PLAYER_FILE = "play.py"
@@ -93,7 +93,7 @@ def emit_benchmark(target: Target, name: str, directory: Path) -> PipelineState:
     compilation = _compile_benchmark(*BENCHMARKS[name])
     directory.mkdir()
     target.emit(compilation, directory)
-    write_integrity(directory)
+    write_digests_and_checksum(directory)
     return compilation
 
 

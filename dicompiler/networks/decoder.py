@@ -60,8 +60,8 @@ def llama_small(
         )
     x = net.add_weight("embed_tokens.weight", (vocabulary, hidden), "bias")
     x = net.add_node("Gather", "embed_tokens", [x, "input_ids"], (*net.input_shape, hidden), axis=0)
-    places = _position_ids(net, past, static)
-    turns, mask = _rotary_angles(net, places, hidden // heads), _attention_mask(net, places, past, static)
+    positions = _position_ids(net, past, static)
+    cos_sin, mask = _rotary_angles(net, positions, hidden // heads), _attention_mask(net, positions, past, static)
     rows = _cache_rows(net) if static else ""
     for number in range(layers):
         name = f"layers.{number}"
@@ -71,7 +71,7 @@ def llama_small(
             projection = linear(net, y, f"{name}.{kind}_proj", count * (hidden // heads), bias=False)
             projections.append(split_heads(net, projection, f"{name}.{kind}", count))
         q, k, v = projections
-        q, k = _rotate(net, q, f"{name}.q.turned", turns), _rotate(net, k, f"{name}.k.turned", turns)
+        q, k = _rotate(net, q, f"{name}.q.turned", cos_sin), _rotate(net, k, f"{name}.k.turned", cos_sin)
         if past:
             k, v = (_append_to_cache(net, t, f"{number}.{kind}", past, rows) for kind, t in (("key", k), ("value", v)))
         k, v = _repeat_heads(net, k, f"{name}.k.shared", heads), _repeat_heads(net, v, f"{name}.v.shared", heads)
@@ -95,17 +95,17 @@ def _position_ids(net: NetworkBuilder, past: int, static: bool) -> str:
     return net.add_node("Unsqueeze", "positions", ["cache_position", axes], (1, rows))
 
 
-def _rotary_angles(net: NetworkBuilder, places: str, size: int) -> tuple[str, str]:
+def _rotary_angles(net: NetworkBuilder, positions: str, size: int) -> tuple[str, str]:
     """Append the cosine and the sine of the rotary angles, of shape (N or 1, 1, positions, features of a head).
 
-    `places` is the tensor with the positions of the tokens, and `size` the number of features of a head.
+    `positions` is the tensor with the positions of the tokens, and `size` the number of features of a head.
     """
-    batch, rows = net.shapes.get(places, (1, net.input_shape[1]))
+    batch, rows = net.shapes.get(positions, (1, net.input_shape[1]))
     inverse_frequencies = (10_000.0 ** (-np.arange(0, size, 2) / size)).astype(np.float32)[None, :, None]
     frequencies = net.add_constant("rotary.inv_freq", inverse_frequencies)
     net.shapes[frequencies] = (1, size // 2, 1)
     axes = net.add_constant("rotary.axes", np.array([1], np.int64))
-    x = net.add_node("Unsqueeze", "rotary.unsqueeze", [places, axes], (batch, 1, rows))
+    x = net.add_node("Unsqueeze", "rotary.unsqueeze", [positions, axes], (batch, 1, rows))
     x = net.add_node("Cast", "rotary.cast", [x], (batch, 1, rows), to=TensorProto.FLOAT)
     x = net.add_node("MatMul", "rotary.angles", [frequencies, x], (batch, size // 2, rows))
     x = net.transpose(x, "rotary.transpose", (0, 2, 1))
@@ -116,14 +116,14 @@ def _rotary_angles(net: NetworkBuilder, places: str, size: int) -> tuple[str, st
     return cos, sin
 
 
-def _rotate(net: NetworkBuilder, x: str, name: str, turns: tuple[str, str]) -> str:
+def _rotate(net: NetworkBuilder, x: str, name: str, cos_sin: tuple[str, str]) -> str:
     """Append the rotary embedding of x: x · cos + (-b, a) · sin.
 
-    a and b are the first and the second half of the features of x. `turns` are the tensors with the cosine and the sine
-    of the rotary angles.
+    a and b are the first and the second half of the features of x. `cos_sin` are the tensors with the cosine and the
+    sine of the rotary angles.
     """
     *front, size = net.shapes[x]
-    half, (cos, sin) = (*front, size // 2), turns
+    half, (cos, sin) = (*front, size // 2), cos_sin
 
     def part(kind: str, start: int, stop: int) -> str:
         ends = [net.add_constant(f"{name}.{kind}.{i}", np.array([n], np.int64)) for i, n in enumerate((start, stop, 3))]
@@ -134,19 +134,19 @@ def _rotate(net: NetworkBuilder, x: str, name: str, turns: tuple[str, str]) -> s
     return net.add(net.mul(x, cos, f"{name}.cos"), net.mul(rotated, sin, f"{name}.sin"), name)
 
 
-def _attention_mask(net: NetworkBuilder, places: str, past: int, static: bool) -> str:
+def _attention_mask(net: NetworkBuilder, positions: str, past: int, static: bool) -> str:
     """Append the mask that is added to scores: 0, or a very low number for a key that must not be used.
 
-    The mask has the shape (N or 1, 1, tokens, keys); the keys are those of the cache and of the tokens. `places` is the
-    tensor with the positions of the tokens.
+    The mask has the shape (N or 1, 1, tokens, keys); the keys are those of the cache and of the tokens. `positions` is
+    the tensor with the positions of the tokens.
     """
     rows = net.input_shape[1]
     total = past if static else past + rows
     if static:
         columns = net.add_constant("mask.columns", np.arange(total, dtype=np.int64))
         axes = net.add_constant("mask.axes", np.array([1, 3], np.int64))
-        positions = net.add_node("Unsqueeze", "mask.rows", [places, axes], (1, 1, rows, 1))
-        seen = net.add_node("LessOrEqual", "mask.seen", [columns, positions], (1, 1, rows, total))
+        position_column = net.add_node("Unsqueeze", "mask.rows", [positions, axes], (1, 1, rows, 1))
+        seen = net.add_node("LessOrEqual", "mask.seen", [columns, position_column], (1, 1, rows, total))
     else:
         ahead = np.arange(total)[None] <= past + np.arange(rows)[:, None]
         if not past:

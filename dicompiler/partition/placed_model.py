@@ -40,8 +40,8 @@ DEVICE_KEY, LANE_KEY = "dicompiler.device", "dicompiler.lane"
 REGION_KEY, ORIGIN_KEY = "dicompiler.region", "dicompiler.origin"
 PART_KEY = "dicompiler.part"
 """Metadata key of the part (a layer's share on one device) to which a node belongs; the value is "LAYER/INDEX"."""
-SOURCE_KEY, SINKS_KEY = "dicompiler.source", "dicompiler.sinks"
-_KEYS = {DEVICE_KEY, LANE_KEY, REGION_KEY, ORIGIN_KEY, PART_KEY, SOURCE_KEY, SINKS_KEY}
+SOURCE_KEY, OUTPUT_COPIES_KEY = "dicompiler.source", "dicompiler.sinks"
+_KEYS = {DEVICE_KEY, LANE_KEY, REGION_KEY, ORIGIN_KEY, PART_KEY, SOURCE_KEY, OUTPUT_COPIES_KEY}
 
 
 class NodeAnnotation(NamedTuple):
@@ -129,7 +129,7 @@ def write_source_and_copies(model: onnx.ModelProto, source: tuple[str, ...], cop
     Sources are the devices that have the model's inputs, and sinks the devices that receive its outputs.
     `copies` gives the original output of each copy.
     """
-    for key, value in ((SOURCE_KEY, json.dumps(source)), (SINKS_KEY, json.dumps(copies, sort_keys=True))):
+    for key, value in ((SOURCE_KEY, json.dumps(source)), (OUTPUT_COPIES_KEY, json.dumps(copies, sort_keys=True))):
         model.metadata_props.add(key=key, value=value)
 
 
@@ -139,7 +139,7 @@ def read_source_and_copies(model: onnx.ModelProto) -> tuple[tuple[str, ...], dic
     Sources are the devices that have the model's inputs, and sinks the devices that receive its outputs.
     """
     texts = {entry.key: entry.value for entry in model.metadata_props}
-    return tuple(json.loads(texts[SOURCE_KEY])), json.loads(texts[SINKS_KEY])
+    return tuple(json.loads(texts[SOURCE_KEY])), json.loads(texts[OUTPUT_COPIES_KEY])
 
 
 def write_placed_model(model: Model, placed: PlacedGraph) -> Model:

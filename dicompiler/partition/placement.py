@@ -106,7 +106,7 @@ class PlacedTensor(NamedTuple):
     dtype: int
 
 
-TensorKnowledge = onnx.ValueInfoProto | PlacedTensor
+TensorDescription = onnx.ValueInfoProto | PlacedTensor
 """Type and shape of a tensor, as a ValueInfoProto of the original model or as a PlacedTensor."""
 
 
@@ -246,7 +246,7 @@ class PlacedGraph:
     """
 
     nodes: Sequence[PlacedNode]
-    infos: Mapping[str, TensorKnowledge]
+    infos: Mapping[str, TensorDescription]
     inputs: tuple[str, ...]
     source: tuple[str, ...]
     model_outputs: Mapping[str, str]
@@ -332,7 +332,7 @@ class PlacedGraphBuilder:
     Attributes:
         facts: Properties of the model.
         nodes: Nodes that were added, in any order.
-        tensor_knowledge: Type and shape of the new tensors, by name.
+        tensor_descriptions: Type and shape of the new tensors, by name.
         constants: New initializers, by name.
         constant_names: Names of the new initializers by a hashable key of their values, so that equal values share one.
         node_name_counts: Names of nodes in use, each with the last number that was appended to it.
@@ -340,7 +340,7 @@ class PlacedGraphBuilder:
 
     facts: ModelFacts
     nodes: list[PlacedNode] = field(default_factory=list)
-    tensor_knowledge: dict[str, TensorKnowledge] = field(default_factory=dict)
+    tensor_descriptions: dict[str, TensorDescription] = field(default_factory=dict)
     constants: dict[str, Constant] = field(default_factory=dict)
     constant_names: dict[object, str] = field(default_factory=dict)
     node_name_counts: dict[str, int] = field(default_factory=dict)
@@ -353,7 +353,7 @@ class PlacedGraphBuilder:
         return unique_name(wanted, self.tensor_name_counts)
 
     def declare(self, name: str, dtype: int, region: Region) -> PlacedTensor:
-        tensor = self.tensor_knowledge[name] = PlacedTensor(name, region, dtype)
+        tensor = self.tensor_descriptions[name] = PlacedTensor(name, region, dtype)
         return tensor
 
     def add_constant(self, value: Constant, wanted: str = "") -> str:
@@ -513,7 +513,7 @@ class PlacedGraphBuilder:
     ) -> PlacedTensor:
         """Add a node that computes `output` and has the same name, and return `output`."""
         name = unique_name(output.name, self.node_name_counts)
-        self.tensor_knowledge[output.name] = output
+        self.tensor_descriptions[output.name] = output
         self.nodes.append(
             PlacedNode(place, origin, inputs, (output.name,), inputs, name, output.region, op, None, attributes)
         )
@@ -541,7 +541,7 @@ class PlacedGraphBuilder:
         used = kept.union(*(node.inputs for node in nodes))
         outputs = {name: facts.outputs[output] for name, output in copied.items()}
         model_outputs = {name: facts.user_names.get(output, output) for name, output in copied.items()}
-        infos = {**self.tensor_knowledge, **facts.inputs, **outputs}
+        infos = {**self.tensor_descriptions, **facts.inputs, **outputs}
         constants = (facts.initializer_regions.keys() & used) | facts.sparse_initializers
         inputs = tuple(name for name in facts.inputs if name not in constants and name not in states)
         state_specs = tuple(_tensor_spec(facts.inputs[name]) for name in states)
@@ -790,7 +790,7 @@ class _Placer:
             tensors[tensor] = PlacedTensor(name, full_region(shape or ()), self._dtype(tensor))
             info = tensors[tensor] if shape is not None else self.facts.value_infos.get(tensor)
             if info is not None:
-                self.builder.tensor_knowledge[name] = info
+                self.builder.tensor_descriptions[name] = info
         # `node.inputs` includes initializers that only subgraphs of the node read. They are recorded here, because the
         # graph would otherwise omit them as unread.
         self.captured_names.update(node.inputs)
@@ -988,7 +988,7 @@ class _NodeChain:
         return self.add("Slice", [tensor.name, *bounds], (stop - start,), tensor.dtype)
 
 
-def is_part_of(output: str, sent: str) -> bool:
+def is_encoder_tensor(output: str, sent: str) -> bool:
     """Return True if `output` is an intermediate tensor of the encoder that computes the sent tensor `sent`."""
     return output.startswith(f"{sent}.")
 

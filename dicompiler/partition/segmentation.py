@@ -16,7 +16,7 @@ from dicompiler.ir.onnx.graph_structure import graph_and_bodies
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import NO_MODEL, DeviceProgram, DeviceState, Program, Segment, Step, TensorSpec, Transfer
 from dicompiler.partition.placed_model import read_placed_model
-from dicompiler.partition.placement import FROM_INPUT, PlacedGraph, is_part_of
+from dicompiler.partition.placement import FROM_INPUT, PlacedGraph, is_encoder_tensor
 
 
 def build_program(
@@ -126,7 +126,7 @@ def _find_encoder_starts(graph: PlacedGraph) -> dict[int, int]:
     starts: dict[int, int] = {}
     for send in graph.sends:
         start = send.producer
-        while start > 0 and is_part_of(graph.nodes[start - 1].outputs[0], send.tensor):
+        while start > 0 and is_encoder_tensor(graph.nodes[start - 1].outputs[0], send.tensor):
             start -= 1
         if start < send.producer:
             starts[send.producer] = start
@@ -234,10 +234,10 @@ def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segme
     inside = set(nodes)
     leave = graph.model_outputs.keys() | graph.state_writes
     outputs = tuple(n for n in makes if n in leave or not inside.issuperset(graph.readers.get(n, ())))
-    marks = tuple(
+    node_marks = tuple(
         (place.part, graph.nodes[i].origin) for i in nodes if (place := graph.nodes[i].placement).part is not None
     )
-    return Segment(name, graph.nodes[nodes[0]].placement.device, NO_MODEL, tuple(needed), outputs, marks)
+    return Segment(name, graph.nodes[nodes[0]].placement.device, NO_MODEL, tuple(needed), outputs, node_marks)
 
 
 def _segment_model(

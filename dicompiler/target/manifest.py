@@ -35,7 +35,7 @@ ARTIFACT_FILE, PLAN_FILE, PLATFORM_FILE, REFERENCE_FILE = (
 )  # fmt: skip
 PROVENANCE_FILE, PROVENANCE_FORMAT = "reference/provenance.json", "dicompiler.provenance/1"
 EMPTY_CHECKSUM = "0" * 64
-"""The value of the key `checksum` before `write_integrity` computes the checksum."""
+"""The value of the key `checksum` before `write_digests_and_checksum` computes the checksum."""
 ARTIFACT_NOUN = "artifact"
 """The word for an artifact in error messages about output directories."""
 SENDABLE_TYPES = {
@@ -72,7 +72,7 @@ def describe_artifact(program: Program, target: str, digest: str) -> Json:
     """Return the content of artifact.json for a program.
 
     If a target has already computed the digests of some files, it may list these files under the key `files`. The
-    function `write_integrity`, which is called after `Target.emit`, adds all other files and the checksum.
+    function `write_digests_and_checksum`, which is called after `Target.emit`, adds all other files and the checksum.
 
     Args:
         program: The program.
@@ -217,7 +217,7 @@ def _document_digest(data: bytes) -> str:
     return hashlib.sha256(data[: match.start(1)] + data[match.end(1) :]).hexdigest()
 
 
-def write_integrity(directory: Path, extra: Json | None = None) -> None:
+def write_digests_and_checksum(directory: Path, extra: Json | None = None) -> None:
     """Add the size and digest of each file in an artifact's `directory`, and a checksum, to its artifact.json.
 
     The keys and values of `extra` are added too. Files that the target has already listed in artifact.json are not read

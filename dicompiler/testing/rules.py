@@ -160,7 +160,7 @@ def check_operator_rule(
                 expected = np.asarray(run_model(model, case.inputs, optimization="none")["y"])
             with error_context(place), time_limit(limit_s):
                 layers = form_layers(model)
-                _check_rule_facts(layers)
+                _check_reduction_and_share(layers)
                 require(cuttable_axes(layers, layers.layers[0]), "no axis can be cut: every piece is the whole output")
                 for seed in range(seeds):
                     with error_context(f"seed {seed}"):
@@ -189,7 +189,7 @@ def _with_argument_check(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _check_rule_facts(layers: LayerGraph) -> None:
+def _check_reduction_and_share(layers: LayerGraph) -> None:
     """Check the results of `reduction_length` and `read_share`, two functions of a rule, for the only node.
 
     `reduction_length` is the length of the axis over which the node sums, and `read_share` is the fraction of the first

@@ -169,7 +169,7 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
         dependencies: dict[int, list[int]] = {}
         for i, node in enumerate(nodes):
             dependencies.setdefault(find(i), []).extend(find(producer[n]) for n in node.inputs if n in producer)
-        for component in _cyclic_groups(dependencies):
+        for component in _strongly_connected_components(dependencies):
             leaders.update(dict.fromkeys(component, min(component)))
     nodes_by_leader: dict[int, list[Node]] = {}
     for i, node in enumerate(nodes):
@@ -196,35 +196,35 @@ def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, froze
     return joined
 
 
-def _cyclic_groups(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
+def _strongly_connected_components(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
     """Yield the strongly connected components of a graph (Tarjan's algorithm without recursion).
 
     `dependencies` has the successors of each vertex.
     """
     order: dict[int, int] = {}  # For each vertex, its number in the order of visits.
     low: dict[int, int] = {}  # For each vertex, the smallest such number among the open vertices that it reaches.
-    open_groups: dict[int, None] = {}
+    open_vertices: dict[int, None] = {}
     for start in dependencies:
         path = [] if start in order else [(start, iter(dependencies[start]))]
         while path:
-            group, remaining = path[-1]
-            if group not in order:
-                order[group] = low[group] = len(order)
-                open_groups[group] = None
+            vertex, remaining = path[-1]
+            if vertex not in order:
+                order[vertex] = low[vertex] = len(order)
+                open_vertices[vertex] = None
             for other in remaining:
                 if other not in order:
                     path.append((other, iter(dependencies.get(other, ()))))
                     break
-                if other in open_groups:
-                    low[group] = min(low[group], low[other])
+                if other in open_vertices:
+                    low[vertex] = min(low[vertex], low[other])
             else:
                 path.pop()
                 if path:
-                    low[path[-1][0]] = min(low[path[-1][0]], low[group])
-                if low[group] == order[group]:
+                    low[path[-1][0]] = min(low[path[-1][0]], low[vertex])
+                if low[vertex] == order[vertex]:
                     component = []
-                    while group in open_groups:
-                        component.append(open_groups.popitem()[0])
+                    while vertex in open_vertices:
+                        component.append(open_vertices.popitem()[0])
                     yield component
 
 

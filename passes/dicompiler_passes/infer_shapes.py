@@ -20,8 +20,8 @@ from dicompiler.plugin_api import DicompilerError, Model, Pass, PipelineState, S
 from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable, write_output_names
 from dicompiler.plugin_api.utilities import did_you_mean
 from dicompiler_passes.constant_folding import STANDARD_DOMAINS, fold_constants
-from dicompiler_passes.normalize_rewrites import int64_array, make_ranges_scalar, outputs_from_nodes, split_to_slices
-from dicompiler_passes.shape_checks import check_nodes, check_sizes, infer_checked, state_window_pads
+from dicompiler_passes.node_rewrites import int64_array, make_ranges_scalar, outputs_from_nodes, split_to_slices
+from dicompiler_passes.shape_checks import check_nodes, check_sizes, infer_checked, write_explicit_pads
 from dicompiler_passes.unfuse import unfuse
 
 _USUAL_IMAGE_SHAPE, _USUAL_SEQUENCE_SHAPE = (1, 3, 224, 224), (128,)
@@ -100,7 +100,7 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
         inferred = _infer_all(folded, hints)
         graph.set_inferred_info(inferred.graph)
         tensors = Model(inferred).tensors()
-        edits = (_fold_shapes, state_window_pads, split_to_slices, make_ranges_scalar, unfuse)
+        edits = (_fold_shapes, write_explicit_pads, split_to_slices, make_ranges_scalar, unfuse)
         if not any(edit(graph, tensors) for edit in edits):
             break
     check_nodes(inferred.graph, tensors, model.display_name)
@@ -212,7 +212,7 @@ def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.Model
         # infers the shapes of the tensors that are computed from these.
         missing = (
             missing
-            or {name: value for name, value in infer_contrib_shapes(bare, tensors).items() if name in unknown}
+            or {name: value for name, value in infer_missing_shapes(bare, tensors).items() if name in unknown}
             or hints_by_name
         )
         if not missing:
@@ -288,7 +288,7 @@ CLASSIFIER_OPS = ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
 LABEL_ATTRIBUTES = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
 
 
-def infer_contrib_shapes(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
+def infer_missing_shapes(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
     """Return the static shapes of tensors of `model` that lack a shape in `tensors`, by tensor name.
 
     Tensors with a shape that cannot be inferred either are omitted.

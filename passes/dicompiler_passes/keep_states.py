@@ -18,7 +18,7 @@ from onnx import helper, numpy_helper
 from dicompiler.plugin_api import DicompilerError, Model, Pass, PipelineState, UsageError
 from dicompiler.plugin_api.onnx import TensorInfo, unique_name, write_states
 from dicompiler.plugin_api.utilities import did_you_mean
-from dicompiler_passes.normalize_rewrites import int64_array
+from dicompiler_passes.node_rewrites import int64_array
 
 log = logging.getLogger("dicompiler")
 

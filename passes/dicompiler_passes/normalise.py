@@ -18,7 +18,7 @@ import onnx_graphsurgeon as gs
 from dicompiler.plugin_api import Model, Pass, PipelineState
 from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable, names_read, write_output_names
 from dicompiler_passes.constant_folding import STANDARD_DOMAINS, fold_constants
-from dicompiler_passes.normalize_rewrites import (
+from dicompiler_passes.node_rewrites import (
     fix_initializers,
     int64_array,
     outputs_from_nodes,

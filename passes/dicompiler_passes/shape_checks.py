@@ -6,8 +6,8 @@ Attributes with a range that does not depend on shapes are checked when the mode
 shape for a node, this shape is written into the model, and the node gets a domain that ONNX does not know. The
 inference is then repeated, so that it uses the written shape for the tensors after the node.
 
-`state_window_pads`: graph ⇒ equivalent graph of which ONNX infers the shapes correctly. Targets and onnxruntime itself
-infer shapes as ONNX does, so the segments of devices must have no nodes that ONNX infers differently.
+`write_explicit_pads`: graph ⇒ equivalent graph of which ONNX infers the shapes correctly. Targets and onnxruntime
+itself infer shapes as ONNX does, so the segments of devices must have no nodes that ONNX infers differently.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def infer_as_onnxruntime(
     return inferred
 
 
-def state_window_pads(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
+def write_explicit_pads(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
     """Replace attributes from which ONNX infers another shape than onnxruntime; return True if there were any.
 
     ConvTranspose(auto_pad=SAME_UPPER, output_padding)      ⇒  ConvTranspose(pads, output_padding)

@@ -28,7 +28,7 @@ from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.target.manifest import PROVENANCE_FILE, write_integrity
+from dicompiler.target.manifest import PROVENANCE_FILE, write_digests_and_checksum
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_warns_if_the_cost_model_needs_options(artifact: Path) -> None:
     assert '"cost_model": "analytic"' in text
     made.write_text(text.replace('"cost_model": "analytic"', '"cost_model": "profile"'))
     try:
-        write_integrity(artifact)
+        write_digests_and_checksum(artifact)
         log = artifact.with_name("profiled.json")
         done = command("run", artifact, "--log", log)
         assert done.returncode == 0 and "no prediction: " in done.stderr
@@ -124,7 +124,7 @@ def test_warns_if_the_cost_model_needs_options(artifact: Path) -> None:
         assert "predicted" not in load_json(log)
     finally:
         made.write_text(text)
-        write_integrity(artifact)
+        write_digests_and_checksum(artifact)
 
 
 def told(frame_s: float, **changes: Any) -> RunTiming:

@@ -26,7 +26,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import FailurePlan, Part, Plan
 from dicompiler.partition.lowering import lower
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.verify.comparison import compare_value
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
@@ -129,7 +129,7 @@ def _emitted(given: PipelineState, directory: Path, exact: bool = True) -> Survi
     compilation = lower(given)
     directory.mkdir(exist_ok=True)
     SocketsTarget().emit(compilation, directory)
-    write_integrity(directory)
+    write_digests_and_checksum(directory)
     return Survivor(directory, given.model, compilation, exact)
 
 

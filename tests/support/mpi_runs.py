@@ -14,7 +14,7 @@ from typing import Any
 from support.handmade import Made
 
 from dicompiler.ir.pipeline_state import PipelineState
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler_targets.mpi import MpiTarget, fetch_headers, toolchain
 
 
@@ -22,7 +22,7 @@ def emit(made: Made, directory: Path, **options: Any) -> Path:
     """Write the artifact of a handwritten program; `options` are those of the MPI target."""
     directory.mkdir(exist_ok=True)
     MpiTarget(**options).emit(PipelineState(model=made[1], program=made[0]), directory)
-    write_integrity(directory)
+    write_digests_and_checksum(directory)
     return directory
 
 

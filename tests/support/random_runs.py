@@ -14,7 +14,7 @@ from test_random_plans import compiled
 
 from dicompiler.ir.platform import uniform_platform
 from dicompiler.partition.segmentation import build_program
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.target.target_base import Target
 from dicompiler.verify.executor import run_model
@@ -31,7 +31,7 @@ def check_random(target: Target, seed: int, count: int, place: Path) -> None:
     assert placed.plan is not None and placed.routing is not None
     program = build_program(placed.model, placed.plan.devices)
     target.emit(replace(placed, program=program, platform=uniform_platform(4)), place)
-    write_integrity(place)
+    write_digests_and_checksum(place)
     frames = [integers(Random(frame), model.proto) for frame in range(count)]
 
     result = target.run(place, frames, RunOptions(timeout_s=60, in_flight=1 + seed % 4))
@@ -57,7 +57,7 @@ def check_random_states(target: Target, seed: int, count: int, place: Path) -> N
     program = build_program(placed.model, placed.plan.devices)
     assert any(device.states for device in program.devices)
     target.emit(replace(placed, program=program, platform=uniform_platform(4)), place)
-    write_integrity(place)
+    write_digests_and_checksum(place)
     frames = integer_frames(rng, model, count)
 
     result = target.run(place, frames, RunOptions(timeout_s=60, in_flight=1 + seed % 4))

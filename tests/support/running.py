@@ -16,7 +16,7 @@ from support.handmade import Made
 
 from dicompiler.base.schema import load_json
 from dicompiler.ir.pipeline_state import PipelineState
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.channel import EventLoop, MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE, RunCredentials
@@ -30,7 +30,7 @@ LIMIT_S = 2.0
 def emit(made: Made, directory: Path) -> Path:
     directory.mkdir(exist_ok=True)
     SocketsTarget().emit(PipelineState(model=made[1], program=made[0]), directory)
-    write_integrity(directory)
+    write_digests_and_checksum(directory)
     return directory
 
 

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from dicompiler.base.schema import load_json
-from dicompiler.target.manifest import format_checksummed_json, make_file_record, write_integrity
+from dicompiler.target.manifest import format_checksummed_json, make_file_record, write_digests_and_checksum
 
 
 def flip(path: Path, random: Random) -> tuple[int, bytes]:
@@ -35,7 +35,7 @@ def reseal(artifact: Path) -> Path:
             if file.is_file():
                 record = make_file_record(file)
                 rewrite(path, lambda document, name=name, record=record: document["files"].update({name: record}))
-    write_integrity(artifact)
+    write_digests_and_checksum(artifact)
     return artifact
 
 

@@ -19,7 +19,7 @@ from dicompiler.ir.platform import uniform_platform
 from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.partition.lowering import lower
 from dicompiler.plugin.registry import registry
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler.verify.executor import ProgramExecutor, run_model
@@ -84,7 +84,7 @@ def emitted(compilation: PipelineState, directory: Path, **options: Any) -> Path
     """Write the artifact of a program, and return its directory."""
     directory.mkdir(exist_ok=True)
     TflmTarget(**options).emit(compilation, directory)
-    write_integrity(directory)
+    write_digests_and_checksum(directory)
     return directory
 
 

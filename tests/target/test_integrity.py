@@ -25,7 +25,7 @@ from dicompiler.target.manifest import (
     format_json,
     has_valid_checksum,
     load_artifact,
-    write_integrity,
+    write_digests_and_checksum,
 )
 from dicompiler_targets.sockets.runtime.integrity import FileIntegrity, read_manifest
 
@@ -56,7 +56,7 @@ def test_digest_taken_while_writing_is_valid_until_the_first_checksum(tmp_path: 
     text = format_json({"files": stated, "checksum": "0" * 64})
     (tmp_path / "artifact.json").write_text(text)
     for known in ("1" * 64, f"sha256:{hashlib.sha256(b'known').hexdigest()}"):
-        write_integrity(tmp_path)
+        write_digests_and_checksum(tmp_path)
         files = json.loads((tmp_path / "artifact.json").read_bytes())["files"]
         digests = {name: record["digest"] for name, record in files.items()}
         assert digests == {"known": known, "other": f"sha256:{hashlib.sha256(b'other').hexdigest()}"}
@@ -181,7 +181,7 @@ def test_files_are_compared_and_the_first_that_differs_is_named(artifact: Path) 
 
 def test_second_checksum_changes_nothing(artifact: Path) -> None:
     before = (artifact / "artifact.json").read_bytes()
-    write_integrity(artifact)
+    write_digests_and_checksum(artifact)
     assert (artifact / "artifact.json").read_bytes() == before
 
 

@@ -27,7 +27,7 @@ from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import program_memory
 from dicompiler.driver import artifact as artifacts
 from dicompiler.driver import compiler
-from dicompiler.target.manifest import make_file_record, write_integrity
+from dicompiler.target.manifest import make_file_record, write_digests_and_checksum
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, cache_directory, toolchain
@@ -106,7 +106,7 @@ def test_frames_are_dealt_out_to_replicas(seed: int, tmp_path: Path) -> None:
     assert program is not None and program.other_roles
     target = MpiTarget()
     target.emit(compilation, tmp_path)
-    write_integrity(tmp_path)
+    write_digests_and_checksum(tmp_path)
     frames = [integers(Random(frame), model.proto) for frame in range(7)]
 
     result = target.run(tmp_path, frames, RunOptions(timeout_s=60, in_flight=1 + 2 * seed))

@@ -14,7 +14,7 @@ from support.mpi_runs import ranks
 from support.running import LIMIT_S, wait_until
 
 from dicompiler.base.errors import RunError, UsageError
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.target.run_records import RunEvent, RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, toolchain
@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Survivor, Path, str]
     one, directory = survivor(1, [("b",), ("d",)], place / "sockets"), place / "mpi"
     directory.mkdir()
     MpiTarget().emit(one.compilation, directory)
-    write_integrity(directory)
+    write_digests_and_checksum(directory)
     return (
         one,
         directory,

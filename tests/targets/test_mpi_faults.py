@@ -25,7 +25,7 @@ from support.running import wait_until
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.platform import Platform
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.mpi import MpiTarget, build, codegen, package_files, toolchain
 from dicompiler_targets.mpi.artifact import MpiArtifact
@@ -115,7 +115,7 @@ def size(place: Path) -> int:
 def listing(place: Path, text: str) -> None:
     """Another contents.txt of b, whole by itself."""
     (place / "b" / "b" / "contents.txt").write_text(f"{text}{hashlib.sha256(text.encode()).hexdigest()}\n")
-    write_integrity(place)
+    write_digests_and_checksum(place)
 
 
 @pytest.mark.slow
@@ -165,7 +165,7 @@ def test_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
     from dicompiler_targets.mpi.emit import write_program
 
     write_program(program, places, "extended", "CUDA", codegen.ImagePreprocessing("RGB", (0.0,), (1.0,)), tmp_path)
-    write_integrity(tmp_path)
+    write_digests_and_checksum(tmp_path)
     with pytest.raises(RunError, match=r"rank 1 \(device 'b' on host 'b'\): the device is a GPU, but .* CUDAExec"):
         MpiTarget().run(tmp_path, [inputs], RunOptions(timeout_s=60))
 

@@ -23,7 +23,7 @@ from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.onnx.model import Weight
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_targets.sockets import SocketsTarget
@@ -35,7 +35,7 @@ RUNTIME = Path(runtime_values.__file__).parent
 def emit(made: Made, directory: Path, **options: Any) -> Path:
     directory.mkdir(exist_ok=True)
     SocketsTarget(**options).emit(PipelineState(model=made[1], program=made[0]), directory)
-    write_integrity(directory)
+    write_digests_and_checksum(directory)
     return directory
 
 
@@ -264,6 +264,6 @@ def test_rejects_wrong_inputs_before_start(tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match=r"^input 'x' must have the shape"):
         SocketsTarget().run(directory, [{"x": np.zeros((1, 3, 4, 4), np.float32)}], RunOptions(timeout_s=60))
     rewrite(directory / "b" / "manifest.json", lambda document: document.pop("steps"))
-    write_integrity(directory)
+    write_digests_and_checksum(directory)
     with pytest.raises(DicompilerError, match=r"manifest\.json: missing key 'steps'"):
         SocketsTarget().run(directory, [halo()[2]], RunOptions(timeout_s=60))

@@ -22,7 +22,7 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.comparison import compare_value, random_inputs
 from dicompiler.verify.executor import run_model
@@ -95,7 +95,7 @@ def test_any_replicated_plan_computes_same_bits(seed: int, tmp_path: Path) -> No
     compilation, model, _ = dealt(9100 + seed)
     assert compilation.program is not None and compilation.plan is not None
     SocketsTarget().emit(compilation, tmp_path)
-    write_integrity(tmp_path)
+    write_digests_and_checksum(tmp_path)
     frames = [integers(Random(frame), model.proto) for frame in range(5)]
     result = SocketsTarget().run(tmp_path, frames, RunOptions(timeout_s=60, in_flight=1 + seed % 3))
     for inputs, delivered in zip(frames, result.outputs_by_device, strict=True):

@@ -15,7 +15,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.schema import load_json
 from dicompiler.cli import main
-from dicompiler.target.manifest import format_json, make_file_record, write_integrity
+from dicompiler.target.manifest import format_json, make_file_record, write_digests_and_checksum
 from dicompiler_targets.mpi.codegen import generate_main
 
 SECRET = "a line that is nobody's business"
@@ -100,7 +100,7 @@ def test_another_runtime_is_refused(name: str, artifact: Path, refused: Refused)
 )
 def test_sources_that_we_would_not_write_are_not_built(name: str, artifact: Path, refused: Refused) -> None:
     append(f"pi01/{name}", "// more\n")(artifact)
-    write_integrity(artifact)
+    write_digests_and_checksum(artifact)
     for line in lines(artifact, refused, "run", "verify"):
         assert f"pi01: {name} differs from that of dicompiler " in line
     (line,) = refused(1, "deploy", artifact, "--hosts", artifact.parent / "hosts.toml", "--insecure").splitlines()
@@ -139,7 +139,7 @@ def test_output_of_a_program_does_not_become_code(call: object, artifact: Path, 
         assert "std::system(" not in text.replace(r"\042); std::system(\042", "")
         return
     (artifact / "pi01" / "main.cc").write_text(text)
-    write_integrity(artifact)
+    write_digests_and_checksum(artifact)
     for line in lines(artifact, refused, "run", "verify"):
         assert "compile the model again" in line
 
@@ -217,6 +217,6 @@ def test_manifest_with_other_fields_is_one_line(
     change: Callable[[dict[str, object]], object], artifact: Path, refused: Refused
 ) -> None:
     rewrite(artifact / "pi02" / "manifest.json", change)
-    write_integrity(artifact)
+    write_digests_and_checksum(artifact)
     (line,) = lines(artifact, refused, "run")
     assert str(artifact) in line

@@ -15,7 +15,7 @@ from support.refusing import Refused
 from dicompiler import networks
 from dicompiler.base.schema import load_json
 from dicompiler.cli import main
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 
 COMPILE = ("--platform", "nano33x2", "--strategy", "modnn", "--target", "tflm", "-o")
 SHAPE = (1, 1, 32, 32)
@@ -83,7 +83,7 @@ def test_verify_fails_if_a_model_gives_other_numbers(
     largest.write_bytes(data.replace(weights, bytes(-byte % 256 for byte in weights)))
     assert run("verify", tmp_path / "out") == 1
     assert "its content differs from the compiled one: compile the model again" in capsys.readouterr().err
-    write_integrity(tmp_path / "out")
+    write_digests_and_checksum(tmp_path / "out")
     capsys.readouterr()
     assert run("verify", tmp_path / "out") == 1
     assert "uncut   FAILED" in capsys.readouterr().out

@@ -45,7 +45,7 @@ def causal_attribute(node: NodeProto) -> str:
     return _CAUSAL_ATTRIBUTES.get(node.op_type, "")
 
 
-def counts_rows(node: NodeProto) -> bool:
+def depends_on_row_number(node: NodeProto) -> bool:
     """Return True if the keys that a row of the query can use depend on the number of the row."""
     windows = (get_attribute(node, name, -1) for name in _WINDOW_ATTRIBUTES.get(node.op_type, ()))
     return bool(get_attribute(node, causal_attribute(node), 0)) or max(windows, default=-1) >= 0

@@ -145,26 +145,32 @@ class _RunRanges:
             weight = unified_view(node, index, self.facts.model.array(node.input[index]))
             bias = self.range_of(node.input[2]).size if len(node.input) > 2 else 0.0
             return math.ldexp(float(np.abs(weight).sum((2, 3)).max()) * data.size + bias, data.fraction_bits)
-        spreads = [self._range_after_bounding(node, self.range_of(name)) for name in node.input]
+        value_ranges = [self._range_after_bounding(node, self.range_of(name)) for name in node.input]
         if node.op_type in _PRODUCT_OPS:
-            return self._product_count(node) * math.prod(spread.units for spread in spreads[:2])
-        fraction = max((spread.fraction_bits for spread in spreads), default=0)
+            return self._product_count(node) * math.prod(value_range.units for value_range in value_ranges[:2])
+        fraction = max((value_range.fraction_bits for value_range in value_ranges), default=0)
         if node.op_type == "AveragePool":
-            return math.ldexp(spreads[0].size * math.prod(get_attribute(node, "kernel_shape", ())), fraction)
+            return math.ldexp(value_ranges[0].size * math.prod(get_attribute(node, "kernel_shape", ())), fraction)
         if node.op_type.startswith("ReduceSum"):
             ratio = math.prod(self.shapes[node.input[0]]) / max(1, math.prod(self.shapes[node.output[0]]))
-            return math.ldexp(spreads[0].size * ratio, fraction)
-        return math.ldexp(sum(spread.size for spread in spreads), fraction) if node.op_type in _SUM_OPS else 0.0
+            return math.ldexp(value_ranges[0].size * ratio, fraction)
+        return (
+            math.ldexp(sum(value_range.size for value_range in value_ranges), fraction)
+            if node.op_type in _SUM_OPS
+            else 0.0
+        )
 
-    def _range_after_bounding(self, node: onnx.NodeProto, spread: _ValueRange) -> _ValueRange:
+    def _range_after_bounding(self, node: onnx.NodeProto, value_range: _ValueRange) -> _ValueRange:
         """Return the range of an input of a node after the node has reduced it modulo an odd number.
 
-        `spread` is the range before this reduction. Only stand-ins (integer functions that replace operators) use a
-        modulus, so `spread` is returned for all other nodes.
+        `value_range` is the range before this reduction. Only stand-ins (integer functions that replace operators) use
+        a modulus, so `value_range` is returned for all other nodes.
         """
         if not is_stand_in(node):
-            return spread
-        return _ValueRange(min(spread.size, modulus_for(self.facts.dtype(node.input[0])) / 2), spread.fraction_bits)
+            return value_range
+        return _ValueRange(
+            min(value_range.size, modulus_for(self.facts.dtype(node.input[0])) / 2), value_range.fraction_bits
+        )
 
     def _product_count(self, node: onnx.NodeProto) -> int:
         """Return the number of products in an output element of a node that multiplies two computed tensors."""

@@ -218,11 +218,11 @@ def _other_constants(
         "slope": lambda use: _slope_values(facts, use, seed),
         "variance": lambda use: _deviation_values(facts, use, seed) ** 2,
     }
-    words_by_input = {input_index: kinds[min(input_index, len(kinds) - 1)] for input_index in indices}
+    kinds_by_input = {input_index: kinds[min(input_index, len(kinds) - 1)] for input_index in indices}
     return {
-        (index, input_index): makers[word]((index, input_index))
-        for input_index, word in words_by_input.items()
-        if word != "-"
+        (index, input_index): makers[kind]((index, input_index))
+        for input_index, kind in kinds_by_input.items()
+        if kind != "-"
     }
 
 

@@ -260,7 +260,7 @@ def prepare_node(node: NodeProto, facts: GraphFacts, stand_in: StandIn | None) -
     if body == "lrn":
         values = {"alpha": float(get_attribute(node, "size", 1)), "beta": 1.0, "bias": 1.0}
     elif body == "attention" and (flag := attention.causal_attribute(node)):
-        values = {flag: int(attention.counts_rows(node))}
+        values = {flag: int(attention.depends_on_row_number(node))}
     elif body in ("layer_normalization", "lp_normalization"):
         values = {"axis": get_attribute(node, "axis", -1)}
     elif body == "softmax":

@@ -24,7 +24,7 @@ from dicompiler.analysis.report.report_data import load_comparison, load_report_
 from dicompiler.analysis.report.timeline import measured_bars, predicted_bars
 from dicompiler.cli import main
 from dicompiler.networks import build
-from dicompiler.target.manifest import write_integrity
+from dicompiler.target.manifest import write_digests_and_checksum
 
 ODD = "a<b>&\"c'</script>"
 
@@ -157,7 +157,7 @@ class TestPage:
         assert "read from a file, for latency" in render_report(load_report_data(tmp_path / "given"))
         # Artifacts need not contain the file that records the strategy.
         (tmp_path / "given" / "reference" / "provenance.json").unlink()
-        write_integrity(tmp_path / "given")
+        write_digests_and_checksum(tmp_path / "given")
         assert "the strategy is not recorded" in render_report(load_report_data(tmp_path / "given"))
 
     def test_colours_repeat_with_many_devices(self, tmp_path: Path) -> None:
