@@ -97,7 +97,7 @@ def segments_alone(directory: Path, inputs: Mapping[str, Any], times: int) -> fl
             segment_io = SegmentIO(segment, session)
             start = time.perf_counter()
             inputs_of_session = segment_io.join_inputs(values)
-            computed = {} if session is None else run_segment(session, segment_io.inner, inputs_of_session)
+            computed = {} if session is None else run_segment(session, segment_io.session_entry, inputs_of_session)
             values.update(segment_io.cut_outputs(computed, values))
             seconds[segment["name"]].append(time.perf_counter() - start)
     return sum(map(statistics.median, seconds.values()))

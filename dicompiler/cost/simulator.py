@@ -364,7 +364,7 @@ class _FrameState:
     """
 
     number: int
-    replica: _ReplicaSchedule
+    replica: _ReplicaJobs
     start: float
     next_jobs: list[int]
     missing_messages: list[int]
@@ -381,7 +381,7 @@ It returns True if the event was cancelled in the meantime, so that nothing was 
 """
 
 
-class _ReplicaSchedule:
+class _ReplicaJobs:
     """The jobs of one replica (a copy of the plan, or the plan itself), numbered consecutively over all devices.
 
     A job is a segment (an ONNX submodel) with its predicted seconds. The jobs of device i have the indices from
@@ -498,7 +498,7 @@ class _EventSimulator:
         self.devices = [_DeviceState(number, device.device) for number, device in enumerate(workload.devices)]
         self.speeds = [speeds.get(device.device) for device in workload.devices]
         self.links: LinkScheduler[_InFlightMessage] = LinkScheduler()
-        self.replicas = [_ReplicaSchedule(replica, self.devices, platform, self.links) for replica in workload.replicas]
+        self.replicas = [_ReplicaJobs(replica, self.devices, platform, self.links) for replica in workload.replicas]
         self.frame_count, self.in_flight = frames, in_flight
         self.input_output_s = sum(replica.input_output_s for replica in workload.replicas) / len(workload.replicas)
         self.released = 0

@@ -200,7 +200,7 @@ def _format_intervals(region: Region) -> str:
     return str([list(interval) for interval in region])
 
 
-TaskOrder = tuple[int, int, int]
+TaskSortKey = tuple[int, int, int]
 DeviceLane = tuple[str, int]
 """Name of a device, and number of one of its lanes (groups of its parts)."""
 StateOnDevice = tuple[str, str]
@@ -287,7 +287,7 @@ class _Router:
         self.device_rank = {device: i for i, device in enumerate(plan.devices)}
         self.output_rank = {name: i for i, name in enumerate(layers.outputs)}
         self.live_tasks: set[TaskId | None] = set()
-        self.readers: dict[TensorKey, list[tuple[TaskOrder, Task, Region]]] = {}
+        self.readers: dict[TensorKey, list[tuple[TaskSortKey, Task, Region]]] = {}
         self.reads: dict[TaskId, dict[TensorKey, Assembly]] = {}
         self.received: list[Box] = []
 
@@ -324,7 +324,7 @@ class _Router:
 
         The regions are put together later, when all readers of each tensor are known.
         """
-        order = self._task_order(task)
+        order = self._task_sort_key(task)
         for key, need in needs:
             self.readers.setdefault(key, []).append((order, task, need))
 
@@ -442,12 +442,12 @@ class _Router:
         distance = int(box.lane != lane) if box.device == device else 2 if same_host else 3
         return distance, -volume(overlap), self.device_rank[box.device], index
 
-    def _task_order(self, task: Task) -> TaskOrder:
+    def _task_sort_key(self, task: Task) -> TaskSortKey:
         """Return the key that sorts tasks (parts of layers) in layer order, with the partial sums of a layer first."""
         return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
 
     def _build_routing(self, tasks: Sequence[Task], deliveries: Sequence[OutputDelivery]) -> Routing:
-        live = sorted(self._only_live(tasks), key=self._task_order)
+        live = sorted(self._only_live(tasks), key=self._task_sort_key)
         periods = number_lane_periods(live, self.reads)
         live.sort(key=lambda task: (periods[task_id(task)], task.lane))
         delivered = tuple(sorted(deliveries, key=lambda delivery: self.output_rank[delivery.output]))

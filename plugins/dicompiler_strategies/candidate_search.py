@@ -99,7 +99,7 @@ def overlap_orders(
     """
     if plan.replicas or plan.failures or any(part.lane for parts in plan.layers.values() for part in parts):
         return
-    order = _TaskOrder.from_routing(route_on_platform(problem.platform, problem.layers, plan))
+    order = _TaskDependencies.from_routing(route_on_platform(problem.platform, problem.layers, plan))
     known = [plan]
     for share in shares:
         ordered = order.order_in_waves(plan, share)
@@ -109,7 +109,7 @@ def overlap_orders(
 
 
 @dataclass(frozen=True)
-class _TaskOrder:
+class _TaskDependencies:
     """Tasks of a routing, grouped by their dependencies. A task computes one part of a layer on its device.
 
     A task that reads data from other devices is a waiting task. The stage of a task is the largest number of waiting
@@ -131,7 +131,7 @@ class _TaskOrder:
     waiting_tasks: frozenset[TaskId]
 
     @classmethod
-    def from_routing(cls, routing: Routing) -> _TaskOrder:
+    def from_routing(cls, routing: Routing) -> _TaskDependencies:
         read = {_task_id(task): list(_read_boxes(routing, task)) for task in routing.tasks}
         waiting = frozenset(key for key, boxes in read.items() if any(box.origin is not None for box in boxes))
         # The stage of a task is the largest number of tasks on a path to it, itself included, that read data from other

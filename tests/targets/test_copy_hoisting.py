@@ -95,7 +95,7 @@ class Bare:
         given = {n: to_ort(array) for n, array in arrays.items()}
         given |= {n: arrays[n].reshape(-1).view(np.uint8) for n in self.seam.copy_sources}
         read = self.seam.join_inputs(given)
-        given_ = {n: np.array(read[n].numpy()) for n in self.seam.inner["inputs"]}
+        given_ = {n: np.array(read[n].numpy()) for n in self.seam.session_entry["inputs"]}
         made = {} if self.session is None else self.session.run(given_)
         found = self.seam.cut_outputs({n: to_ort(array) for n, array in made.items()}, given)
         return {n: made[n] if n in made else self._array(n, raw) for n, raw in found.items()}
@@ -114,7 +114,7 @@ class Bare:
         before, after = self.seam.bind_copies(lambda name: arrays[name].reshape(-1).view(np.uint8))
         run_copies(before)
         if self.session is not None:
-            for name, array in self.session.run({n: arrays[n] for n in self.seam.inner["inputs"]}).items():
+            for name, array in self.session.run({n: arrays[n] for n in self.seam.session_entry["inputs"]}).items():
                 arrays[name][...] = array
         run_copies(after)
         return {name: arrays[name] for name in self.seam.outputs}

@@ -161,7 +161,7 @@ def test_first_of_two_accusations_counts() -> None:
     def suspicion(reporter: str, device: str) -> DeviceFailure:
         return DeviceFailure(device, f"device {reporter!r} reports: it failed", reporter, RANK_SUSPECTED)
 
-    end = DeviceFailure("a", "its process ended with exit code 1", "a", RANK_EXIT, is_gone=True)
+    end = DeviceFailure("a", "its process ended with exit code 1", "a", RANK_EXIT, is_unreachable=True)
     first, second = suspicion("a", "b"), suspicion("b", "a")
     assert find_root_cause([first, second, end]) == first
     assert find_root_cause([second, end, first]) == second

@@ -752,7 +752,9 @@ def test_reports_failure_with_reason_before_later_events() -> None:
     event_log = EventLog(heard.append)
     failed_processes = FailedProcesses(event_log.set_reason)
     process = DeviceProcess({"device": "b"}, subprocess.Popen(["sleep", "60"]))
-    failed_processes.add(process, DeviceFailure("b", "its connection was lost", "b", RANK_DISCONNECTED, is_gone=True))
+    failed_processes.add(
+        process, DeviceFailure("b", "its connection was lost", "b", RANK_DISCONNECTED, is_unreachable=True)
+    )
     event_log.add(event("failure", "b"), is_final=False)
     event_log.add(event("takeover", "b"))
     failed_processes.poll()
@@ -772,7 +774,7 @@ def test_kills_failed_process_that_does_not_end() -> None:
     failed_processes = FailedProcesses(event_log.set_reason)
     process = DeviceProcess({"device": "b"}, subprocess.Popen(["sleep", "60"]))
     event_log.add(event("failure", "b"), is_final=False)
-    failed_processes.add(process, DeviceFailure("b", "nothing was heard of it", "b", RANK_CAUSE, is_gone=True))
+    failed_processes.add(process, DeviceFailure("b", "nothing was heard of it", "b", RANK_CAUSE, is_unreachable=True))
     failed_processes.poll()
     assert [event.reason for event in event_log.events] == ["nothing was heard of it"]
     assert process.popen is not None and process.popen.wait(LIMIT_S) == -signal.SIGKILL

@@ -82,7 +82,7 @@ def test_silent_connections_do_not_block_others(listener: socket.socket) -> None
             stack.enter_context(socket.create_connection(listener.getsockname()))
         client = arrive(listener, "pi01")
         assert acceptor.take(20) is not None
-        assert len(acceptor._pending) <= MAX_PENDING and len(acceptor._greeting) <= MAX_GREETINGS
+        assert len(acceptor._pending) <= MAX_PENDING and len(acceptor._connections_in_handshake) <= MAX_GREETINGS
         assert threading.active_count() <= threads + 1  # Clients that only connect get no thread.
         client.close()
 
@@ -95,7 +95,7 @@ def test_flood_does_not_drop_slow_member(host: str, data: bytes, listener: socke
         address, hello = listener.getsockname(), b'{"device": "pi01"}'
         member = stack.enter_context(socket.create_connection(address))
         member.sendall(pack_header(MessageHeader(MessageType.HELLO, 0, 0, len(hello))))
-        wait_until(lambda: acceptor._greeting)
+        wait_until(lambda: acceptor._connections_in_handshake)
         for _ in range(2 * MAX_PENDING):
             stranger = stack.enter_context(socket.create_connection(address, 5, (host, 0)))
             with contextlib.suppress(OSError):  # The acceptor may have dropped the connection.
@@ -104,7 +104,7 @@ def test_flood_does_not_drop_slow_member(host: str, data: bytes, listener: socke
         member.sendall(hello)
         for _ in range(2):
             assert acceptor.take(20) is not None
-        assert len(acceptor._pending) <= MAX_PENDING and len(acceptor._greeting) <= MAX_GREETINGS
+        assert len(acceptor._pending) <= MAX_PENDING and len(acceptor._connections_in_handshake) <= MAX_GREETINGS
         late.close()
 
 

@@ -11,7 +11,13 @@ from support.failing_devices import DEVICES, Survivor, frames, frames_until, kin
 from support.partitioned_network import PartitionedNetwork, partitioned_network
 
 from dicompiler.base.errors import RunError
-from dicompiler_targets.sockets.failures import RANK_EXIT, RANK_SUSPECTED, DeviceFailure, Suspicions, choose_left_out
+from dicompiler_targets.sockets.failures import (
+    RANK_EXIT,
+    RANK_SUSPECTED,
+    DeviceFailure,
+    Suspicions,
+    choose_excluded_devices,
+)
 
 HEARTBEAT_S = 0.7
 VICTIM = "c"
@@ -122,7 +128,7 @@ def test_ends_at_cut_device_that_no_plan_covers(network: PartitionedNetwork, net
 
 
 def report(reporter: str, device: str) -> DeviceFailure:
-    return DeviceFailure(device, f"device {reporter!r} reports: no data", reporter, RANK_SUSPECTED, is_gone=True)
+    return DeviceFailure(device, f"device {reporter!r} reports: no data", reporter, RANK_SUSPECTED, is_unreachable=True)
 
 
 def is_single(names: Collection[str]) -> bool:
@@ -137,15 +143,15 @@ def test_chooses_devices_without_which_all_others_reach_each_other() -> None:
     by_victim = [report("c", name) for name in "abde"]
     by_peers = [report(name, "c") for name in "abde"]
     for reports in (by_victim, by_peers, by_victim[:2], [*by_victim, *by_peers], [by_victim[0], *by_peers[1:3]]):
-        assert choose_left_out(reports, is_single) == ("c",)
-    assert choose_left_out([report("e", "a"), report("a", "e")], is_single) == ("e",)
-    assert choose_left_out([report("e", "d"), report("d", "e")], is_single) == ("d",)
-    assert choose_left_out([report("e", "d"), report("b", "c")], is_single) == ()
-    assert choose_left_out([report("e", "d"), report("b", "c")], is_any_two) == ("d", "c")
-    assert choose_left_out([report("b", "a"), report("c", "a")], is_single) == ()
-    ended = DeviceFailure("d", "its process ended", "d", RANK_EXIT, is_gone=True)
-    assert choose_left_out([ended], is_single) == ("d",)
-    assert choose_left_out([ended, report("b", "c")], is_single) == ()
+        assert choose_excluded_devices(reports, is_single) == ("c",)
+    assert choose_excluded_devices([report("e", "a"), report("a", "e")], is_single) == ("e",)
+    assert choose_excluded_devices([report("e", "d"), report("d", "e")], is_single) == ("d",)
+    assert choose_excluded_devices([report("e", "d"), report("b", "c")], is_single) == ()
+    assert choose_excluded_devices([report("e", "d"), report("b", "c")], is_any_two) == ("d", "c")
+    assert choose_excluded_devices([report("b", "a"), report("c", "a")], is_single) == ()
+    ended = DeviceFailure("d", "its process ended", "d", RANK_EXIT, is_unreachable=True)
+    assert choose_excluded_devices([ended], is_single) == ("d",)
+    assert choose_excluded_devices([ended, report("b", "c")], is_single) == ()
 
 
 def test_waits_for_other_end_of_link_unless_all_peers_report() -> None:

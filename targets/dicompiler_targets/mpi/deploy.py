@@ -262,7 +262,7 @@ def _run_once(
         packages = _prepare_hosts(commands, hosts, artifact, scratch, down)
         arguments = mpirun.make_arguments(artifact, len(frames), options, roles)
         command = _make_mpirun_command(artifact, hosts, packages, options, arguments)
-        names = {host.host: host for host in hosts} | {_make_stand_in_name(name): hosts[0] for name in down}
+        names = {host.host: host for host in hosts} | {_make_substitute_host_name(name): hosts[0] for name in down}
         launch_commands = {name: _make_launch_command(host) for name, host in names.items()}
         environment = mpirun.write_launch_agent(scratch, launch_commands)
         environment |= {"PATH": f"{mpirun_path.parent}:{get_search_path()}"}
@@ -308,7 +308,7 @@ def _make_mpirun_command(
     command = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     for device, package_source in artifact.packages.items():
         host = next((host for host in hosts if device in host.devices), hosts[0])
-        host_name = host.host if device in host.devices else _make_stand_in_name(device)
+        host_name = host.host if device in host.devices else _make_substitute_host_name(device)
         package = packages[host.host]
         command += [] if device == artifact.devices[0] else [":"]
         command += ["-n", "1", "--host", host_name, "--wdir", "/"]
@@ -453,7 +453,7 @@ def _make_thread_options(host: PackageHost, device: str, package: Path, options:
     return [] if location.threads is None else ["--threads", str(location.threads)]
 
 
-def _make_stand_in_name(device: str) -> str:
+def _make_substitute_host_name(device: str) -> str:
     """Return the host name that is passed to mpirun for the rank of a failed device.
 
     The rank runs on a reachable host that also runs other ranks. mpirun cannot start several ranks on one host if its

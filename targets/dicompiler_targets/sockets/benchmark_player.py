@@ -96,7 +96,7 @@ class BenchmarkRun:
         self._await(MessageType.READY, len(self.manifests))
 
     def _start(self, device: str, coordinator: str) -> None:
-        arguments = ["--end-with-stdin", "--coordinator", coordinator, "--run", self.credentials.run]
+        arguments = ["--end-with-stdin", "--coordinator", coordinator, "--run", self.credentials.run_id]
         arguments += ["--heartbeat", str(HEARTBEAT_S), "--threads", "1"]
         process = subprocess.Popen(
             [sys.executable, "-m", "runtime", *arguments],

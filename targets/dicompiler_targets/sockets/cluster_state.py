@@ -35,7 +35,7 @@ from dicompiler_targets.sockets.failures import (
     DeviceFailure,
     FailedProcesses,
     Suspicions,
-    choose_left_out,
+    choose_excluded_devices,
     exit_failures,
     find_failure,
     find_root_cause,
@@ -221,7 +221,7 @@ class ClusterState:
     def _runtime_arguments(self) -> list[str]:
         """Return those command-line arguments of the runtime that are equal for all devices."""
         options, acceptor = self._options, self._acceptor
-        arguments = ["--coordinator", acceptor.address, "--run", acceptor.credentials.run]
+        arguments = ["--coordinator", acceptor.address, "--run", acceptor.credentials.run_id]
         arguments += ["--timeout", f"{options.timeout_s:g}", "--heartbeat", f"{options.heartbeat_s:g}"]
         return arguments + ["--insecure"] * options.insecure
 
@@ -277,7 +277,7 @@ class ClusterState:
         can_continue = self.schedule.tolerates_failures and self.schedule.find_failed_set({*self.down, *waiting})
         if time.monotonic() > late_at and can_continue:
             for name in waiting:
-                self._handle_failure(DeviceFailure(name, "did not join in time", name, RANK_CAUSE, is_gone=True))
+                self._handle_failure(DeviceFailure(name, "did not join in time", name, RANK_CAUSE, is_unreachable=True))
 
     def _start_process(self, name: str) -> DeviceProcess:
         manifest = next(manifest for manifest in self._artifact.manifests if manifest["device"] == name)
@@ -401,7 +401,7 @@ class ClusterState:
                 if self._reconnects.is_returning(name):
                     self._give_up_reconnect(name, failure.message)
                 return
-        if not failure.is_gone:
+        if not failure.is_unreachable:
             self._raise_root_cause([failure])
         elif failure.rank not in (RANK_CAUSE, RANK_DISCONNECTED):
             self._suspicions.add(failure)
@@ -415,7 +415,7 @@ class ClusterState:
 
         Raise RunError if no failure plan covers the failure of these devices.
         """
-        chosen = choose_left_out(
+        chosen = choose_excluded_devices(
             suspicions, lambda names: self.schedule.find_failed_set(self.down.union(names)) is not None
         )
         if not chosen and any(suspicion.reporter == suspicion.device for suspicion in suspicions):
@@ -522,7 +522,7 @@ class ClusterState:
         no failure plan (a plan for the remaining devices) is used.
         """
         message = f"{self.processes[cause.device].title}: {cause.message}"
-        if not cause.is_gone:
+        if not cause.is_unreachable:
             suffix = "; failure plans are only for unreachable devices" if self.schedule.tolerates_failures else ""
         elif cause.rank == RANK_EXIT and not self._has_joined:
             suffix = ""  # The runtime cannot start on this device. A failure plan would not help the user.

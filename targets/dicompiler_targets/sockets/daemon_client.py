@@ -344,7 +344,7 @@ class DaemonConnector:
         if name not in self.cluster.addresses:
             raise ConnectionError("the device is not running")
         options, cluster = self.options, self.cluster
-        request: dict[str, Any] = {"request": "run", "run": self.credentials.run, "digest": self._digest}
+        request: dict[str, Any] = {"request": "run", "run": self.credentials.run_id, "digest": self._digest}
         request |= {"timeout": options.timeout_s, "heartbeat": options.heartbeat_s}
         # The deadline leaves at least half of the timeout for a run without this device, if it does not answer.
         deadline = time.monotonic() + min(2 * GREETING_TIMEOUT_S, options.timeout_s / 2)

@@ -110,9 +110,10 @@ class ResidentDevices:
         return tuple(sorted(started))
 
     def hand_over(self, directory: Path) -> None:
-        """Move the list of running devices from this artifact to the artifact in `directory`.
+        """Write the file with the running devices for the artifact in `directory`, and remove that of this artifact.
 
-        The method `start` for the other artifact then lets the running devices load that artifact.
+        The devices still run this artifact. The method `start` for the other artifact then finds them in the file, and
+        makes them load the other artifact.
         """
         cluster = ResidentCluster.load(self.directory)
         if cluster is not None:

@@ -41,14 +41,15 @@ class DeviceFailure:
         reporter: The other device that reported the failure, or `device` if no other device did.
         rank: How certain the cause is. RANK_CAUSE: no other failure can have caused this one. RANK_EXIT: the device's
             process ended. RANK_DISCONNECTED: its connection ended. RANK_SUSPECTED: another device suspects it.
-        is_gone: True if the device is unreachable. Failure plans cover only unreachable devices, and no other errors.
+        is_unreachable: True if the device is unreachable. Failure plans cover only unreachable devices, and no other
+            errors.
     """
 
     device: str
     message: str
     reporter: str
     rank: int
-    is_gone: bool = False
+    is_unreachable: bool = False
 
 
 def find_failure(event: DeviceEvent, devices: Mapping[str, DeviceProcess]) -> DeviceFailure | None:
@@ -58,20 +59,20 @@ def find_failure(event: DeviceEvent, devices: Mapping[str, DeviceProcess]) -> De
         return DeviceFailure(name, f"sent invalid data: {content}", name, RANK_CAUSE)
     if event.header is None and isinstance(content, HeartbeatTimeout):
         message = f"{content}: the device has stopped, or the network to the device is down"
-        return DeviceFailure(name, message, name, RANK_CAUSE, is_gone=True)
+        return DeviceFailure(name, message, name, RANK_CAUSE, is_unreachable=True)
     if event.header is None and not isinstance(content, OSError | PeerRefused):
         message = f"a message of the device cannot be processed: {type(content).__name__}: {one_line(str(content))}"
         return DeviceFailure(name, message, name, RANK_CAUSE)
     if event.header is None:
         return DeviceFailure(
-            name, f"the connection to the device was lost: {content}", name, RANK_DISCONNECTED, is_gone=True
+            name, f"the connection to the device was lost: {content}", name, RANK_DISCONNECTED, is_unreachable=True
         )
     if event.header.type not in (MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE):
         return None
     message, peer = one_line(str(content.get("message"))), content.get("peer")
     if isinstance(peer, str) and peer in devices:
-        is_gone = event.header.type is MessageType.PEER_FAILED
-        return DeviceFailure(peer, f"device {name!r} reports: {message}", name, RANK_SUSPECTED, is_gone)
+        is_unreachable = event.header.type is MessageType.PEER_FAILED
+        return DeviceFailure(peer, f"device {name!r} reports: {message}", name, RANK_SUSPECTED, is_unreachable)
     return DeviceFailure(name, message, name, RANK_CAUSE)
 
 
@@ -84,7 +85,7 @@ def exit_failure(process: DeviceProcess) -> DeviceFailure | None:
     if not code or message is None:
         return None
     rank = RANK_CAUSE if code < 0 else RANK_EXIT
-    return DeviceFailure(process.device, message, process.device, rank, is_gone=True)
+    return DeviceFailure(process.device, message, process.device, rank, is_unreachable=True)
 
 
 def exit_failures(processes: Iterable[DeviceProcess]) -> list[DeviceFailure]:
@@ -227,10 +228,10 @@ LINK_WAIT_S, LINK_WAIT_HEARTBEATS, MAX_LINK_WAIT_S = 0.15, 1.25, 10.0
 The time is LINK_WAIT_S plus LINK_WAIT_HEARTBEATS heartbeat intervals, but at most MAX_LINK_WAIT_S. The two ends of a
 cut link notice the cut at different times, because their last heartbeats arrived at different times.
 """
-MAX_CANDIDATES, MAX_LEFT_OUT = 12, 3
+MAX_CANDIDATES, MAX_EXCLUDED_DEVICES = 12, 3
 """Limits of the search for devices without which a run continues.
 
-Only the first MAX_CANDIDATES suspected devices are candidates, and at most MAX_LEFT_OUT of them are left out.
+Only the first MAX_CANDIDATES suspected devices are candidates, and at most MAX_EXCLUDED_DEVICES of them are left out.
 """
 
 
@@ -287,18 +288,18 @@ class Suspicions:
         return len(reporters) > 1 and reporters.issuperset(set(self._peers[name]) & set(up))
 
 
-def choose_left_out(
+def choose_excluded_devices(
     suspicions: Sequence[DeviceFailure], is_covered: Callable[[Collection[str]], bool]
 ) -> tuple[str, ...]:
     """Return the devices without which a run can continue, because all other devices can reach each other.
 
     The result has as few devices as possible, and preferably those that are cut off from the most others. `is_covered`
     returns True if a failure plan covers the failure of the given devices. Return () if there is no such set of at most
-    MAX_LEFT_OUT devices.
+    MAX_EXCLUDED_DEVICES devices.
     """
     links = {frozenset((suspicion.device, suspicion.reporter)) for suspicion in suspicions}
     candidates = rank_suspects(suspicions)[:MAX_CANDIDATES]
-    for count in range(1, MAX_LEFT_OUT + 1):
+    for count in range(1, MAX_EXCLUDED_DEVICES + 1):
         for chosen in itertools.combinations(candidates, count):
             if all(link.intersection(chosen) for link in links) and is_covered(chosen):
                 return chosen

@@ -113,7 +113,7 @@ class InProcessSession(Session):
 
     def close(self) -> None:
         """End the session and store the device's report in `reports`."""
-        with self._guard.take_turn():
+        with self._guard.use_exclusively():
             if self._guard.reason is None:
                 self.reports = (read_report(self._device, make_report(self._executor)),)
                 self._guard.end("it was closed")

@@ -133,7 +133,7 @@ class SessionGuard:
             )
 
     @contextlib.contextmanager
-    def take_turn(self) -> Iterator[None]:
+    def use_exclusively(self) -> Iterator[None]:
         """Return a context manager: while a thread is in its `with` block, all other threads wait for the session.
 
         Raise RunError in a forked child process.
@@ -148,7 +148,7 @@ class SessionGuard:
 
         An exception in the context ends the session. Raise RunError if the session has ended already.
         """
-        with self.take_turn():
+        with self.use_exclusively():
             self.check_end()
             try:
                 yield
@@ -416,7 +416,7 @@ class ClusterSession(Session):
 
     def close(self) -> None:
         """Wait for the frames in flight, end the run, and store the devices' reports in `reports`."""
-        with self._guard.take_turn():
+        with self._guard.use_exclusively():
             if self._guard.reason is not None:
                 return
             with self._guarded():

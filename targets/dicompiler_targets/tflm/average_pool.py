@@ -73,7 +73,7 @@ def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
     If input and output have different quantizations, the node is lowered to MEAN instead, which rounds once, as
     onnxruntime does.
     """
-    windows, x = make_global_windows(writer.graph, node), writer.read_tensor(node.inputs[0], "image")
+    windows, x = make_global_windows(writer.graph, node), writer.require_tensor(node.inputs[0], "image")
     if _is_rescaled(writer.graph, node):
         axes = writer.add_constant(np.asarray([1, 2], np.int32), "axes")
         writer.add_operation("MEAN", [x, axes], [writer.add_output(node.output, "image")], "Reducer", KeepDims=True)
@@ -94,7 +94,7 @@ def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[Wind
     averages exclude the padding. If TFLite counts the elements of some windows differently from ONNX, the input is
     padded explicitly, and the averages are multiplied by correction factors.
     """
-    x = writer.read_tensor(node.inputs[0], "image")
+    x = writer.require_tensor(node.inputs[0], "image")
     valid = all(axis.is_valid for axis in windows)
     if valid or (all(axis.is_same for axis in windows) and not include):
         add_pool(writer, node, "AVERAGE_POOL_2D", x, VALID_PADDING if valid else SAME_PADDING, windows)
@@ -144,7 +144,7 @@ def _pool_integers(writer: TfliteWriter, node: SegmentNode, windows: Sequence[Wi
     A block contains neighbouring windows that average the same number of elements. Each block is averaged by its own
     operation, and the results are concatenated. `include` is True if averages include the padding.
     """
-    x = writer.read_tensor(node.inputs[0], "image")
+    x = writer.require_tensor(node.inputs[0], "image")
     blocks = [_find_blocks(axis, include) for axis in windows]
     if include and not all(axis.is_valid for axis in windows):
         x = add_pad(writer, x, windows)

@@ -27,18 +27,18 @@ def lower_softmax(code: str, options: str, writer: TfliteWriter, node: SegmentNo
     form = writer.get_form(name)
     if node.opset < 13 and axis != rank - 1:
         rows = (math.prod(shape[:axis]), math.prod(shape[axis:]))
-        flat = writer.add_reshape(writer.read_tensor(name), rows)
+        flat = writer.add_reshape(writer.require_tensor(name), rows)
         result = _make_output_tensor(writer, node, rows)
         writer.add_operation(code, [flat], [result], options, **values)
         writer.set_alias(node.output, "plain", writer.add_reshape(result, shape))
     elif rank == 4 and axis in (1, 3):
         form = "image" if axis == 1 else "plain"
         writer.add_operation(
-            code, [writer.read_tensor(name, form)], [writer.add_output(node.output, form)], options, **values
+            code, [writer.require_tensor(name, form)], [writer.add_output(node.output, form)], options, **values
         )
     else:
         order = [*(i for i in range(rank) if i != axis), axis]
-        last = writer.add_transpose(writer.read_tensor(name), order)
+        last = writer.add_transpose(writer.require_tensor(name), order)
         result = _make_output_tensor(writer, node, writer.get_shape(last))
         writer.add_operation(code, [last], [result], options, **values)
         writer.set_alias(node.output, "plain", writer.add_transpose(result, [order.index(i) for i in range(rank)]))
@@ -62,7 +62,7 @@ def lower_reduction(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
     if not kept:
         form = "plain"  # The result has fewer than four axes, so its axes must have ONNX's order, not channels last.
     where = sorted(get_axis_position(axis, len(shape), form) for axis in along)
-    inputs = [writer.read_tensor(name, form), writer.add_constant(np.asarray(where, np.int32), "axes")]
+    inputs = [writer.require_tensor(name, form), writer.add_constant(np.asarray(where, np.int32), "axes")]
     writer.add_operation(
         code, inputs, [writer.add_output(node.output, form if kept else "plain")], "Reducer", KeepDims=kept
     )
@@ -78,7 +78,7 @@ def lower_lrn(writer: TfliteWriter, node: SegmentNode) -> None:
     beta, bias = node.get_attribute("beta", 0.75), node.get_attribute("bias", 1.0)
     if len(writer.graph.get_shape(node.inputs[0])) != 4 or writer.graph.dtypes[node.output] != "float32":
         raise make_refusal(node, "only images of rank 4 in float32 can be expressed", "use target sockets")
-    x = writer.read_tensor(node.inputs[0], "image")
+    x = writer.require_tensor(node.inputs[0], "image")
     shape = writer.get_shape(x)
     batch, height, width, channels = shape
     squares = writer.add_like(x, shape)

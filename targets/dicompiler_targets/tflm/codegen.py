@@ -146,7 +146,7 @@ def make_program_source(
         ),
         _make_step_table(device, outgoing),
         f"const int kStepCount = {len(device.segments) + len(outgoing)};",
-        *_make_border_tables(program, device, tensors),
+        *_make_input_output_tables(program, device, tensors),
     ]
     includes = "".join(f'#include "model_{name}_data.h"\n' for name in models.names)
     body = "\n".join(tables)
@@ -226,7 +226,7 @@ def _make_step_table(device: DeviceProgram, outgoing: Sequence[int]) -> str:
     return _make_table("Step kSteps", entries, "{StepKind::kRun, 0}")
 
 
-def _make_border_tables(program: Program, device: DeviceProgram, tensors: Mapping[str, int]) -> list[str]:
+def _make_input_output_tables(program: Program, device: DeviceProgram, tensors: Mapping[str, int]) -> list[str]:
     outputs = [value.name for value in program.outputs]
     inputs = [f"{{{i}, {tensors[value.name]}}}" for i, value in find_device_inputs(program, device).items()]
     delivered = [f"{{{outputs.index(output)}, {tensors[name]}}}" for name, output in device.model_outputs.items()]

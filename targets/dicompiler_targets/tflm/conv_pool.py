@@ -126,11 +126,11 @@ def lower_conv(writer: TfliteWriter, node: SegmentNode) -> None:
             node, "its weights or bias are not constant", "TFLite-micro requires constants; use target sockets"
         )
     windows = make_window_axes(writer.graph, node, weight.shape[2:])
-    x, scheme = choose_padding(writer, writer.read_tensor(node.inputs[0], "image"), windows)
+    x, padding = choose_padding(writer, writer.require_tensor(node.inputs[0], "image"), windows)
     groups, quantization = node.get_attribute("group", 1), writer.graph.quantizations.get(node.inputs[1])
     deep = weight.shape[1] == 1 and groups == writer.graph.get_shape(node.inputs[0])[1] and groups > 1
     dilations = node.get_attribute("dilations", [1, 1])
-    values: dict[str, Any] = {"Padding": scheme, "StrideW": windows[1].stride, "StrideH": windows[0].stride}
+    values: dict[str, Any] = {"Padding": padding, "StrideW": windows[1].stride, "StrideH": windows[0].stride}
     if deep:
         filters = weight.transpose(1, 2, 3, 0)
         values["DepthMultiplier"] = weight.shape[0] // groups
@@ -143,7 +143,7 @@ def lower_conv(writer: TfliteWriter, node: SegmentNode) -> None:
     values["FusedActivationFunction"] = ACTIVATION_CODES[node.activation]
     inputs = [x, writer.add_constant(filters, node.inputs[1], quantization)]
     inputs.append(
-        writer.read_tensor(node.inputs[2])
+        writer.require_tensor(node.inputs[2])
         if node.has_input(2)
         else make_zero_bias(writer, weight.shape[0], x, quantization)
     )
@@ -161,7 +161,7 @@ def lower_conv_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
             "use target sockets",
         )
     strides, pads = node.get_attribute("strides", [1, 1]), node.get_attribute("pads", [0, 0, 0, 0])
-    x = writer.read_tensor(node.inputs[0], "image")
+    x = writer.require_tensor(node.inputs[0], "image")
     batch, *extents, _ = writer.get_shape(x)
     reach = [(extent - 1) * step + size for extent, step, size in zip(extents, strides, weight.shape[2:], strict=True)]
     out = writer.graph.shapes[node.output][2:]
@@ -214,14 +214,14 @@ def make_pool_axes(graph: SegmentGraph, node: SegmentNode) -> tuple[WindowAxis, 
 
 
 def add_pool(
-    writer: TfliteWriter, node: SegmentNode, code: str, x: int, scheme: int, windows: Sequence[WindowAxis]
+    writer: TfliteWriter, node: SegmentNode, code: str, x: int, padding: int, windows: Sequence[WindowAxis]
 ) -> None:
     """Add the operator `code` (MAX_POOL_2D or AVERAGE_POOL_2D) that computes the node's output.
 
-    `x` is the input image, and `scheme` is TFLite's padding, SAME or VALID.
+    `x` is the input image, and `padding` is TFLite's padding, SAME or VALID.
     """
     output = writer.add_output(node.output, "image")
-    values = {"Padding": scheme, "StrideW": windows[1].stride, "StrideH": windows[0].stride}
+    values = {"Padding": padding, "StrideW": windows[1].stride, "StrideH": windows[0].stride}
     values |= {"FilterWidth": windows[1].span, "FilterHeight": windows[0].span}
     values["FusedActivationFunction"] = ACTIVATION_CODES[node.activation]
     writer.add_operation(code, [x], [output], "Pool2D", **values)
@@ -231,8 +231,8 @@ def lower_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower MaxPool to MAX_POOL_2D; a PAD, if needed, adds the lowest float, which is never the maximum."""
     windows = make_pool_axes(writer.graph, node)
     lowest = float(np.finfo(np.float32).min)
-    x, scheme = choose_padding(writer, writer.read_tensor(node.inputs[0], "image"), windows, lowest)
-    add_pool(writer, node, "MAX_POOL_2D", x, scheme, windows)
+    x, padding = choose_padding(writer, writer.require_tensor(node.inputs[0], "image"), windows, lowest)
+    add_pool(writer, node, "MAX_POOL_2D", x, padding, windows)
 
 
 def make_global_windows(graph: SegmentGraph, node: SegmentNode) -> list[WindowAxis]:
@@ -248,7 +248,7 @@ def make_global_windows(graph: SegmentGraph, node: SegmentNode) -> list[WindowAx
 def lower_global_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower GlobalMaxPool to a MAX_POOL_2D with one window that covers the whole image."""
     windows = make_global_windows(writer.graph, node)
-    add_pool(writer, node, "MAX_POOL_2D", writer.read_tensor(node.inputs[0], "image"), VALID_PADDING, windows)
+    add_pool(writer, node, "MAX_POOL_2D", writer.require_tensor(node.inputs[0], "image"), VALID_PADDING, windows)
 
 
 _WINDOW_OPERATORS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")

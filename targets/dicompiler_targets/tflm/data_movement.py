@@ -22,7 +22,7 @@ def lower_concat(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Concat to the TFLite operator CONCATENATION."""
     form = find_common_form(writer, node.inputs, node.output)
     rank = len(writer.graph.shapes[node.output])
-    inputs = [writer.read_tensor(name, form) for name in node.inputs]
+    inputs = [writer.require_tensor(name, form) for name in node.inputs]
     axis = get_axis_position(node.get_attribute("axis", 1), rank, form)
     output = writer.add_output(node.output, form)
     writer.add_operation("CONCATENATION", inputs, [output], "Concatenation", Axis=axis, FusedActivationFunction=0)
@@ -51,7 +51,7 @@ def add_strided_slice(writer: TfliteWriter, name: str, output: str, ranges: Sequ
     """
     form = writer.get_form(name)
     ordered = permute(ranges, NCHW_TO_NHWC) if form == "image" else tuple(ranges)  # type: ignore[arg-type]
-    x = writer.read_tensor(name, form)
+    x = writer.require_tensor(name, form)
     columns = [writer.add_constant(np.asarray(column, np.int32), "range") for column in zip(*ordered, strict=True)]
     writer.add_operation("STRIDED_SLICE", [x, *columns], [writer.add_output(output, form)], "StridedSlice")
 
@@ -88,14 +88,14 @@ def lower_reshape(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Reshape, Flatten, Squeeze or Unsqueeze to RESHAPE in ONNX's order of axes.
 
     If an image is flattened to a matrix, no operation is added here, because FULLY_CONNECTED can read the image itself.
-    If another operator reads the matrix, `TfliteWriter.read_tensor` adds the RESHAPE.
+    If another operator reads the matrix, `TfliteWriter.require_tensor` adds the RESHAPE.
     """
     name, shape = node.inputs[0], writer.graph.shapes[node.output]
     source = writer.graph.get_shape(name)
     if len(source) == 4 and tuple(shape) == (source[0], math.prod(source[1:])) and name not in writer.graph.constants:
         writer.flattened_images[node.output] = name
         return
-    writer.set_alias(node.output, "plain", writer.add_reshape(writer.read_tensor(name), shape))
+    writer.set_alias(node.output, "plain", writer.add_reshape(writer.require_tensor(name), shape))
 
 
 def lower_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
@@ -116,10 +116,12 @@ def lower_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
         writer.set_alias(
             node.output,
             "image",
-            writer.add_transpose(writer.read_tensor(name, form), [get_axis_position(axis, 4, form) for axis in wanted]),
+            writer.add_transpose(
+                writer.require_tensor(name, form), [get_axis_position(axis, 4, form) for axis in wanted]
+            ),
         )
     else:
-        writer.set_alias(node.output, "plain", writer.add_transpose(writer.read_tensor(name), order))
+        writer.set_alias(node.output, "plain", writer.add_transpose(writer.require_tensor(name), order))
 
 
 def lower_pad(writer: TfliteWriter, node: SegmentNode) -> None:
@@ -136,7 +138,7 @@ def lower_pad(writer: TfliteWriter, node: SegmentNode) -> None:
     form = writer.get_form(node.inputs[0])
     pairs = list(zip(amounts[:rank], amounts[rank:], strict=True))
     ordered = [pairs[axis] for axis in NCHW_TO_NHWC] if form == "image" else pairs
-    x = writer.read_tensor(node.inputs[0], form)
+    x = writer.require_tensor(node.inputs[0], form)
     inputs = [x, writer.add_constant(np.asarray(ordered, np.int32), "pads")]
     output = writer.add_output(node.output, form)
     if float(number.reshape(())) == 0 and writer.tensors[x].dtype in ("float32", "int8"):
@@ -150,7 +152,7 @@ def lower_depth_space(code: str, options: str, writer: TfliteWriter, node: Segme
     """Lower DepthToSpace (mode DCR) or SpaceToDepth to the TFLite operator of the same name."""
     if node.get_attribute("mode", "DCR") != "DCR":
         raise make_refusal(node, "mode CRD", "TFLite-micro has DCR only; use target sockets")
-    x = writer.read_tensor(node.inputs[0], "image")
+    x = writer.require_tensor(node.inputs[0], "image")
     writer.add_operation(
         code, [x], [writer.add_output(node.output, "image")], options, BlockSize=node.get_attribute("blocksize")
     )

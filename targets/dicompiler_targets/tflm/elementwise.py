@@ -34,13 +34,13 @@ def read_operand(writer: TfliteWriter, name: str, form: AxisForm, rank: int) -> 
     """
     shape = writer.graph.get_shape(name)
     if len(shape) == rank:
-        return writer.read_tensor(name, form)
+        return writer.require_tensor(name, form)
     wide = (1,) * (rank - len(shape)) + tuple(shape)
     if name in writer.graph.constants:
         value = writer.graph.constants[name].reshape(wide)
         quantization = writer.graph.quantizations.get(name)
         return writer.add_constant(value.transpose(NCHW_TO_NHWC) if form == "image" else value, name, quantization)
-    index = writer.add_reshape(writer.read_tensor(name), wide)
+    index = writer.add_reshape(writer.require_tensor(name), wide)
     return writer.add_transpose(index, NCHW_TO_NHWC) if form == "image" else index
 
 
@@ -74,7 +74,7 @@ def lower_variadic(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
     shape = writer.graph.shapes[node.output]
     form = find_common_form(writer, node.inputs, node.output)
     if len(node.inputs) == 1:
-        writer.set_alias(node.output, form, writer.read_tensor(node.inputs[0], form))
+        writer.set_alias(node.output, form, writer.require_tensor(node.inputs[0], form))
         return
     held_shape = permute(shape, NCHW_TO_NHWC) if form == "image" else shape
     left = read_operand(writer, node.inputs[0], form, len(shape))
@@ -91,7 +91,7 @@ def lower_unary(code: str, options: str, writer: TfliteWriter, node: SegmentNode
 
     `options` is the name of the TFLite operator's options table without "Options", or "".
     """
-    x, form = writer.read_held(node.inputs[0])
+    x, form = writer.require_known_form(node.inputs[0])
     writer.add_operation(code, [x], [writer.add_output(node.output, form)], options)
 
 
@@ -99,13 +99,13 @@ def lower_alias(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Identity, or Dropout at inference, to another name of the same tensor."""
     if len(node.outputs) > 1 or (node.op == "Dropout" and node.has_input(2)):
         raise make_refusal(node, "it is in training mode or returns its mask", "export the network for inference")
-    x, form = writer.read_held(node.inputs[0])
+    x, form = writer.require_known_form(node.inputs[0])
     writer.set_alias(node.output, form, x)
 
 
 def lower_cast(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Cast to CAST; a Cast to the same type becomes another name of the tensor."""
-    if writer.graph.dtypes[node.output] == writer.tensors[writer.read_tensor(node.inputs[0])].dtype:
+    if writer.graph.dtypes[node.output] == writer.tensors[writer.require_tensor(node.inputs[0])].dtype:
         lower_alias(writer, node)
     else:
         lower_unary("CAST", "", writer, node)
@@ -113,7 +113,7 @@ def lower_cast(writer: TfliteWriter, node: SegmentNode) -> None:
 
 def lower_clip(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Clip or Relu to RELU or RELU6 if possible, else to MAXIMUM and MINIMUM with constants."""
-    x, form = writer.read_held(node.inputs[0])
+    x, form = writer.require_known_form(node.inputs[0])
     activation = find_activation(writer.graph, node)
     if activation is not None:
         writer.add_operation(activation, [x], [writer.add_output(node.output, form)])
@@ -134,7 +134,7 @@ def lower_clip(writer: TfliteWriter, node: SegmentNode) -> None:
 
 def lower_leaky_relu(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower LeakyRelu to the TFLite operator LEAKY_RELU."""
-    x, form = writer.read_held(node.inputs[0])
+    x, form = writer.require_known_form(node.inputs[0])
     slope = node.get_attribute("alpha", 0.01)
     writer.add_operation("LEAKY_RELU", [x], [writer.add_output(node.output, form)], "LeakyRelu", Alpha=slope)
 
@@ -149,7 +149,7 @@ def lower_prelu(writer: TfliteWriter, node: SegmentNode) -> None:
 
 def lower_hard_sigmoid(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower HardSigmoid to its definition min(max(alpha x + beta, 0), 1)."""
-    x, form = writer.read_held(node.inputs[0])
+    x, form = writer.require_known_form(node.inputs[0])
     steps = (("MUL", node.get_attribute("alpha", 0.2)), ("ADD", node.get_attribute("beta", 0.5)), ("MINIMUM", 1.0))
     x = add_scalar_chain(writer, x, steps)
     writer.add_operation("RELU", [x], [writer.add_output(node.output, form)])
@@ -163,7 +163,7 @@ def lower_batch_normalization(writer: TfliteWriter, node: SegmentNode) -> None:
         raise make_refusal(
             node, "its statistics are not constant", "TFLite-micro requires constants; use target sockets"
         )
-    x, form = writer.read_held(node.inputs[0])
+    x, form = writer.require_known_form(node.inputs[0])
     shape = [1] * len(writer.get_shape(x))
     shape[-1 if form == "image" else 1] = -1
     factor, shift = (value.reshape(shape).astype(np.float32) for value in get_batch_norm_affine(writer.graph, node))
@@ -183,7 +183,7 @@ def lower_elu(writer: TfliteWriter, node: SegmentNode) -> None:
 def lower_reciprocal(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Reciprocal to a DIV of the constant 1 by the input."""
     form = writer.get_form(node.inputs[0])
-    inputs = [writer.add_constant(np.ones(1, np.float32), "one"), writer.read_tensor(node.inputs[0], form)]
+    inputs = [writer.add_constant(np.ones(1, np.float32), "one"), writer.require_tensor(node.inputs[0], form)]
     add_binary(writer, "DIV", inputs, writer.add_output(node.output, form))
 
 
@@ -191,7 +191,7 @@ def lower_power(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Pow with a constant exponent: 2 and 3 become MUL, 0.5 becomes SQRT, -0.5 becomes RSQRT."""
     exponent_array = writer.graph.constants.get(node.inputs[1])
     exponent = float(exponent_array.reshape(())) if exponent_array is not None and exponent_array.size == 1 else None
-    x, form = writer.read_held(node.inputs[0])
+    x, form = writer.require_known_form(node.inputs[0])
     if exponent in (2, 3):
         factor = x
         if exponent == 3:

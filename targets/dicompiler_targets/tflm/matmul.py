@@ -47,7 +47,7 @@ def lower_gemm(writer: TfliteWriter, node: SegmentNode) -> None:
     _add_fully_connected(writer, node, rows, quantization, -1, product, "NONE")
     output, activation = writer.add_output(node.output, "plain"), ACTIVATION_CODES[node.activation]
     writer.add_operation(
-        "ADD", [product, writer.read_tensor(node.inputs[2])], [output], "Add", FusedActivationFunction=activation
+        "ADD", [product, writer.require_tensor(node.inputs[2])], [output], "Add", FusedActivationFunction=activation
     )
 
 
@@ -70,9 +70,9 @@ def _add_fully_connected(
     if image is not None and writer.get_form(image) == "image":
         shape = writer.graph.shapes[image]
         rows = rows.reshape(-1, *shape[1:]).transpose(NCHW_TO_NHWC).reshape(rows.shape)
-        x = writer.add_reshape(writer.read_tensor(image, "image"), (shape[0], math.prod(shape[1:])))
+        x = writer.add_reshape(writer.require_tensor(image, "image"), (shape[0], math.prod(shape[1:])))
     else:
-        x = writer.read_tensor(name)
+        x = writer.require_tensor(name)
     _add_product(writer, x, (node.inputs[1], rows, quantization), bias, output, activation)
 
 
@@ -122,9 +122,9 @@ def lower_matmul(writer: TfliteWriter, node: SegmentNode) -> None:
     weight = writer.graph.constants.get(node.inputs[1])
     shape, out = writer.graph.get_shape(node.inputs[0]), writer.graph.shapes[node.output]
     if weight is not None and weight.ndim == 2 and len(shape) >= 2:
-        x = writer.add_reshape(writer.read_tensor(node.inputs[0]), (math.prod(shape[:-1]), shape[-1]))
+        x = writer.add_reshape(writer.require_tensor(node.inputs[0]), (math.prod(shape[:-1]), shape[-1]))
         quantization = writer.graph.quantizations.get(node.inputs[1])
-        bias = writer.read_tensor(node.inputs[2]) if node.has_input(2) else -1
+        bias = writer.require_tensor(node.inputs[2]) if node.has_input(2) else -1
         output = writer.add_output(node.output, "plain")
         product = output if len(out) == 2 else writer.add_like(output, (math.prod(out[:-1]), out[-1]))
         _add_product(writer, x, (node.inputs[1], weight.T, quantization), bias, product, node.activation)
@@ -133,7 +133,7 @@ def lower_matmul(writer: TfliteWriter, node: SegmentNode) -> None:
         return
     if len(shape) < 2 or len(writer.graph.get_shape(node.inputs[1])) < 2:
         raise make_refusal(node, "an operand is a vector", "reshape it to a matrix")
-    inputs = [writer.read_tensor(name) for name in node.inputs]
+    inputs = [writer.require_tensor(name) for name in node.inputs]
     output = writer.add_output(node.output, "plain")
     if node.activation != "NONE":
         plain = writer.add_like(output, writer.get_shape(output))

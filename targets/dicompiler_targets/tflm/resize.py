@@ -88,7 +88,7 @@ def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
         raise make_refusal(node, f"it has mode {mode!r}", "use nearest, or linear without antialias")
     scales = _read_scales(writer, node)
     positions = [_source_positions(node, shape[i], out[i], scales[i] if scales else out[i] / shape[i]) for i in (2, 3)]
-    x = writer.read_tensor(node.inputs[0], "image")
+    x = writer.require_tensor(node.inputs[0], "image")
     size = writer.add_constant(np.asarray(out[2:], np.int32), "size")
     if mode == "nearest":
         _lower_nearest(

@@ -75,8 +75,8 @@ class TfliteWriter:
         self.flattened_images: dict[str, str] = {}
         """For each matrix that is an image flattened from axis 1 on, by name: the image's name.
 
-        `read_tensor` adds the RESHAPE from the image to the matrix only when an operator needs the matrix."""
-        self._held: dict[tuple[str, AxisForm], int] = {}
+        `require_tensor` adds the RESHAPE from the image to the matrix only when an operator needs the matrix."""
+        self._tensor_indices: dict[tuple[str, AxisForm], int] = {}
         self._constants: dict[tuple[str, Shape, bytes, QuantizationParams | None], int] = {}
         self._reshape_sources: dict[int, int] = {}
         """For each result of a RESHAPE (an index of a tensor), the input of the RESHAPE.
@@ -94,7 +94,7 @@ class TfliteWriter:
         """
         known = get_natural_form(self.graph.get_shape(name))
         other: AxisForm = "plain" if known == "image" else "image"
-        return other if (name, other) in self._held and (name, known) not in self._held else known
+        return other if (name, other) in self._tensor_indices and (name, known) not in self._tensor_indices else known
 
     def get_shape(self, index: int) -> Shape:
         """Return the shape of the TFLite tensor with this index, in the axis order of the TFLite graph."""
@@ -111,14 +111,14 @@ class TfliteWriter:
     def add_output(self, name: str, form: AxisForm) -> int:
         """Add the tensor that the next operation computes, in the given form (axis order); return its index."""
         shape = self.graph.shapes[name]
-        held_shape = permute(shape, NCHW_TO_NHWC) if form == "image" else shape
-        index = self.add_tensor(name, self.graph.dtypes[name], held_shape, self.graph.quantizations.get(name))
-        self._held[name, form] = index
+        stored_shape = permute(shape, NCHW_TO_NHWC) if form == "image" else shape
+        index = self.add_tensor(name, self.graph.dtypes[name], stored_shape, self.graph.quantizations.get(name))
+        self._tensor_indices[name, form] = index
         return index
 
     def set_alias(self, name: str, form: AxisForm, index: int) -> None:
         """Let the ONNX tensor `name`, in the given form (axis order), be the existing TFLite tensor `index`."""
-        self._held[name, form] = index
+        self._tensor_indices[name, form] = index
 
     def add_constant(
         self, data: NDArray[Any], name: str = "constant", quantization: QuantizationParams | None = None
@@ -138,28 +138,28 @@ class TfliteWriter:
         quantization = tensor.quantization
         return self.add_tensor(name or f"{tensor.name}/{len(self.tensors)}", tensor.dtype, shape, quantization)
 
-    def read_tensor(self, name: str, form: AxisForm = "plain") -> int:
+    def require_tensor(self, name: str, form: AxisForm = "plain") -> int:
         """Return the index of a tensor in the given form (axis order); convert the tensor if necessary."""
-        if (name, form) in self._held:
-            return self._held[name, form]
+        if (name, form) in self._tensor_indices:
+            return self._tensor_indices[name, form]
         if name in self.graph.constants:
             value = self.graph.constants[name]
             index = self.add_constant(
                 value.transpose(NCHW_TO_NHWC) if form == "image" else value, name, self.graph.quantizations.get(name)
             )
         elif name in self.flattened_images:
-            index = self.add_reshape(self.read_tensor(self.flattened_images[name]), self.graph.shapes[name])
+            index = self.add_reshape(self.require_tensor(self.flattened_images[name]), self.graph.shapes[name])
         else:
             other: AxisForm = "plain" if form == "image" else "image"
-            source = self._held[name, other]
+            source = self._tensor_indices[name, other]
             index = self.add_transpose(source, NCHW_TO_NHWC if form == "image" else NHWC_TO_NCHW)
-        self._held[name, form] = index
+        self._tensor_indices[name, form] = index
         return index
 
-    def read_held(self, name: str) -> tuple[int, AxisForm]:
+    def require_known_form(self, name: str) -> tuple[int, AxisForm]:
         """Return the index of a tensor in the form (axis order) in which the graph has it, and that form."""
         form = self.get_form(name)
-        return self.read_tensor(name, form), form
+        return self.require_tensor(name, form), form
 
     # -- operations
 
@@ -213,10 +213,10 @@ class TfliteWriter:
         Outputs with four axes have channels last, all others have ONNX's order of axes. If an output is an input, a
         constant or the same tensor as another output, a RESHAPE copies it to a separate tensor.
         """
-        inputs = [self.read_tensor(name, get_natural_form(self.graph.shapes[name])) for name in self.graph.inputs]
+        inputs = [self.require_tensor(name, get_natural_form(self.graph.shapes[name])) for name in self.graph.inputs]
         outputs: list[int] = []
         for name in self.graph.outputs:
-            index = self.read_tensor(name, get_natural_form(self.graph.shapes[name]))
+            index = self.require_tensor(name, get_natural_form(self.graph.shapes[name]))
             if index in inputs or index in outputs or self.tensors[index].data is not None:
                 self._reshape_sources.pop(index, None)
                 index = self.add_reshape(

@@ -119,13 +119,13 @@ class EventLoop:
 
     # -- for channels
 
-    def watch(self, channel: EventSource, reads: bool, is_blocked: bool, is_paused: bool) -> None:
+    def watch(self, channel: EventSource, waits_for_data: bool, is_blocked: bool, is_paused: bool) -> None:
         """Set the events for which a channel waits.
 
-        If `reads`, the channel waits for data. If `is_blocked`, it waits for space in the kernel's send buffer. If
-        `is_paused`, it waits for the seconds that its `pause_s` returns.
+        If `waits_for_data`, the channel waits for data. If `is_blocked`, it waits for space in the kernel's send
+        buffer. If `is_paused`, it waits for the seconds that its `pause_s` returns.
         """
-        number, mask = channel.fileno(), (READ if reads else 0) | (WRITE if is_blocked else 0)
+        number, mask = channel.fileno(), (READ if waits_for_data else 0) | (WRITE if is_blocked else 0)
         if mask:
             self._poll.register(number, mask)
             self._sources[number] = channel

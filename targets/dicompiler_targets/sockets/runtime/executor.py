@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import enum
 import math
 import os
 import time
@@ -180,7 +181,7 @@ class RoleSteps:
             SegmentIO(segment, session) for segment, session in zip(manifest["segments"], sessions, strict=True)
         ]
         self.buffers = BufferPool(manifest, sessions, self.segment_ios)
-        used_as_values = {name for io in self.segment_ios for name in io.inner["inputs"]}
+        used_as_values = {name for io in self.segment_ios for name in io.session_entry["inputs"]}
         used_as_values |= {value["tensor"] for value in (*manifest["outputs"], *self.states.values())}
         # Names of received tensors that only copies read. They stay bytes; all others become onnxruntime values.
         self.raw_inputs = {name for io in self.segment_ios for name in io.copy_sources} - used_as_values
@@ -206,6 +207,17 @@ class RoleSteps:
         return steps + [ExecutorStep(False, i, output, (output["tensor"],)) for i, output in enumerate(outputs)]
 
 
+class StateSource(enum.Enum):
+    """Source of a frame's states (inputs that are outputs of the previous frame)."""
+
+    PREVIOUS_FRAME = enum.auto()
+    """The states continue from the previous frame."""
+    ZEROS = enum.auto()
+    """The states start as zeros."""
+    COORDINATOR = enum.auto()
+    """The states start with values that the coordinator sends."""
+
+
 @dataclass(eq=False)
 class FrameExecution:
     """The state of one frame (inference request) that this device is computing.
@@ -221,8 +233,7 @@ class FrameExecution:
         buffer_set: Memory of the frame's small tensors; None until it is needed.
         started_at: Time (time.perf_counter) when the frame's first segment started; 0 before that.
         compute_s: Seconds that the frame's segments have taken so far.
-        resets_states: True if the states (inputs that are outputs of the previous frame) start with values from the
-            coordinator, False if they start as zeros, None if they continue from the previous frame.
+        state_source: Source of the values of the states (inputs that are outputs of the previous frame).
     """
 
     number: int
@@ -233,7 +244,7 @@ class FrameExecution:
     buffer_set: BufferSet | None = None
     started_at: float = 0.0
     compute_s: float = 0.0
-    resets_states: bool | None = None
+    state_source: StateSource = StateSource.PREVIOUS_FRAME
 
 
 PostValue = Callable[[Mapping[str, Any], int, Any, Any], None]
@@ -343,12 +354,15 @@ class StepExecutor:
         """
         self.announced_at = announced_at
         self.timeline = [entry for entry in self.timeline if entry[4] > announced_at]
-        resets_states: bool | None = self._mailbox.pop(("reset states", number))
-        if resets_states is None and number == 0:
-            resets_states = False
+        has_values: bool | None = self._mailbox.pop(("reset states", number))
+        state_source = StateSource.PREVIOUS_FRAME
+        if has_values:
+            state_source = StateSource.COORDINATOR
+        elif has_values is not None or number == 0:
+            state_source = StateSource.ZEROS
         self._next_number = number + 1
         role = self._roles[self._schedule.role_index(number)]
-        self.frames.append(FrameExecution(number, deadline, role, resets_states=resets_states))
+        self.frames.append(FrameExecution(number, deadline, role, state_source=state_source))
 
     def stop_before(self, first: int) -> None:
         """Stop computing frames before number `first`, and interrupt a segment that runs at present.
@@ -474,9 +488,10 @@ class StepExecutor:
         For a state (an output of the previous frame), return the stored value, or zeros if the frame resets the state
         to zeros.
         """
-        if not frame.role.states or frame.resets_states or (state := frame.role.states.get(name)) is None:
+        is_sent = frame.state_source is StateSource.COORDINATOR
+        if is_sent or not frame.role.states or (state := frame.role.states.get(name)) is None:
             return self._mailbox.pop((frame.number, name))
-        if frame.resets_states is None:
+        if frame.state_source is StateSource.PREVIOUS_FRAME:
             return self._states.pop((frame.number, name), None)
         return np.zeros(state["bytes"], np.uint8)
 
@@ -535,7 +550,7 @@ class StepExecutor:
             segment_io = frame.role.segment_ios[step.index]
             values, computed = segment_io.join_inputs(frame.values), dict[str, Any]()
             if (session := self._sessions[number]) is not None:
-                computed = run_segment(session, segment_io.inner, values, buffer_set.values, self._run_options)
+                computed = run_segment(session, segment_io.session_entry, values, buffer_set.values, self._run_options)
             return segment_io.cut_outputs(computed, frame.values)
         binding, outputs, before, after = bound
         run_copies(before)

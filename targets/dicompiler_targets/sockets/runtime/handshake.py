@@ -46,17 +46,17 @@ class RunCredentials:
     Each of the two is '' until it is known.
 
     Attributes:
-        run: The public ID of the run.
+        run_id: The public ID of the run.
         token: A secret that proves membership if there are no certificates; '' with certificates. It is passed to
             devices through standard input or the environment, and never sent over the network.
     """
 
-    run: str = ""
+    run_id: str = ""
     token: str = ""
 
     def make_proof(self, sender: str, receiver: str) -> dict[str, str]:
         """Return the fields `run` and `proof`, which prove to `receiver` that `sender` knows the token."""
-        return {"run": self.run, "proof": self._proof(sender, receiver)}
+        return {"run": self.run_id, "proof": self._proof(sender, receiver)}
 
     def check(self, message: Mapping[str, Any], sender: str, receiver: str) -> None:
         """Raise ProtocolError if `message` does not prove to `receiver` that `sender` is a member of the run.
@@ -64,7 +64,7 @@ class RunCredentials:
         The message must have the fields `run` and `proof`, as `make_proof` returns them.
         """
         run, proof = str(message.get("run") or ""), str(message.get("proof"))
-        if run and self.run and run != self.run:
+        if run and self.run_id and run != self.run_id:
             raise ProtocolError("the two ends belong to different runs: start the device again for the present run")
         if self.token and not hmac.compare_digest(proof.encode(), self._proof(sender, receiver).encode()):
             raise ProtocolError(
@@ -163,7 +163,7 @@ class ConnectionAcceptor(ConnectionQueue):
         self._listener, self._keys, self._greet_connection = listener, keys, greet_connection
         self._is_member_host = is_member_host
         self._pending: dict[int, _PendingConnection] = {}  # By file descriptor, oldest first.
-        self._greeting: dict[socket.socket, str] = {}
+        self._connections_in_handshake: dict[socket.socket, str] = {}
         self._unknown_allowed_at = 0.0
         self._refusals = threading.Semaphore(MAX_REFUSALS)
         self._lock, self._closed = threading.Lock(), False
@@ -177,7 +177,7 @@ class ConnectionAcceptor(ConnectionQueue):
         """Close the listening socket, and drop connections with incomplete handshakes."""
         with self._lock:
             self._closed = True
-            for connection in self._greeting:
+            for connection in self._connections_in_handshake:
                 _shut_down(connection)
         _shut_down(self._listener)  # This wakes the thread in `_accept_all`, which then ends.
         self._listener.close()
@@ -262,11 +262,11 @@ class ConnectionAcceptor(ConnectionQueue):
     def _start_greeting(self, number: int, pending: _PendingConnection) -> None:
         self._pop_pending(number)
         with self._lock:
-            if len(self._greeting) >= MAX_GREETINGS:
-                dropped = self._choose_dropped(self._greeting)
-                del self._greeting[dropped]
+            if len(self._connections_in_handshake) >= MAX_GREETINGS:
+                dropped = self._choose_dropped(self._connections_in_handshake)
+                del self._connections_in_handshake[dropped]
                 _shut_down(dropped)  # The handshake of this connection fails, and its thread ends.
-            self._greeting[pending.socket] = pending.host
+            self._connections_in_handshake[pending.socket] = pending.host
         threading.Thread(target=self._greet, args=(pending,), daemon=True).start()
 
     def _choose_dropped(self, hosts: Mapping[Any, str]) -> Any:
@@ -288,10 +288,10 @@ class ConnectionAcceptor(ConnectionQueue):
             self.last_refusal, refusal = f"{pending.host}: {error}", error
         except Exception as error:
             accepted = error
-        # `close` shuts down all connections in `_greeting`. The handshake of this one is finished, so it is removed
-        # from there before it is put in the queue.
+        # `close` shuts down all connections in `_connections_in_handshake`. The handshake of this one is finished, so
+        # it is removed from there before it is put in the queue.
         with self._lock:
-            self._greeting.pop(pending.socket, None)
+            self._connections_in_handshake.pop(pending.socket, None)
         if accepted is not None:
             self.put(accepted)
         elif channel is None:

@@ -409,7 +409,8 @@ class SegmentIO:
     runs the segment, copies the outputs, and then posts them.
 
     Attributes:
-        inner: The manifest's entry of the segment, but with the inputs and outputs of its session (without the copies).
+        session_entry: The manifest's entry of the segment, but with the inputs and outputs of its session (without the
+            copies).
         copy_sources: Names of the segment's inputs that only the copies read, and not the session.
         outputs: Names of the segment's outputs, after the copies.
         names: Names of all tensors that the session or the copies read or write.
@@ -421,13 +422,18 @@ class SegmentIO:
             [(tensor, [_make_piece(tensor, piece) for piece in tensor["pieces"]]) for tensor in segment.get(key, ())]
             for key in ("assembled_inputs", "assembled_outputs")
         )
-        self.inner, self.outputs = segment, segment["outputs"]
+        self.session_entry, self.outputs = segment, segment["outputs"]
         if self._joins or self._cuts:
             inputs, outputs = ([], []) if session is None else (session.get_inputs(), session.get_outputs())
-            self.inner = {**segment, "inputs": [v.name for v in inputs], "outputs": [v.name for v in outputs]}
-        self.copy_sources = {*segment["inputs"]} - {*self.inner["inputs"]}
-        self._internal = {*self.inner["outputs"]} - {*self.outputs}
-        self.names = {*segment["inputs"], *segment["outputs"], *self.inner["inputs"], *self.inner["outputs"]}
+            self.session_entry = {**segment, "inputs": [v.name for v in inputs], "outputs": [v.name for v in outputs]}
+        self.copy_sources = {*segment["inputs"]} - {*self.session_entry["inputs"]}
+        self._internal = {*self.session_entry["outputs"]} - {*self.outputs}
+        self.names = {
+            *segment["inputs"],
+            *segment["outputs"],
+            *self.session_entry["inputs"],
+            *self.session_entry["outputs"],
+        }
 
     def join_inputs(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return `values` (tensors by name) together with the session's inputs that are assembled from them.
@@ -530,9 +536,9 @@ class BufferSet:
                 self.bindings[number] = binding, outputs, *segment_io.bind_copies(self.views.__getitem__)
                 if binding is None:
                     continue
-                for name in segment_io.inner["inputs"]:
+                for name in segment_io.session_entry["inputs"]:
                     binding.bind_ortvalue_input(name, self.values[name])
-                for name in segment_io.inner["outputs"]:
+                for name in segment_io.session_entry["outputs"]:
                     binding.bind_ortvalue_output(name, self.values[name])
 
 

@@ -406,7 +406,7 @@ class TlsKeys:
         Without this check, only the other hosts would notice some errors, although users must correct them here.
         """
         try:
-            certificate = self._meet_itself()
+            certificate = self._handshake_in_memory()
         except ssl.SSLError as error:
             raise ValueError(f"keys: {directory}: {tls_error(error)}") from None
         if cause := describe_wrong_date(certificate):
@@ -418,7 +418,7 @@ class TlsKeys:
         for context in self._contexts.values():
             context.verify_flags &= ~NO_CHECK_TIME
         try:
-            self._meet_itself()
+            self._handshake_in_memory()
         except ssl.SSLError as error:
             if getattr(error, "verify_code", 0) == CRL_EXPIRED_CODE:
                 cause = "crl.pem, the list of revoked certificates, has expired"
@@ -426,7 +426,7 @@ class TlsKeys:
         for context in self._contexts.values():
             context.verify_flags |= NO_CHECK_TIME
 
-    def _meet_itself(self) -> dict[str, Any]:
+    def _handshake_in_memory(self) -> dict[str, Any]:
         """Perform a TLS handshake in memory between the client and server contexts of these keys.
 
         The handshake checks the keys as another host would check them. Return the certificate as a dictionary.
