@@ -255,9 +255,9 @@ def plan_file_in_errors(source: str | Path | Plan | None) -> Iterator[None]:
 
 def plan_to_text(plan: Plan) -> str:
     """Return the JSON text of a plan file, with one line per part. `load_plan` reads it as an equal plan."""
-    origin = {"model_digest": plan.model_digest, "note": plan.note}
+    details = {"model_digest": plan.model_digest, "note": plan.note}
     last = wire_format_to_json(plan.wire_format) | {"engines": dict(plan.engines)}
-    text = _format_plan(plan, {"format": FORMAT}, origin, last)
+    text = _format_plan(plan, {"format": FORMAT}, details, last)
     if plan.failures:
         failures = [_format_plan(failure.plan, {"failed": list(failure.failed)}) for failure in plan.failures]
         text = text[:-1] + ',\n "failures": [\n' + ",\n".join(failures) + "]}"

@@ -46,7 +46,7 @@ PLAN_LAYER_DEVICE_S = 2.2e-8
 MIN_GAIN = 1e-6
 """Smallest relative gain in the objective for which the local search goes on."""
 
-Rows = NDArray[np.intp]
+PlanRows = NDArray[np.intp]
 """Plans as an array of shape (plans, layers): the position of each layer's device in the platform's list of devices."""
 
 
@@ -81,7 +81,7 @@ def improve_by_moves(problem: Problem, plan: Plan, budget: WorkBudget) -> Plan:
     return model.plan(row)
 
 
-def _objective_values(model: BatchedModel, rows: Rows) -> NDArray[np.float64]:
+def _objective_values(model: BatchedModel, rows: PlanRows) -> NDArray[np.float64]:
     """Return the value of the objective of each plan, shape (plans,); infinite if the plan does not fit into memory."""
     estimates = model.evaluate(rows)
     terms = objective_terms(model.problem.objective)
@@ -90,7 +90,7 @@ def _objective_values(model: BatchedModel, rows: Rows) -> NDArray[np.float64]:
     return np.where((estimates.host_memory > limits).any(axis=1), np.inf, values)
 
 
-def _moved_rows(problem: Problem, row: Rows, runs: Sequence[tuple[int, int]]) -> Rows:
+def _moved_rows(problem: Problem, row: PlanRows, runs: Sequence[tuple[int, int]]) -> PlanRows:
     """Return all plans that have one run of consecutive layers on another device than the plan `row`.
 
     A plan is a row of an array: the position of each layer's device in the platform's list of devices. `runs` are pairs
@@ -217,7 +217,7 @@ class Auto(Strategy):
         note = note or run.budget_note()
         if note:
             log.warning("auto: %s: this is the best plan so far", note)
-        log.info("auto: the best plan is by %s", search.best.origin)
+        log.info("auto: the best plan is by %s", search.best.found_by)
         return replace(self._prefer_single_device(problem, search.best), note=note)
 
     def _prefer_single_device(self, problem: Problem, best: EvaluatedPlan) -> Plan:
@@ -231,7 +231,7 @@ class Auto(Strategy):
         is_close = metrics.objective_value(problem.objective) <= MIN_SPLIT_GAIN * best.value(problem)
         if is_predicted and is_close and evaluate_plans(problem, [(plan, "one device")]):
             return replace(plan, chosen_strategy="single")
-        return replace(best.plan, chosen_strategy=best.origin)
+        return replace(best.plan, chosen_strategy=best.found_by)
 
 
 class _AutoSearch:

@@ -233,7 +233,7 @@ def _read_boxes(routing: Routing, task: Task) -> Iterator[Box]:
             yield leaf.box
 
 
-MIN_DEVICES = 3
+MIN_SLICE_DEVICES = 3
 """Fewest devices among which the addition of partial sums is split into slices.
 
 Two devices would send the same number of bytes without slices.
@@ -245,7 +245,7 @@ def slice_sums(layers: LayerGraph, plan: Plan) -> Plan:
 
     In `plan`, several devices may each add up the partial sums of a layer in all channels. In the result, each of them
     adds up a slice of the channels instead, and the layers that read the sum gather the slices. Layers that cannot be
-    split by channels, and layers on fewer than MIN_DEVICES devices, do not change.
+    split by channels, and layers on fewer than MIN_SLICE_DEVICES devices, do not change.
     """
     return replace(
         plan, layers={name: _slice_layer(layers, layers.layer_by_name[name], plan.layers[name]) for name in plan.layers}
@@ -257,7 +257,7 @@ def _slice_layer(layers: LayerGraph, layer: Layer, parts: tuple[Part, ...]) -> t
     mergers = [part for part in parts if part.reduce is None]
     devices = {part.device for part in mergers}
     is_whole_on_each = len(devices) == len(mergers) and all(part.region is None for part in mergers)
-    if not partial_sums or not is_whole_on_each or len(mergers) < MIN_DEVICES:
+    if not partial_sums or not is_whole_on_each or len(mergers) < MIN_SLICE_DEVICES:
         return parts
     axis = find_cuttable_axis(layers, layer, "channel")
     if axis is None:
@@ -320,12 +320,12 @@ class EvaluatedPlan:
     Attributes:
         plan: The plan.
         metrics: Its simulated or estimated metrics.
-        origin: Name of the strategy that found the plan.
+        found_by: Name of the strategy that found the plan.
     """
 
     plan: Plan
     metrics: Metrics
-    origin: str
+    found_by: str
 
     def value(self, problem: Problem) -> float:
         return self.metrics.objective_value(problem.objective)
@@ -341,10 +341,10 @@ def evaluate_plans(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[
     small = [plan for plan, _ in candidates if _count_parts(plan) <= MAX_SIMULATED_PARTS]
     simulated = iter(problem.evaluate_all(small))
     evaluated = []
-    for plan, origin in candidates:
+    for plan, found_by in candidates:
         metrics = next(simulated) if _count_parts(plan) <= MAX_SIMULATED_PARTS else problem.estimate(plan)
         if isinstance(metrics, Metrics) and fits_constraints(problem, plan, metrics):
-            evaluated.append(EvaluatedPlan(plan, metrics, origin))
+            evaluated.append(EvaluatedPlan(plan, metrics, found_by))
     return evaluated
 
 
@@ -400,13 +400,13 @@ class CandidateSearch:
         yet.
         """
         new = []
-        for plan, origin in plans:
+        for plan, found_by in plans:
             key = tuple(plan.layers.values()), tuple(tuple(renaming.items()) for renaming in plan.replicas)
             if key not in self._seen:
                 self._seen.add(key)
                 if not self._spend_evaluation(plan) and not is_always:
                     break
-                new.append((plan, origin))
+                new.append((plan, found_by))
         return self.accept_best(evaluate_plans(self.problem_without_target, new))
 
     def accept_best(self, evaluated: Iterable[EvaluatedPlan]) -> bool:
@@ -419,9 +419,9 @@ class CandidateSearch:
             value = candidate.value(self.problem)
             if value >= least:
                 return False
-            if self.problem.target is None or evaluate_plans(self.problem, [(candidate.plan, candidate.origin)]):
+            if self.problem.target is None or evaluate_plans(self.problem, [(candidate.plan, candidate.found_by)]):
                 self.best = candidate
-                log.info("%s: %s: %s %.4g", self.name, candidate.origin, self.problem.objective, value)
+                log.info("%s: %s: %s %.4g", self.name, candidate.found_by, self.problem.objective, value)
                 return True
         return False
 
@@ -471,8 +471,8 @@ class CandidateSearch:
             plans = [tables.plan(changed) for changed in changes if not self._is_hopeless(tables, changed)]
             parts_left -= sum(map(_count_parts, plans))
             # If a small change of the best plan is better, the log names the strategy that found the unchanged plan.
-            origin = self.best.origin
-            if self.try_plans((plan, origin) for plan in plans):
+            found_by = self.best.found_by
+            if self.try_plans((plan, found_by) for plan in plans):
                 selection, last_success = tables.find_selection(self.best.plan), step
 
     def reduce_weights(self, tables: CostTables) -> None:
@@ -503,10 +503,10 @@ class CandidateSearch:
             plan = tables.plan(changed)
             if not self._spend_evaluation(plan):
                 return
-            for candidate in evaluate_plans(self.problem_without_target, [(plan, self.best.origin)]):
+            for candidate in evaluate_plans(self.problem_without_target, [(plan, self.best.found_by)]):
                 is_close = candidate.value(self.problem) <= limit
                 if is_close and (
-                    self.problem.target is None or evaluate_plans(self.problem, [(candidate.plan, candidate.origin)])
+                    self.problem.target is None or evaluate_plans(self.problem, [(candidate.plan, candidate.found_by)])
                 ):
                     self.best, selection = candidate, changed
 
@@ -517,12 +517,12 @@ class CandidateSearch:
             and self.problem.model is not None
             and _count_parts(self.best.plan) <= MAX_SIMULATED_PARTS
         ):
-            self.try_plans([(trim_parts(self.problem, self.best.plan), self.best.origin)])
+            self.try_plans([(trim_parts(self.problem, self.best.plan), self.best.found_by)])
 
     def try_sliced_sums(self) -> None:
         """Evaluate the best plan with its partial sums added up in slices: fewer bytes, but one more exchange."""
         if self.best is not None:
-            self.try_plans([(slice_sums(self.problem.layers, self.best.plan), self.best.origin)])
+            self.try_plans([(slice_sums(self.problem.layers, self.best.plan), self.best.found_by)])
 
     def try_waves(self, others: Iterable[Plan] = ()) -> None:
         """Reorder the best plan and the plans `others` in waves, and evaluate the results.
@@ -533,9 +533,9 @@ class CandidateSearch:
             return
         for plan in (self.best.plan, *others):
             if _count_parts(plan) <= MAX_SIMULATED_PARTS // 2:
-                self._try_wave_shares(plan, self.best.origin)
+                self._try_wave_shares(plan, self.best.found_by)
 
-    def _try_wave_shares(self, plan: Plan, origin: str) -> None:
+    def _try_wave_shares(self, plan: Plan, found_by: str) -> None:
         """Evaluate a plan in waves, with several fractions of rows in the first wave.
 
         The first wave has rows that other devices wait for; they are sent while the second wave is computed. After the
@@ -548,7 +548,7 @@ class CandidateSearch:
             ):
                 if self.budget.is_exceeded():
                     return
-                if self.try_plans([(waved, origin)]):
+                if self.try_plans([(waved, found_by)]):
                     best = share
             if best == 1.0:
                 return
@@ -581,9 +581,9 @@ def neighbours(
         others = [int(k) for k in np.argsort(around[0], kind="stable") if k != selection[i]][:4]
         chosen = others[int(random.integers(len(others)))]
         yield (*selection[:i], chosen, *selection[i + 1 :])
-        anew = _redecide_run(tables, selection, random)
-        if anew is not None:
-            yield anew
+        redecided = _redecide_run(tables, selection, random)
+        if redecided is not None:
+            yield redecided
 
 
 def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:

@@ -129,7 +129,7 @@ class CpSat(Strategy):
             interrupted = True
         best = search.best or EvaluatedPlan(solution.plan, problem.estimate(solution.plan), self.name)
         note = INTERRUPTED_NOTE if interrupted else budget.note()
-        return replace(best, plan=replace(best.plan, note=note), origin=self.name)
+        return replace(best, plan=replace(best.plan, note=note), found_by=self.name)
 
     def solve(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> JointSolution:
         """Return the best plan by the cost tables, with a lower bound on the value of every plan in them.

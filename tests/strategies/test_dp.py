@@ -137,7 +137,7 @@ def test_search_finds_the_best_runs_of_a_chain(kind: str) -> None:
     def least(place: int, form: TensorForm) -> float:
         """Return the least cost from `place` on, if the previous tensor lies in `form`, by plain recursion."""
         if place == len(layers):
-            held = team.held_boxes(layers[-1].output, form)
+            held = team.stored_boxes(layers[-1].output, form)
             return float(team.link_loads.transfer_seconds(4 * missing_elements(output, held, form == "everywhere")))
         ways = known[place]
         tensor = layers[place].inputs[0]
@@ -183,7 +183,7 @@ def test_search_finds_the_best_runs_of_a_branched_graph(kind: str, ops: tuple[st
     def least(place: int, forms: dict[str, TensorForm]) -> float:
         if place == len(layers):
             form = forms[layers[-1].output]
-            held = team.held_boxes(layers[-1].output, form)
+            held = team.stored_boxes(layers[-1].output, form)
             return float(team.link_loads.transfer_seconds(4 * missing_elements(output, held, form == "everywhere")))
         costs = []
         for move in known[place]:

@@ -72,6 +72,6 @@ def communication(layers: Sequence[IlpLayer], schemes: Sequence[PartitionScheme]
     """Return C of eq. (10) for given schemes in elements."""
     total = 0
     for layer, scheme in zip(layers, schemes, strict=True):
-        held = layer.is_held if layer.previous is None else schemes[layer.previous] == "o"
+        held = layer.has_split_inputs if layer.previous is None else schemes[layer.previous] == "o"
         total += scaled_cost(layer, scheme, held and (scheme == "o" or (reuse and scheme == "f")), N)
     return total / N

@@ -144,9 +144,9 @@ def _describe_decision(data: ReportData) -> str:
     decision = data.compilation.decision
     if decision is None:
         return "the strategy is not recorded in this artifact"
-    origin = f"by strategy {decision.strategy}" if decision.strategy else "read from a file"
-    origin += f", which chose {decision.chosen_strategy}" if decision.chosen_strategy else ""
-    return f"{origin}, for {decision.objective}"
+    text = f"by strategy {decision.strategy}" if decision.strategy else "read from a file"
+    text += f", which chose {decision.chosen_strategy}" if decision.chosen_strategy else ""
+    return f"{text}, for {decision.objective}"
 
 
 def _describe_origin(data: ReportData) -> str:

@@ -57,20 +57,20 @@ class DeviceBoxes:
         return elements
 
 
-def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = False) -> Floats:
+def missing_elements(need: DeviceBoxes, stored: DeviceBoxes, has_copies: bool = False) -> Floats:
     """Return how many elements each device sends to each other device, so that all have the regions that they read.
 
     The shape is (n senders, n receivers).
 
     Args:
         need: The regions that devices read.
-        held: The regions that devices store. They must be disjoint, unless `has_copies` is True.
+        stored: The regions that devices store. They must be disjoint, unless `has_copies` is True.
         has_copies: True if all devices that store a region store the same one. The first of them then sends to all
             devices that store none.
     """
     common: NDArray[Any] | float = 1.0
     for axis, extent in enumerate(need.shape):
-        a, b = held.cuts.get(axis), need.cuts.get(axis)
+        a, b = stored.cuts.get(axis), need.cuts.get(axis)
         if a is not None and b is not None:
             stop = np.minimum(a[:, None, 1], b[None, :, 1])
             common = common * np.maximum(stop - np.maximum(a[:, None, 0], b[None, :, 0]), 0)
@@ -82,11 +82,11 @@ def missing_elements(need: DeviceBoxes, held: DeviceBoxes, has_copies: bool = Fa
             common = common * extent
     # `common` must be 0 for senders without a region. If an axis is cut, it is 0 already, because such a sender has an
     # empty interval. Otherwise these senders are masked here.
-    senders = np.ones_like(held.present)[:, None] if held.cuts else held.present[:, None]
+    senders = np.ones_like(stored.present)[:, None] if stored.cuts else stored.present[:, None]
     common = np.asarray(common * senders * need.present[None, :], np.float64)
     if has_copies:
-        first = int(np.argmax(held.present))
-        row = np.where(held.present, 0.0, common[first])
+        first = int(np.argmax(stored.present))
+        row = np.where(stored.present, 0.0, common[first])
         common = np.zeros_like(common)
         common[first] = row
     common.flat[:: len(common) + 1] = 0.0

@@ -137,7 +137,9 @@ class CandidateRun(LayerRun):
         is distributed over the devices as `form`.
         """
         if (name, form) not in self._missing_by_form:
-            elements = missing_elements(self.needs[name], team.held_boxes(name, form), form in ("source", "everywhere"))
+            elements = missing_elements(
+                self.needs[name], team.stored_boxes(name, form), form in ("source", "everywhere")
+            )
             self._missing_by_form[name, form] = elements * bytes_per_element(team.layers, name)
         return self._missing_by_form[name, form]
 
@@ -344,7 +346,7 @@ def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> flo
     """
     rows = [name for name in needs if name in team.layers.producer and team.layers.producer[name].name in team.row_maps]
     missing = [
-        missing_elements(needs[name], team.held_boxes(name, "rows")) * bytes_per_element(team.layers, name)
+        missing_elements(needs[name], team.stored_boxes(name, "rows")) * bytes_per_element(team.layers, name)
         for name in rows
     ]
     needed = [needs[name].sizes * bytes_per_element(team.layers, name) for name in rows]

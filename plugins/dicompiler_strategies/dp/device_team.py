@@ -230,7 +230,7 @@ class DeviceTeam(Memoizing):
         return [with_interval(whole, axis, cut) if cut[0] < cut[1] else None for cut in cuts]
 
     @memoized
-    def held_boxes(self, tensor: str, form: TensorForm) -> DeviceBoxes:
+    def stored_boxes(self, tensor: str, form: TensorForm) -> DeviceBoxes:
         """Return the region of a tensor that each device stores if the tensor is distributed as `form`.
 
         For example, each device stores a range of the rows if `form` is "rows".

@@ -103,7 +103,7 @@ class RunPath:
     @property
     def weights(self) -> Floats:
         """Bytes of weights on each of the n devices of the team's platform, shape (n,)."""
-        return np.asarray(sum(move.weights for move in self.runs), np.float64)
+        return np.asarray(sum(run.weights for run in self.runs), np.float64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -209,7 +209,7 @@ def _deliver_outputs(
         if shape is not None:
             need = DeviceBoxes.from_regions(shape, team.boxes_on(full_region(shape), sinks))
             form = forms[name]
-            missing = missing_elements(need, team.held_boxes(name, form), form in ("source", "everywhere"))
+            missing = missing_elements(need, team.stored_boxes(name, form), form in ("source", "everywhere"))
             total += missing * bytes_per_element(team.layers, name)
     seconds, sent_bytes = float(team.link_loads.transfer_seconds(total)), float(total.sum())
     cost = node.cost + pricing.run_cost(team, seconds, sent_bytes, None)

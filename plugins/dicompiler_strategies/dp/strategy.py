@@ -271,7 +271,7 @@ def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
     for device, weights in zip(path.team.problem.platform.devices, path.weights, strict=True):
         used[hosts.index(device.host)] += weights
     plan = problem.build_plan(
-        {layer: layer_parts for move in path.runs for layer, layer_parts in run_parts(path.team, move).items()}
+        {layer: layer_parts for run in path.runs for layer, layer_parts in run_parts(path.team, run).items()}
     )
     tensors = _total_tensor_bytes(problem) * max(1, len(problem.platform.devices) // len(hosts))
     if not (used > limits).any() and (problem.target is not None or (used + tensors > limits).any()):

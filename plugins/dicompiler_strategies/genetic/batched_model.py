@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import LayerShare, Part, Plan, Problem
 from dicompiler_strategies.genetic.tensor_flows import (
-    INPUT_POSITION,
-    SINK_POSITION,
+    INPUT_PRODUCER,
+    SINK_READER,
     NetworkFlows,
     ReaderGroup,
     TensorFlow,
@@ -30,7 +30,7 @@ from dicompiler_strategies.tables.link_loads import RuntimeArrays, build_runtime
 Array = NDArray[np.float64]
 Positions = NDArray[np.intp]
 _ReaderRow = tuple[int, Positions]
-"""A reader of a tensor: the position of the layer (SINK_POSITION for a sink), and its device in each plan."""
+"""A reader of a tensor: the position of the layer (SINK_READER for a sink), and its device in each plan."""
 
 CHUNK_PLANS = 2048
 """Number of plans that are evaluated at once, so that the arrays fit into the processor's cache."""
@@ -216,7 +216,7 @@ class _Batch:
     def run(self) -> dict[str, NDArray[Any]]:
         """Return the fields of `PlanEstimates` by name, in their order."""
         for flow in self.model.flows.flows:
-            if flow.producer == INPUT_POSITION:
+            if flow.producer == INPUT_PRODUCER:
                 self._keep_input(flow)
             else:
                 self.released[flow.producer] += flow.nbytes * self._release(flow, self.layer_devices[flow.producer])
@@ -233,9 +233,9 @@ class _Batch:
         rows: list[_ReaderRow] = []
         for i in readers:
             layer = flow.readers[i]
-            if layer == SINK_POSITION:
+            if layer == SINK_READER:
                 sinks = self.model.source_and_sink_positions[1]
-                rows += [(SINK_POSITION, np.full(len(self.plan_numbers), sink)) for sink in sinks]
+                rows += [(SINK_READER, np.full(len(self.plan_numbers), sink)) for sink in sinks]
             else:
                 rows.append((layer, self.layer_devices[layer]))
         return rows
@@ -250,7 +250,7 @@ class _Batch:
         unread = np.ones(len(self.plan_numbers), bool)
         for layer, devices in reversed(self._reader_rows(flow, range(len(flow.readers)))):
             is_owner = devices == owners
-            if layer != SINK_POSITION:
+            if layer != SINK_READER:
                 self.released[layer] += flow.nbytes * (is_owner & unread)
             unread &= ~is_owner
         return unread
@@ -283,7 +283,7 @@ class _Batch:
                 self._count_transfer(flow, devices, piece.nbytes, np.flatnonzero(is_first))
         backwards = reversed([row for i in group.readers for row in rows[i]])
         for layer, devices, is_last in self._first_on_each(flow, backwards):
-            if layer != SINK_POSITION and is_last.any():
+            if layer != SINK_READER and is_last.any():
                 self.released[layer] += is_last * self._received_bytes(group, rows, devices)
 
     def _first_on_each(
@@ -303,7 +303,7 @@ class _Batch:
             yield layer, devices, is_first
 
     def _sender(self, flow: TensorFlow, receivers: Positions) -> Positions:
-        is_input = flow.producer == INPUT_POSITION
+        is_input = flow.producer == INPUT_PRODUCER
         return self.model.nearest_sources[receivers] if is_input else self.layer_devices[flow.producer]
 
     def _received_bytes(self, group: ReaderGroup, rows: Mapping[int, list[_ReaderRow]], devices: Positions) -> Array:
@@ -364,7 +364,7 @@ class _Batch:
         used_bytes = self.input_bytes + self.received + self.forwarded_inputs
         produced = dict.fromkeys(self.model.flows.live_layers, 0)
         for flow in self.model.flows.flows:
-            if flow.producer != INPUT_POSITION:
+            if flow.producer != INPUT_PRODUCER:
                 produced[flow.producer] += flow.nbytes
         self.peak[:] = used_bytes
         for i, layer in enumerate(self.model.flows.live_layers):

@@ -165,9 +165,9 @@ class _StagedSearch:
     is_stopped: Callable[[], bool]
 
     def run(self) -> tuple[ParetoRows, str, int]:
-        """Search stage by stage; return the last Pareto front, the origin of its values, and the plans evaluated.
+        """Search stage by stage; return the last Pareto front, the source of its values, and the plans evaluated.
 
-        The origin is "analytic" if the fast model computed the values, and "measured" if plans were evaluated one by
+        The source is "analytic" if the fast model computed the values, and "measured" if plans were evaluated one by
         one. The last value is the number of plans that all stages evaluated.
         """
         options = self.options

@@ -14,8 +14,11 @@ from dataclasses import replace
 from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, registry
 from dicompiler.plugin_api.search import OBJECTIVES, ParetoFront, ParetoPoint, fits_constraints, objective_values
 
-QUICK_STRATEGIES = ("single", "pipeline", "replicate", "modnn")
-"""Strategies that take milliseconds. Their plans, with default options, are added to the Pareto front of a search."""
+FRONT_STRATEGIES = ("single", "pipeline", "replicate", "modnn")
+"""Quick strategies, the plans of which, with default options, are added to the Pareto front of a search.
+
+`auto` asks the same strategies in another order. The order matters in both: of equally good plans, the first is kept.
+"""
 
 
 def add_quick_plans(front: ParetoFront, problem: Problem) -> ParetoFront:
@@ -43,10 +46,10 @@ def add_quick_plans(front: ParetoFront, problem: Problem) -> ParetoFront:
 
 
 def _quick_plans(problem: Problem) -> Iterator[Plan]:
-    """Yield the different plans of the strategies in QUICK_STRATEGIES, for each objective that they support."""
+    """Yield the different plans of the strategies in FRONT_STRATEGIES, for each objective that they support."""
     seen: list[Plan] = []
     for objective in OBJECTIVES:
-        for name in QUICK_STRATEGIES:
+        for name in FRONT_STRATEGIES:
             strategy: Strategy = registry().make("strategies", name)
             try:
                 plan = strategy.plan(replace(problem, objective=objective))

@@ -14,10 +14,10 @@ from dicompiler.plugin_api.costs import sent_nbytes, weight_regions
 from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.regions import ShareTask, contains, full_region, intersect, make_share_task, volume
 
-SINK_POSITION = -1
-"""Value in place of a layer's position if a sink, which receives the network's outputs, reads a tensor."""
-INPUT_POSITION = -1
-"""Value in place of a layer's position if a tensor is a network input, which no layer computes."""
+SINK_READER = -1
+"""Entry among the readers of a tensor for a sink, which receives the network's outputs. Layers have positions ≥ 0."""
+INPUT_PRODUCER = -1
+"""Producer of a network input, which no layer computes. Layers have positions ≥ 0."""
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ class TensorFlow:
     """One tensor with the layers that read it.
 
     Attributes:
-        producer: Position of the layer that computes the tensor; INPUT_POSITION for a network input.
+        producer: Position of the layer that computes the tensor; INPUT_PRODUCER for a network input.
         nbytes: Bytes of the whole tensor.
-        readers: Positions of the layers that read the tensor. For a network output, SINK_POSITION is the last one.
+        readers: Positions of the layers that read the tensor. For a network output, SINK_READER is the last one.
         groups: The readers in groups: readers that need overlapping regions are in one group.
     """
 
@@ -95,8 +95,8 @@ def find_flows(layers: LayerGraph) -> NetworkFlows:
     for name in layers.delivered_outputs:
         shape = layers.tensors[name].shape
         if shape is not None:
-            readers.setdefault(name, []).append((SINK_POSITION, full_region(shape)))
-    producers = [(name, INPUT_POSITION) for name in layers.inputs]
+            readers.setdefault(name, []).append((SINK_READER, full_region(shape)))
+    producers = [(name, INPUT_PRODUCER) for name in layers.inputs]
     producers += [(key.tensor, i) for i in live for key, region in tasks[i].outputs.items() if region is not None]
     flows = [_build_flow(layers, name, producer, readers.get(name, [])) for name, producer in producers]
     return NetworkFlows(live, tuple(filter(None, flows)), _shared_weights(layers, tasks, live))

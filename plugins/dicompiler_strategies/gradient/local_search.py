@@ -89,11 +89,11 @@ class LocalSearch:
         In each round, `improve_runs` sets all layers to cheaper choices (ways to split them), one short sequence of
         layers after another. It minimises the cost in the tables plus the price of all weights.
         """
-        land, met = self.tables, [selections]
-        unit = land.loss_scale / np.maximum(land.limits, 1.0)
-        prices = np.zeros((len(selections), len(land.limits)))
+        tables, met = self.tables, [selections]
+        unit = tables.loss_scale / np.maximum(tables.limits, 1.0)
+        prices = np.zeros((len(selections), len(tables.limits)))
         for step in range(_PRICE_ROUNDS):
-            over = land.weight_loads(met[-1]) / np.maximum(land.limits, 1.0) - 1.0
+            over = tables.weight_loads(met[-1]) / np.maximum(tables.limits, 1.0) - 1.0
             prices = np.maximum(prices + over / np.sqrt(1 + step / 4), 0.0)
             met.append(self.improve_runs(met[-1], prices * unit))
         return np.unique(np.concatenate(met), axis=0)
@@ -211,18 +211,18 @@ class LocalSearch:
             costs.append(layer_costs if prices is None else layer_costs + prices @ self.tables.weights[layer].T)
         rows = np.arange(len(selections))
         least_costs, before = costs[0], costs[0][rows, selections[:, path[0]]]
-        origins: list[Selections] = []
+        previous_choices: list[Selections] = []
         for (a, b), layer_costs in zip(pairwise(path), costs[1:], strict=True):
             at_a, at_b = selections[:, a], selections[:, b]
             before = before + layer_costs[rows, at_b] + self.tables.edge[a, b][at_a, at_b]
             both = least_costs[:, None, :] + self._transposed_edges[a, b][None]
-            origins.append(both.argmin(axis=2))
-            least_costs = np.take_along_axis(both, origins[-1][:, :, None], axis=2)[:, :, 0] + layer_costs
+            previous_choices.append(both.argmin(axis=2))
+            least_costs = np.take_along_axis(both, previous_choices[-1][:, :, None], axis=2)[:, :, 0] + layer_costs
         chosen = least_costs.argmin(axis=1)
         least_costs, after = least_costs[rows, chosen], selections.copy()
         after[:, path[-1]] = chosen
-        for layer, origin in zip(reversed(path[:-1]), reversed(origins), strict=True):
-            chosen = origin[rows, chosen]
+        for layer, previous in zip(reversed(path[:-1]), reversed(previous_choices), strict=True):
+            chosen = previous[rows, chosen]
             after[:, layer] = chosen
         if prices is not None:
             return after

@@ -56,8 +56,8 @@ class IlpLayer:
         Q: Number of weights.
         previous: Position of the layer l − 1 that computes the inputs, as in eq. (7) and (12); None if there is none.
         can_fuse: True if the layer can be fused with layer l − 1.
-        is_held: True if the layer has no layer l − 1 and each device stores an equal part of its inputs at the start
-            (o_0 = 1 in the paper).
+        has_split_inputs: True if the layer has no layer l − 1 and each device stores an equal part of its inputs at the
+            start (o_0 = 1 in the paper).
     """
 
     name: str
@@ -66,7 +66,7 @@ class IlpLayer:
     Q: int = 0
     previous: int | None = None
     can_fuse: bool = True
-    is_held: bool = False
+    has_split_inputs: bool = False
 
 
 @dataclass(frozen=True)
@@ -144,7 +144,7 @@ def solve_ilp(
                 model.add_implication(both, x[layer.previous]["o"])
                 model.add_implication(both, x[at][scheme])
                 terms.append(-saved * both)
-            elif layer.is_held:
+            elif layer.has_split_inputs:
                 terms.append(-saved * x[at][scheme])
     model.minimize(sum(terms))
     return _run_ilp(model, x, N)

@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler_strategies.genetic.tensor_flows import INPUT_POSITION, SINK_POSITION, NetworkFlows, TensorFlow
+from dicompiler_strategies.genetic.tensor_flows import INPUT_PRODUCER, SINK_READER, NetworkFlows, TensorFlow
 
 Floats = NDArray[np.float64]
 
@@ -55,7 +55,7 @@ def crossing_bytes(flows: NetworkFlows, layers: int) -> Floats:
     changes = np.zeros(layers + 2)
     for flow in flows.flows:
         readers = _layer_positions(flow.readers)
-        if flow.producer != INPUT_POSITION and readers:
+        if flow.producer != INPUT_PRODUCER and readers:
             changes[flow.producer + 1] += flow.nbytes
             changes[readers[-1] + 1] -= flow.nbytes
     result: Floats = np.cumsum(changes)[: layers + 1]
@@ -93,7 +93,7 @@ class _Piece:
     """Some bytes of a tensor, all of which have the same readers.
 
     Attributes:
-        producer: Number of the block (consecutive layers) that computes the tensor; INPUT_POSITION for an input of the
+        producer: Number of the block (consecutive layers) that computes the tensor; INPUT_PRODUCER for an input of the
             network.
         readers: Numbers of the blocks that read the bytes, in order.
         is_output: True if a sink reads them.
@@ -138,7 +138,7 @@ def interval_traffic(flows: NetworkFlows, positions: Sequence[int]) -> IntervalT
     counters = [_TrafficCounter(layers) for _ in range(8)]
     received, received_outputs, sent, sent_to_readers, inputs, other_inputs, outputs, other_outputs = counters
     for piece in _list_pieces(flows, block_of_layers(positions)):
-        if piece.producer == INPUT_POSITION:
+        if piece.producer == INPUT_PRODUCER:
             inputs.add_if_any(piece.readers, 0, layers, piece.nbytes)
             if piece.readers:
                 other_inputs.add_where(piece.readers[0] < inputs.starts, piece.nbytes)
@@ -178,7 +178,7 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
     inner = np.zeros((layers, layers + 1))
     own: dict[int, list[TensorFlow]] = {}
     for flow in flows.flows:
-        if flow.producer != INPUT_POSITION:
+        if flow.producer != INPUT_PRODUCER:
             own.setdefault(block[flow.producer], []).append(flow)
     peaks = np.zeros((layers + 1, layers + 1))
     ends = np.arange(layers + 1)
@@ -188,7 +188,7 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
         live = inner.copy()
         constant, first = np.zeros(layers + 1), np.zeros(layers + 1)
         for piece in pieces:
-            if piece.is_output and is_sink and (piece.producer != INPUT_POSITION or not is_source):
+            if piece.is_output and is_sink and (piece.producer != INPUT_PRODUCER or not is_source):
                 # Received outputs of the network are stored from the start to the end of the frame, so that they add
                 # to the bytes at every time.
                 constant += piece.nbytes * ((piece.producer < start) | (piece.producer >= ends))
@@ -199,7 +199,7 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
             for reader, following in pairwise((*readers, layers)):
                 live[start : reader + 1, reader + 1 : following + 1] += piece.nbytes
                 first[reader + 1 : following + 1] += piece.nbytes
-            if piece.producer == INPUT_POSITION and is_source and piece.readers:
+            if piece.producer == INPUT_PRODUCER and is_source and piece.readers:
                 first += piece.nbytes * ((readers[0] if readers else layers) >= ends)
         highest = np.maximum.accumulate(np.where(ends[None, :] > np.arange(layers)[:, None], live, 0.0)[start:], axis=0)
         peaks[start, start + 1 :] = np.maximum(highest[-1], first)[start + 1 :] + constant[start + 1 :]
@@ -213,10 +213,10 @@ def _add_own_tensor(live: Floats, flow: TensorFlow, block: Sequence[int], layers
     until the last layer of its stage.
     """
     producer = block[flow.producer]
-    if is_sink and SINK_POSITION in flow.readers:
+    if is_sink and SINK_READER in flow.readers:
         live[producer:, producer + 1 :] += flow.nbytes
         return
-    readers = sorted({block[reader] for reader in flow.readers if reader != SINK_POSITION} - {producer})
+    readers = sorted({block[reader] for reader in flow.readers if reader != SINK_READER} - {producer})
     for reader, following in pairwise((producer, *readers, layers)):
         live[producer : reader + 1, reader + 1 : following + 1] += flow.nbytes
 
@@ -262,10 +262,10 @@ def _list_pieces(flows: NetworkFlows, block: Sequence[int]) -> list[_Piece]:
             for shared in group.shared_bytes:
                 readers = [flow.readers[i] for i in shared.readers]
                 blocks = tuple(sorted({block[reader] for reader in _layer_positions(readers)}))
-                producer = flow.producer if flow.producer == INPUT_POSITION else block[flow.producer]
-                pieces.append(_Piece(producer, blocks, SINK_POSITION in readers, shared.nbytes))
+                producer = flow.producer if flow.producer == INPUT_PRODUCER else block[flow.producer]
+                pieces.append(_Piece(producer, blocks, SINK_READER in readers, shared.nbytes))
     return pieces
 
 
 def _layer_positions(readers: Iterable[int]) -> tuple[int, ...]:
-    return tuple(sorted({reader for reader in readers if reader != SINK_POSITION}))
+    return tuple(sorted({reader for reader in readers if reader != SINK_READER}))

@@ -306,13 +306,13 @@ class LoadModel(ABC):
 
     Attributes:
         layers: Number of layers.
-        rows: Number of rows of the sums. Each row is a sum of its own, from which the loads are calculated.
+        sum_row_count: Number of rows of the sums. Each row is a sum of its own, from which the loads are calculated.
         layer_terms: The terms of single layers.
         tensor_terms: The terms of sent tensors.
     """
 
     layers: int
-    rows: int
+    sum_row_count: int
     layer_terms: LayerTerms
     tensor_terms: TensorTerms
     _term_sets: dict[Sequence[range], TermSet] = field(default_factory=dict, init=False, repr=False)
@@ -347,7 +347,7 @@ class LoadModel(ABC):
         Returns:
             An array of shape (runs · selections, loads).
         """
-        terms, shape = self._terms(tuple(runs)), (self.rows, *moved.shape[:2], self._widths[0])
+        terms, shape = self._terms(tuple(runs)), (self.sum_row_count, *moved.shape[:2], self._widths[0])
         sums = np.empty(shape)
         sums[:] = self._sums(current[None])[:, None]
         before = np.broadcast_to(current, (len(runs), 1, self.layers))
@@ -358,7 +358,7 @@ class LoadModel(ABC):
             strict=True,
         ):
             groups.add_to(sums, new - old)
-        return self.loads_of_sums(sums.reshape(self.rows, -1, shape[-1]))
+        return self.loads_of_sums(sums.reshape(self.sum_row_count, -1, shape[-1]))
 
     def entries(self, runs: Sequence[range]) -> int:
         """Return the number of table entries that are read to evaluate one plan for each run of layers.
@@ -367,7 +367,7 @@ class LoadModel(ABC):
         """
         terms = self._terms(tuple(runs))
         layer_width, tensor_width = self._widths
-        sums = self.rows * len(runs) * layer_width
+        sums = self.sum_row_count * len(runs) * layer_width
         return sums + len(terms.layer_terms) * layer_width + len(terms.edges) * tensor_width
 
     @property
@@ -383,7 +383,7 @@ class LoadModel(ABC):
     def _sums(self, selections: Selections) -> Floats:
         """Return the sums of all terms for each selection (plan), of shape (rows, selections, loads)."""
         terms = self._terms((range(self.layers),))
-        sums = np.zeros((self.rows, 1, len(selections), self._widths[0]))
+        sums = np.zeros((self.sum_row_count, 1, len(selections), self._widths[0]))
         values = self._values(selections[None], terms)
         for groups, added in zip((terms.layer_groups, terms.tensor_groups), values, strict=True):
             groups.add_to(sums, added)
