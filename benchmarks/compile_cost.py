@@ -108,7 +108,7 @@ class Cost:
         return self.user_s + self.system_s
 
 
-def measured(arguments: Sequence[str]) -> Cost:
+def run_measured(arguments: Sequence[str]) -> Cost:
     """Run a command to its end and return its cost; raise SystemExit with its output if it fails."""
     with tempfile.TemporaryFile("w+") as out:
         process = subprocess.Popen(arguments, stdout=out, stderr=out, text=True)
@@ -121,7 +121,7 @@ def measured(arguments: Sequence[str]) -> Cost:
     return Cost(used.ru_utime, used.ru_stime, used.ru_maxrss * 1024, text.rpartition("\n")[2])
 
 
-def make(name: str, model: Path, plan: Path) -> None:
+def write_model_and_plan(name: str, model: Path, plan: Path) -> None:
     """Write the network and its plan: the layers in order, in 24 pieces of equal length, which the devices get in turn.
 
     This runs in its own process, because the peak memory of a process includes that of its children.
@@ -144,20 +144,20 @@ def make(name: str, model: Path, plan: Path) -> None:
     plan.write_text(plan_to_text(Plan(parts, (devices[0],), (devices[0],))))
 
 
-def best(arguments: Sequence[str], output: Path, times: int) -> Cost:
+def measure_best(arguments: Sequence[str], output: Path, times: int) -> Cost:
     """Return the least cost of several runs, each of which writes a new `output`."""
     costs = []
     for _ in range(times):
         if output.is_dir():
             shutil.rmtree(output)
-        costs.append(measured(arguments))
+        costs.append(run_measured(arguments))
     return min(costs, key=lambda cost: cost.cpu_s)
 
 
-def row(name: str, scratch: Path, times: int) -> tuple[list[str], bool]:
+def measure_row(name: str, scratch: Path, times: int) -> tuple[list[str], bool]:
     """Measure the compilation of a network; return its table row, and True if the costs are within the limits."""
     limit, model, plan, output = LIMITS[name], scratch / "model.onnx", scratch / "plan.json", scratch / "out"
-    maker = multiprocessing.get_context("spawn").Process(target=make, args=(name, model, plan))
+    maker = multiprocessing.get_context("spawn").Process(target=write_model_and_plan, args=(name, model, plan))
     maker.start()
     maker.join()
     command = [
@@ -170,10 +170,10 @@ def row(name: str, scratch: Path, times: int) -> tuple[list[str], bool]:
         "-o",
         str(output),
     ]
-    whole = best([sys.executable, "-m", "dicompiler.cli", *command], output, times)
+    whole = measure_best([sys.executable, "-m", "dicompiler.cli", *command], output, times)
     segments = sum(len(json.loads(file.read_text())["segments"]) for file in output.glob("*/manifest.json"))
-    phases = json.loads(best([sys.executable, "-c", _CLOCKED, *command], output, times).last)
-    copy = best(["cp", str(model), str(scratch / "copy.onnx")], output, times)
+    phases = json.loads(measure_best([sys.executable, "-c", _CLOCKED, *command], output, times).last)
+    copy = measure_best(["cp", str(model), str(scratch / "copy.onnx")], output, times)
     size = model.stat().st_size
     allowed = 1.2 * size + 250e6
     cells = [
@@ -214,7 +214,7 @@ def main(names: Sequence[str], times: int, scratch: Path | None) -> None:
     kept = True
     for name in names or LIMITS:
         with tempfile.TemporaryDirectory(dir=scratch) as place:
-            cells, within = row(name, Path(place), times)
+            cells, within = measure_row(name, Path(place), times)
         table.add_row(*cells)
         kept = kept and within
     Console(width=None if sys.stdout.isatty() else 200).print(table)

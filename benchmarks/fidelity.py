@@ -330,7 +330,7 @@ def error_table(found: Sequence[Case]) -> Table:
 
 
 @dataclass(frozen=True)
-class Choice:
+class AutoComparison:
     """How the plan of `auto` compares with those of other strategies in a setting.
 
     Attributes:
@@ -353,7 +353,7 @@ class Choice:
         return abs(self.promised / self.gain - 1) <= MAX_PROMISE_ERROR and self.gain * MAX_SINGLE_LOSS >= 1
 
 
-def rate_choices(found: Sequence[Case]) -> list[Choice]:
+def rate_choices(found: Sequence[Case]) -> list[AutoComparison]:
     """Return how `auto` compares with the other strategies, for each setting with `auto` and `single`."""
     chosen = []
     for setting in dict.fromkeys(case.setting for case in found):
@@ -361,11 +361,11 @@ def rate_choices(found: Sequence[Case]) -> list[Choice]:
         if "auto" in own and "single" in own:
             best, auto, single = min(own.values(), key=lambda case: case.measured_s), own["auto"], own["single"]
             gain, promised = single.measured_s / auto.measured_s, single.predicted_s / auto.predicted_s
-            chosen.append(Choice(setting, best.strategy, auto.measured_s / best.measured_s, gain, promised))
+            chosen.append(AutoComparison(setting, best.strategy, auto.measured_s / best.measured_s, gain, promised))
     return chosen
 
 
-def choice_table(found: Sequence[Choice]) -> Table:
+def choice_table(found: Sequence[AutoComparison]) -> Table:
     table = Table("setting", "really fastest", "auto / fastest", "gain over one device", "promised", title="auto")
     for choice in found:
         figures = f"{choice.loss:.3f}", f"{choice.gain:.2f}", f"{choice.promised:.2f}"

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import click
 import onnx
-from compile_cost import measured
+from compile_cost import run_measured
 from rich.console import Console
 from rich.table import Table
 from support.wide_graphs import GRAPHS
@@ -41,7 +41,7 @@ def main(names: Sequence[str], sizes: Sequence[int]) -> None:
                     "--platform",
                     "rpi4-gateway-x2",
                 ]
-                used = measured([*command, "--strategy", "single", "-o", str(output)])
+                used = run_measured([*command, "--strategy", "single", "-o", str(output)])
             each = 1e3 * used.cpu_s / size
             over = over or each > MAX_MS_PER_NODE
             table.add_row(name, f"{size}", f"{used.cpu_s:.1f}", f"{each:.2f}", f"{used.peak / 1e6:.0f}")

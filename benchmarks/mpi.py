@@ -21,7 +21,7 @@ from typing import Any
 
 import click
 import onnxruntime as ort
-from compile_cost import DEVICES, PIECES, PLATFORM, make
+from compile_cost import DEVICES, PIECES, PLATFORM, write_model_and_plan
 from support import boards
 from support.splits import ALL, Case, splits
 
@@ -30,10 +30,9 @@ from dicompiler import networks
 from dicompiler.driver.artifact import install, run
 from dicompiler.driver.compiler import run_strategy
 from dicompiler.driver.prepare import make_problem, prepare
-from dicompiler.ir import plan
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
-from dicompiler.ir.plan import Plan
+from dicompiler.ir.plan import Plan, load_plan
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import LIGHT_NAMES
 from dicompiler.partition.lowering import lower
@@ -162,8 +161,8 @@ def lowering(network: str, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as place:
         scratch = Path(place)
         path, planned = scratch / "model.onnx", scratch / "plan.json"
-        make(network, path, planned)
-        model, platform, chosen = Model.load(path), Platform.load(PLATFORM, _families()), plan.load_plan(planned)
+        write_model_and_plan(network, path, planned)
+        model, platform, chosen = Model.load(path), Platform.load(PLATFORM, _families()), load_plan(planned)
 
         def write_programs() -> None:
             out = scratch / "out"
@@ -182,12 +181,12 @@ def lowering(network: str, rounds: int) -> None:
     sys.exit(0 if lower_s <= limit else 1)
 
 
-def differing(case: Case, plan_: Plan, model: Model, inputs: Any, exact_: bool, place: Path) -> str:
+def find_difference(case: Case, plan: Plan, model: Model, inputs: Any, is_exact: bool, place: Path) -> str:
     """Run a model on MPI ranks under a plan, and describe the first wrong output or transfer; "" if there is none.
 
-    Outputs must be bit-equal to those of the model if `exact_` is True, and else within a tolerance.
+    Outputs must be bit-equal to those of the model if `is_exact` is True, and else within a tolerance.
     """
-    made = lower(replace(prepare(model), plan=plan_, platform=case.compilation.platform))
+    made = lower(replace(prepare(model), plan=plan, platform=case.compilation.platform))
     assert made.program is not None
     place.mkdir()
     MpiTarget(threads=1).emit(made, place)
@@ -196,7 +195,7 @@ def differing(case: Case, plan_: Plan, model: Model, inputs: Any, exact_: bool, 
     shutil.rmtree(place)
     reference = run_model(model, inputs)
     checks = [
-        compare_value(name, reference[name], value, exact=exact_)
+        compare_value(name, reference[name], value, exact=is_exact)
         for outputs in result.outputs_by_device[0].values()
         for name, value in outputs.items()
     ]
@@ -226,8 +225,8 @@ def matrix(names: Sequence[str], kinds: Sequence[str], counts: Sequence[int]) ->
             with tempfile.TemporaryDirectory() as scratch:
                 model, inputs = check_model(case.compilation.model, 0)
                 place = Path(scratch, "a")
-                wrong = differing(case, chosen, model, inputs, True, place)
-                wrong = wrong or differing(case, chosen, case.compilation.model, case.inputs, False, place)
+                wrong = find_difference(case, chosen, model, inputs, True, place)
+                wrong = wrong or find_difference(case, chosen, case.compilation.model, case.inputs, False, place)
             failed += bool(wrong)
             click.echo(f"{name:20} {count} {kind:16} {wrong or 'ok'}")
     sys.exit(1 if failed else 0)

@@ -45,7 +45,7 @@ class Round:
         wire_s: Seconds of its bytes over a loopback connection.
         period_s: Seconds between two frames of a stream, on two devices.
         single_s: Seconds between two frames of a stream, on one device.
-        others: Fraction of this host's processor time that other processes used.
+        other_share: Fraction of this host's processor time that other processes used.
     """
 
     frame_s: float
@@ -53,7 +53,7 @@ class Round:
     wire_s: float
     period_s: float
     single_s: float
-    others: float
+    other_share: float
 
     @property
     def overhead(self) -> float:
@@ -64,7 +64,7 @@ class Round:
         return self.single_s / self.period_s
 
 
-def used() -> tuple[float, float, float]:
+def read_processor_times() -> tuple[float, float, float]:
     """Return three times in seconds, for two calls whose difference is taken.
 
     They are the processor time of all processes of this host, that of this process and its ended children, and the
@@ -132,7 +132,7 @@ def wire(count: int, times: int) -> float:
 
 def measure(pair: Path, single: Path, inputs: Mapping[str, Any], frames: int) -> Round:
     """Measure all figures of one repetition one after another, so that other load on the host affects all of them."""
-    target, cores, before = SocketsTarget(), sorted(os.sched_getaffinity(0)), used()
+    target, cores, before = SocketsTarget(), sorted(os.sched_getaffinity(0)), read_processor_times()
     one = target.run(pair, [inputs] * frames, RunOptions(in_flight=1, pin=True, kept_frames=1))
     stream = target.run(pair, [inputs] * frames, RunOptions(in_flight=0, pin=True, kept_frames=1))
     os.sched_setaffinity(0, cores[:1])
@@ -149,12 +149,15 @@ def measure(pair: Path, single: Path, inputs: Mapping[str, Any], frames: int) ->
         sum(wire(count, 20) for count in moved),
         stream.total_s / frames,
         alone.total_s / frames,
-        others(before, used()),
+        other_share(before, read_processor_times()),
     )
 
 
-def others(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
-    """Return the fraction of this host's processor time that other processes used between two calls of `used`."""
+def other_share(before: tuple[float, float, float], after: tuple[float, float, float]) -> float:
+    """Return the fraction of this host's processor time that other processes used between `before` and `after`.
+
+    Both are results of `read_processor_times`.
+    """
     everybody, own, passed = (b - a for a, b in zip(before, after, strict=True))
     return max(0.0, everybody - own) / (passed * (os.cpu_count() or 1))
 
@@ -169,7 +172,9 @@ def report(network: str, rounds: list[Round]) -> bool:
     speedup = statistics.median(one.speedup for one in rounds)
     click.echo(f"a frame takes {100 * overhead - 100:+.1f} % longer than its segments and bytes (limit: +5 %)")
     click.echo(f"a stream has {speedup:.2f} times the frames per second of one device (goal: {SPEEDUP})")
-    click.echo(f"other processes used {100 * statistics.median(one.others for one in rounds):.0f} % of the processors")
+    click.echo(
+        f"other processes used {100 * statistics.median(one.other_share for one in rounds):.0f} % of the processors"
+    )
     return overhead <= SLACK and speedup >= SPEEDUP
 
 
@@ -197,8 +202,8 @@ def main(network: str, frames: int, rounds: int) -> None:
         found = []
         for number in range(rounds):
             found.append(one := measure(pair, single, inputs, frames))
-            line = f"{number}: {one.overhead:.3f} × its parts, {one.speedup:.2f} × one device, others {one.others:.0%}"
-            click.echo(line, err=True)
+            ratios = f"{one.overhead:.3f} × its parts, {one.speedup:.2f} × one device"
+            click.echo(f"{number}: {ratios}, others {one.other_share:.0%}", err=True)
     sys.exit(0 if report(network, found) else 1)
 
 

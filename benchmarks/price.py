@@ -71,7 +71,7 @@ def loopback() -> tuple[int, int]:
     return int(count), int(size)
 
 
-def play(session: dicompiler.Session, processes: Sequence[int], inputs: object, frames: int) -> Slice:
+def run_slice(session: dicompiler.Session, processes: Sequence[int], inputs: object, frames: int) -> Slice:
     """Run a slice of `frames` frames, one after another, and return the costs of a frame."""
     seconds = []
     processor_before, (packets_before, bytes_before) = processor_s(processes), loopback()
@@ -105,33 +105,33 @@ def start(clusters: Mapping[str, Survivor], pairs: int, frames: int, rng: Random
         processes = {name: tuple(pids(cluster.directory).values()) for name, cluster in clusters.items()}
         measured = []
         for _ in range(WARM_UP_PAIRS + pairs):
-            pair = {n: play(sessions[n], processes[n], inputs, frames) for n in rng.sample(sorted(clusters), 2)}
+            pair = {n: run_slice(sessions[n], processes[n], inputs, frames) for n in rng.sample(sorted(clusters), 2)}
             measured.append((pair["plain"], pair["other"]))
     return measured[WARM_UP_PAIRS:]
 
 
-def middle(starts: Sequence[Sequence[float]]) -> float:
+def nested_median(starts: Sequence[Sequence[float]]) -> float:
     """Return the median over starts of the median of each start's ratios, which are one for each pair of slices."""
     return statistics.median(statistics.median(ratios) for ratios in starts)
 
 
-def between(starts: Sequence[Sequence[float]], rng: Random) -> tuple[float, float]:
-    """Return the 95 % interval of the result of `middle`, by resampling starts and pairs of slices."""
+def confidence_interval(starts: Sequence[Sequence[float]], rng: Random) -> tuple[float, float]:
+    """Return the 95 % interval of the result of `nested_median`, by resampling starts and pairs of slices."""
     medians = sorted(
-        middle([rng.choices(ratios, k=len(ratios)) for ratios in rng.choices(starts, k=len(starts))])
+        nested_median([rng.choices(ratios, k=len(ratios)) for ratios in rng.choices(starts, k=len(starts))])
         for _ in range(RESAMPLES)
     )
     return medians[RESAMPLES // 40], medians[-1 - RESAMPLES // 40]
 
 
-def tell(starts: Sequence[Sequence[Pair]]) -> None:
+def print_costs(starts: Sequence[Sequence[Pair]]) -> None:
     """Print a line for each cost of a frame (field of Slice): its value, and its increase by failure plans."""
     rng = Random(0)
     for index, name in enumerate(Slice._fields):
         plain = statistics.median(pair[0][index] for pairs in starts for pair in pairs)
         ratios = [[pair[1][index] / pair[0][index] for pair in pairs] for pairs in starts]
-        least, most = between(ratios, rng)
-        median, low, high = (100 * (ratio - 1) for ratio in (middle(ratios), least, most))
+        least, most = confidence_interval(ratios, rng)
+        median, low, high = (100 * (ratio - 1) for ratio in (nested_median(ratios), least, most))
         unit = f"{1000 * plain:.3f} ms" if name in ("seconds", "processor_s") else f"{plain:.1f}"
         click.echo(f"  {name:10} {unit:>12} per frame; {median:+.2f} % ({low:+.2f} to {high:+.2f})")
 
@@ -158,7 +158,7 @@ def main(network: str, seconds: float, pairs: int, frames: int, same: bool, file
                 file.write_text(json.dumps(known))
     if starts:
         click.echo(f"{key}: processes were started {len(starts)} times, {sum(map(len, starts))} pairs")
-        tell(starts)
+        print_costs(starts)
 
 
 if __name__ == "__main__":

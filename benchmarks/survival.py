@@ -51,7 +51,7 @@ A silent device has failed after three missed heartbeats. The limit is larger, b
 BACK_S = 60.0
 RESTED, PAUSE_S = 5, 0.1
 """Number of frames that are measured after a pause each, and the longest such pause in seconds."""
-LEAST_S = 0.05
+MAX_EXTRA_TAKEOVER_S = 0.05
 """Seconds that the next frame may take after a failure, in addition to 1.5 times the usual time of a frame."""
 
 
@@ -65,8 +65,8 @@ class Watch:
         returns: Number of returned devices.
         last: The last event.
         frames: Times of the finished frames.
-        moments: For each failure: the failed device, the kind of failure, and True if the failure was noticed or its
-            frame finished too late.
+        failures_caused: For each failure: the failed device, the kind of failure, and True if the failure was noticed
+            or its frame finished too late.
     """
 
     failures: list[float] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Watch:
     returns: int = 0
     last: RunEvent | None = None
     frames: list[float] = field(default_factory=list)
-    moments: list[dict[str, Any]] = field(default_factory=list)
+    failures_caused: list[dict[str, Any]] = field(default_factory=list)
 
     def hear(self, event: RunEvent) -> None:
         self.last = event
@@ -159,9 +159,9 @@ def fail_devices(
             assert time.perf_counter() - back < BACK_S, f"{device} does not return"
             yield
         due = AT_ONCE_S if how in ("kill", "sshd") else BEATS * beat_s
-        bad = found > due or interrupted > 1.5 * frame + LEAST_S
+        bad = found > due or interrupted > 1.5 * frame + MAX_EXTRA_TAKEOVER_S
         wrong += bad
-        watch.moments.append({"device": device, "way": how, "late": bad})
+        watch.failures_caused.append({"device": device, "way": how, "late": bad})
         over.append(interrupted - 1.5 * frame)
         over_rested.append(interrupted - 1.5 * rested)
         click.echo(
@@ -191,11 +191,11 @@ def add_to_file(file: Path, run: dict[str, Any]) -> None:
     """Add the results of a run to the JSON file, and print the totals of all runs in it."""
     runs = [*(json.loads(file.read_text()) if file.exists() else []), run]
     file.write_text(json.dumps(runs))
-    moments = [moment for one in runs for moment in one["moments"]]
-    ways = ", ".join(f"{count} {way}" for way, count in sorted(Counter(moment["way"] for moment in moments).items()))
-    late, frames = sum(moment["late"] for moment in moments), sum(one["frames"] for one in runs)
+    failures = [failure for one in runs for failure in one["moments"]]
+    ways = ", ".join(f"{count} {way}" for way, count in sorted(Counter(failure["way"] for failure in failures).items()))
+    late, frames = sum(failure["late"] for failure in failures), sum(one["frames"] for one in runs)
     click.echo(
-        f"{file}: {len(runs)} runs, {len(moments)} moments ({ways}), {late} of them late; {frames} frames, "
+        f"{file}: {len(runs)} runs, {len(failures)} failures ({ways}), {late} of them late; {frames} frames, "
         f"{sum(bool(one['wrong']) for one in runs)} runs wrong"
     )
 
@@ -274,7 +274,9 @@ def main(
             count, wrong = len(watch.frames), str(error)
             click.echo(f"WRONG: {error}")
         if file is not None:
-            add_to_file(file, {"network": network or seed, "frames": count, "wrong": wrong, "moments": watch.moments})
+            add_to_file(
+                file, {"network": network or seed, "frames": count, "wrong": wrong, "moments": watch.failures_caused}
+            )
         sys.exit(bool(wrong))
 
 

@@ -20,15 +20,15 @@ from dicompiler.target.run_records import IN_FLIGHT_PER_DEVICE, RunOptions, RunR
 from overheads.measuring import Figure, Side, alternately
 
 BOARDS = replace(Platform.load("rpi4x4"), network=Network("switch", 100e6))
-SLOWER, FAST = 15.0, 2.0
+STREAM_SLOWDOWN, FRAME_SLOWDOWN = 15.0, 2.0
 """How many times slower than a core of this host the emulated boards are: for streams, and for single frames.
 
 In a stream, two cores of this host need four times as long as for computing without messages and with all weights in
 caches. At a factor of 6.67, boards waited for each other, and computing ended 40 % late. At 15, it ended 3 % late.
 """
-CARRIED = 0.955
+PAYLOAD_SHARE = 0.955
 """Fraction of a link's bandwidth that is left for payload. The rest is used by headers of Ethernet, IP and TCP."""
-FASTER, STREAM = 1.3, 1.10
+MIN_FLOAT16_SPEEDUP, MAX_STREAM_RATIO = 1.3, 1.10
 """Limits: the least speed-up by float16, and the largest ratio of a stream's period to the busiest device or link."""
 WIRES = (("vgg16", "stahl"), ("resnet50", "modnn"))
 STREAMS = (("modnn", "latency"), ("auto", "latency"), ("auto", "throughput"))
@@ -48,20 +48,26 @@ def wire(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
                 made = dicompiler.compile(networks.build(name, 1), BOARDS, strategy, wire_dtype=kind, output=artifact)
                 assert made.metrics is not None
                 sent.append(made.metrics.total_bytes)
-                predicted.append(emulate(artifact, frames=1, slower=FAST).predicted_s)
+                predicted.append(emulate(artifact, frames=1, slower=FRAME_SLOWDOWN).predicted_s)
                 sides.append(side(artifact, frames))
             assert sent[0] == 2 * sent[1]
             figures.append(
-                Figure(f"{name}, {strategy}, float16, predicted", *[predicted[1] / predicted[0]] * 2, 1 / FASTER)
+                Figure(
+                    f"{name}, {strategy}, float16, predicted",
+                    *[predicted[1] / predicted[0]] * 2,
+                    1 / MIN_FLOAT16_SPEEDUP,
+                )
             )
-            figures.append(alternately(f"{name}, {strategy}, float16, measured", *sides, rounds, 1 / FASTER))
+            figures.append(
+                alternately(f"{name}, {strategy}, float16, measured", *sides, rounds, 1 / MIN_FLOAT16_SPEEDUP)
+            )
             click.echo("\n".join(map(str, figures[-2:])))
     return figures
 
 
 def side(artifact: Path, frames: int) -> Side:
     """Return a function that emulates frames one after another, and returns their seconds without the first frame."""
-    return lambda: emulate(artifact, frames=frames + 1, slower=FAST).result.frames_s[1:]
+    return lambda: emulate(artifact, frames=frames + 1, slower=FRAME_SLOWDOWN).result.frames_s[1:]
 
 
 def stream(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
@@ -74,9 +80,13 @@ def stream(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
                 made = dicompiler.compile(networks.build(name), BOARDS, strategy, objective=objective, output=artifact)
                 assert made.program is not None
                 options = RunOptions(in_flight=IN_FLIGHT_PER_DEVICE * len(BOARDS.devices))
-                runs = [emulate(artifact, frames=6 * frames, slower=SLOWER, options=options) for _ in range(rounds)]
+                runs = [
+                    emulate(artifact, frames=6 * frames, slower=STREAM_SLOWDOWN, options=options) for _ in range(rounds)
+                ]
                 times = [period(one.result) / busiest(made.program, one.segments_s) for one in runs]
-            figures.append(Figure(f"{name}, {strategy} by {objective}", statistics.median(times), min(times), STREAM))
+            figures.append(
+                Figure(f"{name}, {strategy} by {objective}", statistics.median(times), min(times), MAX_STREAM_RATIO)
+            )
             click.echo(figures[-1])
     return figures
 
@@ -97,5 +107,7 @@ def busiest(program: Program, computing: Mapping[str, Sequence[float]]) -> float
     for transfer in program.all_transfers:
         for end in (("out", transfer.sender), ("in", transfer.receiver)):
             lines[end] = lines.get(end, 0) + transfer.value.nbytes
-    rate, roles = CARRIED * BOARDS.network.bandwidth / 8, len(program.roles)
-    return max(*(count / rate / roles for count in lines.values()), *(sum(s) / roles for s in computing.values()))
+    rate, role_count = PAYLOAD_SHARE * BOARDS.network.bandwidth / 8, len(program.roles)
+    return max(
+        *(count / rate / role_count for count in lines.values()), *(sum(s) / role_count for s in computing.values())
+    )

@@ -19,7 +19,7 @@ from dicompiler.cli.command_line import main as command
 from dicompiler.ir.program import Program
 from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.mpi import MpiTarget
-from overheads.measuring import APART_S, FIRST, Figure, Side, inputs_of, timed
+from overheads.measuring import PAUSE_S, WARM_UP_FRAMES, Figure, Side, inputs_of, timed
 
 EXCHANGES = "lenet"
 GOALS = {("sockets", 2): 0.9, ("sockets", 4): 2.5, ("mpi", 2): 0.2, ("mpi", 4): 1.0}
@@ -46,7 +46,7 @@ def exchanges(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
                 ratios: list[list[float]] = []
                 for _ in range(rounds):
                     for side, run in others.items():
-                        time.sleep(APART_S)
+                        time.sleep(PAUSE_S)
                         seconds[side] += run()
                     pairs = _drawn(place, frames)
                     for side, slices in zip((CLEAR, SECURE), zip(*pairs, strict=True), strict=True):
@@ -77,7 +77,9 @@ def _made(name: str, count: int, place: Path, frames: int) -> tuple[dict[str, Si
     alone = ort.InferenceSession(str(place / "sockets" / "reference" / "model.onnx"))
     return {
         "onnxruntime": timed(lambda: alone.run(None, inputs), frames),
-        "mpi": lambda: MpiTarget().run(place / "mpi", [inputs] * (frames + FIRST), options).frames_s[FIRST:],
+        "mpi": lambda: (
+            MpiTarget().run(place / "mpi", [inputs] * (frames + WARM_UP_FRAMES), options).frames_s[WARM_UP_FRAMES:]
+        ),
     }, _depth(made.program)
 
 

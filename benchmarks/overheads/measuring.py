@@ -15,9 +15,9 @@ import numpy as np
 from dicompiler.ir.onnx.model import Model
 from dicompiler.verify.comparison import graph_inputs
 
-APART_S = 0.05
+PAUSE_S = 0.05
 """Seconds of pause between two measurements, so that threads of the first one no longer busy-wait in the second one."""
-FIRST = 3
+WARM_UP_FRAMES = 3
 """Number of frames at the start of each measurement that are not counted."""
 
 
@@ -53,7 +53,7 @@ def alternately(name: str, base: Side, other: Side, rounds: int, goal: float) ->
     seconds: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for side in (0, 1) if number % 2 else (1, 0):
-            time.sleep(APART_S)
+            time.sleep(PAUSE_S)
             seconds[side].extend((base, other)[side]())
     medians, shortest = [statistics.median(one) for one in seconds], [min(one) for one in seconds]
     click.echo(f"{name}: {1000 * medians[0]:.2f} and {1000 * medians[1]:.2f} ms a frame", err=True)
@@ -65,11 +65,11 @@ def timed(work: Callable[[], object], frames: int) -> Side:
 
     def run() -> Sequence[float]:
         seconds = []
-        for _ in range(frames + FIRST):
+        for _ in range(frames + WARM_UP_FRAMES):
             start = time.perf_counter()
             work()
             seconds.append(time.perf_counter() - start)
-        return seconds[FIRST:]
+        return seconds[WARM_UP_FRAMES:]
 
     return run
 

@@ -20,7 +20,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler_targets.mpi import MpiTarget, toolchain
-from overheads.measuring import FIRST, Figure, Side, alternately, inputs_of, timed
+from overheads.measuring import WARM_UP_FRAMES, Figure, Side, alternately, inputs_of, timed
 
 THREADS = 2
 ONE = 1.03
@@ -78,9 +78,9 @@ def in_cpp(model: Path, frames: int, place: Path) -> Side:
     subprocess.run(line, check=True)
 
     def run() -> Sequence[float]:
-        words = [program, model, str(THREADS), str(frames + FIRST)]
+        words = [program, model, str(THREADS), str(frames + WARM_UP_FRAMES)]
         done = subprocess.run(words, check=True, capture_output=True, text=True)
-        return [float(line) for line in done.stdout.split()][FIRST:]
+        return [float(line) for line in done.stdout.split()][WARM_UP_FRAMES:]
 
     return run
 
@@ -98,7 +98,7 @@ def in_session(artifact: Path, frames: int, stack: ExitStack) -> Side:
 def in_runs(artifact: Path, frames: int, _stack: ExitStack) -> Side:
     """Return a function that measures frames, one after another, in the MPI program of an artifact."""
     inputs, options = inputs_of(artifact), RunOptions(in_flight=1, kept_frames=1)
-    return lambda: MpiTarget().run(artifact, [inputs] * (frames + FIRST), options).frames_s[FIRST:]
+    return lambda: MpiTarget().run(artifact, [inputs] * (frames + WARM_UP_FRAMES), options).frames_s[WARM_UP_FRAMES:]
 
 
 def one(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:

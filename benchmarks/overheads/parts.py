@@ -28,8 +28,8 @@ from dicompiler_targets.artifact_files import HoistedSegment
 from dicompiler_targets.sockets.runtime.segments import SegmentIO, run_copies
 from overheads.measuring import Figure
 
-IN_PARTS = ("resnet18", "resnet50", "mobilenet_v2")
-PARTS = 1.10
+NETWORKS = ("resnet18", "resnet50", "mobilenet_v2")
+MAX_PARTS_RATIO = 1.10
 """Limit of the time of all segments together, divided by the time of the whole network.
 
 The ratio is first divided by the factor by which the plan has more operations than the network.
@@ -43,13 +43,14 @@ layout and its outputs back, and additions are fused only with operators of the 
 """
 TARGETS = ("sockets", "mpi")
 """Targets whose runtimes copy the inputs and outputs of segments; each of them is measured."""
-SETTLED = 4
+WARM_UP_RUNS = 4
 """Number of runs of a segment before the measured ones.
 
-In its first run, a segment reads its weights from memory instead of caches. `in_order` measures this separately.
+In its first run, a segment reads its weights from memory instead of caches. `measure_in_order` measures this
+separately.
 """
 
-Ends = tuple[Segment, HoistedSegment]
+SegmentPair = tuple[Segment, HoistedSegment]
 """A segment, and the same segment without the data movement that the runtime does instead."""
 Side = Callable[[], float]
 
@@ -75,16 +76,16 @@ class Bound:
         weights: Mapping[str, Weight],
         inputs: Mapping[str, Any],
         level: str,
-        seam: Ends | None = None,
+        pair: SegmentPair | None = None,
     ) -> None:
         self._memory: dict[str, Any] = {}
         self._session, self._run = None, nothing
         if proto is not None:
             self._bind(proto, weights, inputs, level)
         self.sides: dict[str, Side] = {"": partial(self._seconds, nothing, nothing)}
-        if seam is not None:
-            self._memory |= {n: np.array(inputs[n], order="C") for n in seam[1].values if n not in self._memory}
-            self.sides = {"sockets": self._in_numpy(seam), "mpi": self._in_cpp(seam)}
+        if pair is not None:
+            self._memory |= {n: np.array(inputs[n], order="C") for n in pair[1].values if n not in self._memory}
+            self.sides = {"sockets": self._in_numpy(pair), "mpi": self._in_cpp(pair)}
 
     def _bind(
         self, proto: onnx.ModelProto, weights: Mapping[str, Weight], inputs: Mapping[str, Any], level: str
@@ -108,21 +109,21 @@ class Bound:
             binding.bind_ortvalue_output(one.name, to_ort(self._memory[one.name]))
         self._run = partial(session.run_with_iobinding, binding)
 
-    def _in_numpy(self, seam: Ends) -> Side:
-        segment, peeled = seam
+    def _in_numpy(self, pair: SegmentPair) -> Side:
+        segment, hoisted = pair
         ends = {
             "inputs": list(segment.inputs),
             "outputs": list(segment.outputs),
-            **artifact_files.describe_copies(peeled),
+            **artifact_files.describe_copies(hoisted),
         }
         copies = SegmentIO(ends, self._session).bind_copies(lambda name: self._memory[name].reshape(-1).view(np.uint8))
         return partial(self._seconds, *(partial(run_copies, own) for own in copies))
 
-    def _in_cpp(self, seam: Ends) -> Side:
-        _, peeled = seam
+    def _in_cpp(self, pair: SegmentPair) -> Side:
+        _, hoisted = pair
         copies = (
-            [copy for name, one in own.items() for copy in artifact_files.make_copies(name, one, peeled.values)]
-            for own in (peeled.copied_inputs, peeled.copied_outputs)
+            [copy for name, one in own.items() for copy in artifact_files.make_copies(name, one, hoisted.values)]
+            for own in (hoisted.copied_inputs, hoisted.copied_outputs)
         )
         return partial(self._seconds, *(prepared(own, self._memory) if own else nothing for own in copies))
 
@@ -145,7 +146,7 @@ class Case:
         program: The program.
         inputs: Inputs of the network, by name.
         values: Inputs and outputs of every segment, by name.
-        again: Number of operations of the program, divided by that of the network.
+        operation_ratio: Number of operations of the program, divided by that of the network.
     """
 
     where: str
@@ -153,7 +154,7 @@ class Case:
     program: Program
     inputs: Mapping[str, Any]
     values: Mapping[str, Any]
-    again: float
+    operation_ratio: float
 
     @classmethod
     def of(cls, name: str) -> Case:
@@ -162,12 +163,12 @@ class Case:
         assert program is not None and made.metrics is not None and made.single_device_metrics is not None
         inputs = random_inputs(program.inputs)
         values = {k: v for held in ProgramExecutor(program).run(inputs, True).values.values() for k, v in held.items()}
-        again = sum(one.flops for one in made.metrics.devices) / sum(
+        operation_ratio = sum(one.flops for one in made.metrics.devices) / sum(
             one.flops for one in made.single_device_metrics.devices
         )
         count = sum(len(device.segments) for device in program.devices)
-        where = f"{name}, {STRATEGY} on {PLATFORM}, {count} segments, {again:.3f} times the operations"
-        return cls(where, made, program, inputs, values, again)
+        where = f"{name}, {STRATEGY} on {PLATFORM}, {count} segments, {operation_ratio:.3f} times the operations"
+        return cls(where, made, program, inputs, values, operation_ratio)
 
     def sides(self, level: str) -> tuple[Side, list[list[Mapping[str, Side]]], list[Side]]:
         """Return functions that each run a model once and return its processor seconds, at one optimization level.
@@ -181,15 +182,17 @@ class Case:
         whole = Bound(model.proto, model.weights, self.inputs, level).sides[""]
         split = [
             [
-                Bound(seam.segment and seam.segment.model, program.weights, self.values, level, (one, seam)).sides
-                for one, seam in zip(device.segments, artifact_files.hoist_device_copies(device), strict=True)
+                Bound(
+                    hoisted.segment and hoisted.segment.model, program.weights, self.values, level, (one, hoisted)
+                ).sides
+                for one, hoisted in zip(device.segments, artifact_files.hoist_device_copies(device), strict=True)
             ]
             for device in program.devices
         ]
         models = [without_cuts(segment.model, own) for device in program.devices for segment in device.segments]
         return whole, split, [Bound(one, program.weights, self.values, level).sides[""] for one in models]
 
-    def read(self) -> float:
+    def weight_read_ratio(self) -> float:
         """Return the bytes of weights that all segments read, divided by those of the network."""
         assert self.made.reference is not None
         return nbytes(self.program) / sum(weight.nbytes for weight in self.made.reference.weights.values())
@@ -199,14 +202,14 @@ def parts(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
     """Compare the time of all segments, with the copies that each target's runtime makes, with that of the network."""
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     figures = []
-    for name in names or IN_PARTS:
+    for name in names or NETWORKS:
         case = Case.of(name)
         for level in LEVELS:
-            figures += judged(case, level, frames, rounds)
+            figures += measure_level(case, level, frames, rounds)
     return figures
 
 
-def judged(case: Case, level: str, frames: int, rounds: int) -> list[Figure]:
+def measure_level(case: Case, level: str, frames: int, rounds: int) -> list[Figure]:
     """Measure the segments and the network at one optimization level of onnxruntime.
 
     Return a figure for each target: the time of all segments divided by that of the network.
@@ -214,28 +217,34 @@ def judged(case: Case, level: str, frames: int, rounds: int) -> list[Figure]:
     whole, split, bare = case.sides(level)
     by_target = [[side[target] for device in split for side in device] for target in TARGETS]
     sides = [whole, *bare, *(side for own in by_target for side in own)]
-    turns = [measured(sides, frames) for _ in range(rounds)]
+    turns = [measure_sides(sides, frames) for _ in range(rounds)]
     found = [[one for turn in turns for one in turn[side]] for side in range(len(sides) + 1)]
     base, uncut, first, figures = [*found[0], *found[-1]], found[1 : 1 + len(bare)], 1 + len(bare), []
     for target, own in zip(TARGETS, by_target, strict=True):
         place = slice(first, first := first + len(own))
-        ratios = sorted(summed(turn[place], statistics.median) / whole_s(turn) / case.again for turn in turns)
+        ratios = sorted(
+            sum_times(turn[place], statistics.median) / whole_s(turn) / case.operation_ratio for turn in turns
+        )
         spread = f"rounds {ratios[0]:.3f} to {ratios[-1]:.3f}"
-        shortest = summed(found[place], min) / min(base) / case.again
+        shortest = sum_times(found[place], min) / min(base) / case.operation_ratio
         title = f"{case.where}, at {level}, {target}"
-        figures.append(Figure(title, statistics.median(ratios), shortest, PARTS, spread))
+        figures.append(Figure(title, statistics.median(ratios), shortest, MAX_PARTS_RATIO, spread))
         click.echo(figures[-1])
-        cuts = [(summed(found[place], of) - summed(uncut, of)) / of(base) for of in (statistics.median, min)]
-        cold = sum(in_order([side[target] for side in device]) for device in split) / in_order([whole]) / case.again
+        cuts = [(sum_times(found[place], of) - sum_times(uncut, of)) / of(base) for of in (statistics.median, min)]
+        cold = (
+            sum(measure_in_order([side[target] for side in device]) for device in split)
+            / measure_in_order([whole])
+            / case.operation_ratio
+        )
         click.echo(
             f"    slices and joins {cuts[0]:.1%} of the whole (of the shortest: {cuts[1]:.1%}); "
             f"each device's segments in the order of frames: {cold:.3f} times the whole, "
-            f"with {case.read():.2f} times its weights to read"
+            f"with {case.weight_read_ratio():.2f} times its weights to read"
         )
     return figures
 
 
-def measured(sides: Sequence[Side], frames: int) -> list[list[float]]:
+def measure_sides(sides: Sequence[Side], frames: int) -> list[list[float]]:
     """Return the seconds of each side (a model that is run), and of the first side once more at the end.
 
     The first side is the whole network. It is measured before and after its segments, so that a change of the host's
@@ -243,7 +252,7 @@ def measured(sides: Sequence[Side], frames: int) -> list[list[float]]:
     """
     found = []
     for side in (*sides, sides[0]):
-        for _ in range(SETTLED):
+        for _ in range(WARM_UP_RUNS):
             side()
         found.append([side() for _ in range(max(1, frames // 4))])
     return found
@@ -254,16 +263,16 @@ def whole_s(turn: Sequence[Sequence[float]]) -> float:
     return statistics.median([*turn[0], *turn[-1]])
 
 
-def in_order(sides: Sequence[Side], frames: int = 12) -> float:
+def measure_in_order(sides: Sequence[Side], frames: int = 12) -> float:
     """Return the median seconds of all sides (models) one after another, as in a frame.
 
     Each model then reads its weights from memory if the caches are too small for the weights of all models.
     """
-    found = [sum(side() for side in sides) for _ in range(frames + SETTLED)]
-    return statistics.median(found[SETTLED:])
+    found = [sum(side() for side in sides) for _ in range(frames + WARM_UP_RUNS)]
+    return statistics.median(found[WARM_UP_RUNS:])
 
 
-def summed(sides: Iterable[Sequence[float]], of: Any) -> float:
+def sum_times(sides: Iterable[Sequence[float]], of: Any) -> float:
     """Return the sum of the median or least seconds of all sides (models); `of` is the median or the minimum."""
     return float(sum(map(of, sides)))
 

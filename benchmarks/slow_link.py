@@ -2,7 +2,7 @@
 
 The boards are network namespaces, which need root:
 
-PYTHONPATH=tests python benchmarks/slow_line.py --minutes 10 --rate 64kbit --in-flight 64
+PYTHONPATH=tests python benchmarks/slow_link.py --minutes 10 --rate 64kbit --in-flight 64
 """
 
 from __future__ import annotations
