@@ -20,7 +20,7 @@ from support.generators import random_plan
 
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import prepare
-from dicompiler.ir.onnx.loader import ort_accepts
+from dicompiler.ir.onnx.loader import is_accepted_by_ort
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Part, Plan
@@ -33,8 +33,8 @@ FIXTURES = Path(__file__).parent / "fixtures" / "torch"
 FILES = sorted(path.name for path in FIXTURES.glob("*.onnx"))
 SHAPES = {"residual_dynamic": ("x0=3x3x32x32",), "transformer_dynamic": ("x0=3x7",)}
 DEVICES = ("d0", "d1", "d2")
-NEWEST = next(version for version in range(64, 0, -1) if ort_accepts(10, version))
-NEWEST_IR = next(version for version in range(64, 0, -1) if ort_accepts(version, 17))
+NEWEST = next(version for version in range(64, 0, -1) if is_accepted_by_ort(10, version))
+NEWEST_IR = next(version for version in range(64, 0, -1) if is_accepted_by_ort(version, 17))
 Values = Mapping[str, NDArray[Any]]
 
 CONVOLUTIONS = """

@@ -286,11 +286,11 @@ def _explain_split(problem: Problem, result: StrategyResult) -> SplitReason:
     assert plan is not None
     wire_dtypes: tuple[str, ...] = ()
     if not problem.layers.wire_dtypes:
-        wire_dtypes = tuple(dtype for dtype in WIRE_COMPRESSION if _pays_with_wire_dtype(problem, plan, dtype))
+        wire_dtypes = tuple(dtype for dtype in WIRE_COMPRESSION if _is_worthwhile_with_wire_dtype(problem, plan, dtype))
     return SplitReason(result.strategy, _break_even_bandwidth(problem, plan), wire_dtypes)
 
 
-def _pays_with_wire_dtype(problem: Problem, plan: Plan, dtype: str) -> bool:
+def _is_worthwhile_with_wire_dtype(problem: Problem, plan: Plan, dtype: str) -> bool:
     """Return True if the plan is better than one device when all tensors are sent in the type `dtype`.
 
     The gain must be at least MIN_SPLIT_GAIN.

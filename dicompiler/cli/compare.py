@@ -47,11 +47,19 @@ def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[
             bound = "" if comparison.lower_bound is None else comparison.lower_bound
             value = "" if result.metrics is None else comparison.objective_value(result)
             is_best = "yes" if result is best else ""
-            cells = (*setting, value, bound, *_figures(comparison, result), result.search_s, is_best, result.error)
+            cells = (
+                *setting,
+                value,
+                bound,
+                *_make_metric_cells(comparison, result),
+                result.search_s,
+                is_best,
+                result.error,
+            )
             yield tuple(map(str, cells))
 
 
-def _figures(comparison: Comparison, result: StrategyResult) -> tuple[float | str, ...]:
+def _make_metric_cells(comparison: Comparison, result: StrategyResult) -> tuple[float | str, ...]:
     """Return the cells of the columns from `latency_s` to `failure_latency_s` in HEADERS."""
     metrics, worst = result.metrics, result.worst_failure
     if metrics is None:
@@ -165,7 +173,7 @@ def command(
     comparisons: list[tuple[Path, Comparison]] = []
     explanations: list[Explanation | None] = []
     splits: list[tuple[SplitReason, ...]] = []
-    for model, platform in _pairs(models, platforms):
+    for model, platform in _pair_models_and_platforms(models, platforms):
         with open_executor(executor) as workers, progress("single") as tell:
             comparison = compare(
                 model, platform, strategies or DEFAULT_STRATEGIES, executor=workers, progress=tell, **given
@@ -199,7 +207,9 @@ def command(
         raise DicompilerError("compare: no strategy found a feasible plan: see the column error")
 
 
-def _pairs(models: tuple[Path, ...], platforms: tuple[str, ...]) -> Iterator[tuple[Path, str | None]]:
+def _pair_models_and_platforms(
+    models: tuple[Path, ...], platforms: tuple[str, ...]
+) -> Iterator[tuple[Path, str | None]]:
     """Yield each pair of a model and a platform. The platform is None if the user gave no platform."""
     for model in models:
         for platform in platforms or (None,):

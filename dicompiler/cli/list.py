@@ -167,7 +167,7 @@ def _entry_record(provided: RegistryEntry) -> dict[str, Any]:
     """Return the `--json` record of an entry, such as a strategy: name, summary, options and origin."""
     return {
         "name": provided.name,
-        "summary": _summary(provided.value),
+        "summary": _summarize_entry(provided.value),
         "options": _option_records(provided.value),
         "distribution": provided.distribution,
         "version": provided.version,
@@ -183,7 +183,7 @@ def _option_records(value: Any) -> list[dict[str, Any]]:
     return [{"name": o.name, "type": o.type, "default": o.default, "help": o.help} for o in options_of(value)]
 
 
-def _summary(value: Any) -> str:
+def _summarize_entry(value: Any) -> str:
     """Return the summary of an entry of a plugin, such as a strategy.
 
     It is the first line of a class's docstring, a platform's description, or the way in which an operator is split.

@@ -178,18 +178,18 @@ def format_trace(simulation: SimulationResult, devices: Sequence[str]) -> str:
     place = {device: i for i, device in enumerate(devices)}
     for span in simulation.spans:
         if span.kind == "message":
-            events.append(_event(span, place[span.device], 1, f"{span.name} to {span.peer}"))
-            events.append(_event(span, place[span.peer], 2, f"{span.name} from {span.device}"))
+            events.append(_make_event(span, place[span.device], 1, f"{span.name} to {span.peer}"))
+            events.append(_make_event(span, place[span.peer], 2, f"{span.name} from {span.device}"))
         elif span.kind == "handle":
-            events.append(_event(span, place[span.device], 0, f"handles {span.name}"))
+            events.append(_make_event(span, place[span.device], 0, f"handles {span.name}"))
         elif span.kind == "compute":
-            events.append(_event(span, place[span.device], 0, span.name))
+            events.append(_make_event(span, place[span.device], 0, span.name))
         else:
-            events.append(_event(span, place[span.device], 0, f"waits for {span.peer or span.name}"))
+            events.append(_make_event(span, place[span.device], 0, f"waits for {span.peer or span.name}"))
     return json.dumps({"displayTimeUnit": "ms", "traceEvents": events}, indent=0) + "\n"
 
 
-def _event(span: Span, process: int, track: int, name: str) -> dict[str, Any]:
+def _make_event(span: Span, process: int, track: int, name: str) -> dict[str, Any]:
     return {
         "name": name,
         "cat": span.kind,

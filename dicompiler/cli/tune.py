@@ -95,14 +95,18 @@ def command(
     from dicompiler.cli.progress import progress
     from dicompiler.driver.prepare import resolve_platform
     from dicompiler.ir.onnx.model import Model
-    from dicompiler.measure.tune import STRATEGIES, TuneOptions, tune
+    from dicompiler.measure.tune import DEFAULT_STRATEGIES, TuneOptions, tune
 
     if (hosts_file is None) == (truth is None):
         raise UsageError("tune: give either the boards (--hosts HOSTS.toml) or a platform to emulate (--emulate P)")
     if frames < 4:
         raise UsageError(f"tune: {frames} frames are too few to measure: give at least 4 (--frames)")
     chosen = TuneOptions(
-        resolve_platform(platform), objective, _split(strategies) or STRATEGIES, target or "sockets", budget_s
+        resolve_platform(platform),
+        objective,
+        _parse_strategies(strategies) or DEFAULT_STRATEGIES,
+        target or "sockets",
+        budget_s,
     )
     options = replace(options, in_flight=1 if objective == "latency" else 0)
     with progress(f"tuning {model.name}") as tell, _open_runner(hosts_file, truth, frames, options) as run:
@@ -110,7 +114,7 @@ def command(
     _show_tuning(tuning, output, as_json)
 
 
-def _split(strategies: str | None) -> tuple[str, ...]:
+def _parse_strategies(strategies: str | None) -> tuple[str, ...]:
     from dicompiler.analysis.compare import parse_strategies
 
     return tuple(parse_strategies(strategies)) if strategies else ()

@@ -14,7 +14,7 @@ from dicompiler.cost.linear_model import fit_by_kind
 from dicompiler.cost.piecewise_linear import TimeCurve
 from dicompiler.cost.profile import LayerProfile, Profile
 
-QUANTILES = np.linspace(0, 1, 41)
+RATE_QUANTILES = np.linspace(0, 1, 41)
 """Quantiles of the measured compute rates and memory bandwidths: the values that `fit_roofline` tries."""
 
 
@@ -97,7 +97,7 @@ def fit_roofline(profile: Profile) -> RooflineFit | None:
     if not len(rows):
         return None
     flops, nbytes, seconds = rows.T
-    rates, bandwidths = np.quantile(flops / seconds, QUANTILES), np.quantile(nbytes / seconds, QUANTILES)
+    rates, bandwidths = np.quantile(flops / seconds, RATE_QUANTILES), np.quantile(nbytes / seconds, RATE_QUANTILES)
     # `predicted` has the shape (rates, bandwidths, pieces).
     predicted = np.maximum(flops / rates[:, None, None], nbytes / bandwidths[:, None])
     medians = np.median(np.abs(predicted / seconds - 1), axis=2)

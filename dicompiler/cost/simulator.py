@@ -279,7 +279,7 @@ class SimulationResult:
 
 
 @dataclass(slots=True, eq=False)
-class _DeviceState:
+class _SimulatedDevice:
     """The state of a device in a simulation. A job is the run of one segment (an ONNX submodel) for one frame.
 
     Times are in seconds.
@@ -339,8 +339,8 @@ class _MessagePath:
     """
 
     name: str
-    sender: _DeviceState
-    receiver: _DeviceState
+    sender: _SimulatedDevice
+    receiver: _SimulatedDevice
     send_s: float
     flow: Flow[_InFlightMessage] | None
     seconds: float
@@ -391,7 +391,7 @@ class _ReplicaJobs:
     def __init__(
         self,
         workload: Workload,
-        devices: Sequence[_DeviceState],
+        devices: Sequence[_SimulatedDevice],
         platform: Platform,
         links: LinkScheduler[_InFlightMessage],
     ) -> None:
@@ -423,7 +423,7 @@ class _ReplicaJobs:
 def _message_path(
     workload: Workload,
     message: Message,
-    devices: Sequence[_DeviceState],
+    devices: Sequence[_SimulatedDevice],
     platform: Platform,
     links: LinkScheduler[_InFlightMessage],
 ) -> _MessagePath:
@@ -495,7 +495,7 @@ class _EventSimulator:
         keep_spans: bool,
         speeds: Mapping[str, Speeds],
     ) -> None:
-        self.devices = [_DeviceState(number, device.device) for number, device in enumerate(workload.devices)]
+        self.devices = [_SimulatedDevice(number, device.device) for number, device in enumerate(workload.devices)]
         self.speeds = [speeds.get(device.device) for device in workload.devices]
         self.links: LinkScheduler[_InFlightMessage] = LinkScheduler()
         self.replicas = [_ReplicaJobs(replica, self.devices, platform, self.links) for replica in workload.replicas]
@@ -577,7 +577,7 @@ class _EventSimulator:
             for job in missing:
                 self.state_readers.setdefault((frame.number - 1, job), []).append((frame, reader))
 
-    def _record_states(self, frame: _FrameState, job: int, device: _DeviceState) -> None:
+    def _record_states(self, frame: _FrameState, job: int, device: _SimulatedDevice) -> None:
         """Record that a job has computed its states, and release the next frame's jobs that wait for them.
 
         A state is an output of the network that is an input of the next frame. A job is the run of an ONNX submodel.
@@ -589,7 +589,7 @@ class _EventSimulator:
             if not later.missing_messages[reader] and reader == later.next_jobs[device.number]:
                 heappush(device.ready, (later.number, later))
 
-    def _advance(self, now: float, device: _DeviceState) -> None:
+    def _advance(self, now: float, device: _SimulatedDevice) -> None:
         """Start the next job of an idle device, or receive the next message if no job is ready.
 
         A job is the run of an ONNX submodel for one frame. Of several ready jobs, that of the oldest frame is started.
@@ -611,14 +611,14 @@ class _EventSimulator:
         elif device.inbox:
             self._receive(now, *device.inbox.popleft())
 
-    def _record_wait(self, now: float, device: _DeviceState, frame: _FrameState, path: _MessagePath | None) -> None:
+    def _record_wait(self, now: float, device: _SimulatedDevice, frame: _FrameState, path: _MessagePath | None) -> None:
         start, peer = device.idle_since, "" if path is None else path.sender.name
         device.waited[peer] = device.waited.get(peer, 0.0) + (now - start)
         if self.spans is not None:
             name = "a frame" if path is None else path.name
             self.spans.append(Span("wait", device.name, name, frame.number, start, now, peer))
 
-    def _finish_job(self, now: float, frame: _FrameState, device: _DeviceState) -> None:
+    def _finish_job(self, now: float, frame: _FrameState, device: _SimulatedDevice) -> None:
         replica, number, start = frame.replica, frame.next_jobs[device.number], device.started
         job = replica.jobs[number]
         device.computed += now - start
@@ -641,7 +641,7 @@ class _EventSimulator:
                 self._start_frames(now, (device.number,))
         self._advance(now, device)
 
-    def _become_idle(self, now: float, _: _FrameState, device: _DeviceState) -> None:
+    def _become_idle(self, now: float, _: _FrameState, device: _SimulatedDevice) -> None:
         device.is_busy, device.idle_since = False, now
         self._advance(now, device)
 
@@ -726,8 +726,8 @@ class _EventSimulator:
         done: float,
         frame: _FrameState,
         path: _MessagePath,
-        device: _DeviceState,
-        peer: _DeviceState,
+        device: _SimulatedDevice,
+        peer: _SimulatedDevice,
     ) -> None:
         device.handled += done - now
         device.occupy(now, done)

@@ -81,7 +81,7 @@ def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s:
         if change.name not in devices:
             raise UsageError(f"slow: there is no device {change.name!r}{did_you_mean(change.name, devices)}")
     return {
-        name: _combine([change for change in changes if change.name == name], start_s)
+        name: _combine_changes([change for change in changes if change.name == name], start_s)
         for name in dict.fromkeys(change.name for change in changes)
     }
 
@@ -112,7 +112,7 @@ def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s
         name: [change for change in changes if change.link_host in (name, ALL_LINKS)]
         for name in (hosts if is_switch else (ALL_LINKS,))
     }
-    return {name: _combine(found, start_s) for name, found in affected.items() if found}
+    return {name: _combine_changes(found, start_s) for name, found in affected.items() if found}
 
 
 def list_link_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s: float = 0.0) -> Mapping[str, Speeds]:
@@ -136,7 +136,7 @@ def list_link_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s
     }
 
 
-def _combine(changes: Sequence[SpeedChange], start_s: float) -> Speeds:
+def _combine_changes(changes: Sequence[SpeedChange], start_s: float) -> Speeds:
     times = {time_s for change in changes for time_s in (change.start_s, change.end_s) if time_s < float("inf")}
     speeds = []
     for time_s in sorted(times):

@@ -284,7 +284,7 @@ def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup)
         plan = check_given_plan(problem, setup.given_plan)
     if setup.failures:
         planner = setup.strategy or registry().make("strategies", DEFAULT_STRATEGY)
-        plan = add_failover_plans(problem, planner, plan, setup.failures, plan_is_fixed=setup.strategy is None)
+        plan = add_failover_plans(problem, planner, plan, setup.failures, is_plan_fixed=setup.strategy is None)
     if setup.options.require_complete_search:
         check_search_is_complete(plan)
     if setup.strategy is not None:

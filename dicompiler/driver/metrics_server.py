@@ -27,7 +27,7 @@ from dicompiler.target.remote import COORDINATOR_DIRECTORY
 from dicompiler.target.run_records import BoardState, FrameTimes, RunEvent
 
 DEFAULT_PORT = 9464
-QUANTILES = (0.5, 0.9, 0.99)
+FRAME_TIME_QUANTILES = (0.5, 0.9, 0.99)
 KEPT_FRAMES = 1024
 """Number of last frames from which the quantiles of the frame times are computed."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -135,10 +135,12 @@ class MetricsServer:
         """The metrics in Prometheus' text format."""
         with self._lock:
             frames_s = sorted(self._last_frames_s)
-            quantiles = {q: frames_s[min(int(q * len(frames_s)), len(frames_s) - 1)] for q in QUANTILES if frames_s}
+            quantiles = {
+                q: frames_s[min(int(q * len(frames_s)), len(frames_s) - 1)] for q in FRAME_TIME_QUANTILES if frames_s
+            }
             frame_seconds = "dicompiler_frame_seconds"
             lines = [
-                *_metric(
+                *_format_metric(
                     frame_seconds,
                     "summary",
                     "Seconds from sending a frame to its last output.",
@@ -146,13 +148,13 @@ class MetricsServer:
                 ),
                 f"{frame_seconds}_sum {self._frame_seconds}",
                 f"{frame_seconds}_count {self._frame_count}",
-                *_metric(
+                *_format_metric(
                     "dicompiler_compute_seconds_total",
                     "counter",
                     "Seconds in which a device computed.",
                     [({"device": device}, seconds) for device, seconds in sorted(self._compute_s.items())],
                 ),
-                *_metric(
+                *_format_metric(
                     "dicompiler_sent_bytes_total",
                     "counter",
                     "Bytes of tensors from a device to another one.",
@@ -161,7 +163,7 @@ class MetricsServer:
                         for (sender, receiver), nbytes in sorted(self._received_bytes.items())
                     ],
                 ),
-                *_metric(
+                *_format_metric(
                     "dicompiler_board_temperature_celsius",
                     "gauge",
                     "Temperature of a device's board.",
@@ -171,7 +173,7 @@ class MetricsServer:
                         if state.temperature_c is not None
                     ],
                 ),
-                *_metric(
+                *_format_metric(
                     "dicompiler_board_throttled",
                     "gauge",
                     "1 if a device's board lowers its clock.",
@@ -181,13 +183,13 @@ class MetricsServer:
                         if state.throttled is not None
                     ],
                 ),
-                *_metric(
+                *_format_metric(
                     "dicompiler_events_total",
                     "counter",
                     "Failures, takeovers, returns, swaps and adaptations.",
                     [({"kind": kind}, self._events[kind]) for kind in EVENT_KINDS],
                 ),
-                *_metric("dicompiler_devices_down", "gauge", "Devices that are down.", [({}, self._down_count)]),
+                *_format_metric("dicompiler_devices_down", "gauge", "Devices that are down.", [({}, self._down_count)]),
             ]
         return "".join(f"{line}\n" for line in lines)
 
@@ -242,15 +244,15 @@ def _load_keys(keys: Path) -> ssl.SSLContext:
     return context
 
 
-def _metric(name: str, kind: str, text: str, values: Iterable[tuple[Mapping[str, str], float]]) -> Iterator[str]:
+def _format_metric(name: str, kind: str, text: str, values: Iterable[tuple[Mapping[str, str], float]]) -> Iterator[str]:
     """Yield the lines of a metric: its description, its type, and each value with its labels."""
     yield f"# HELP {name} {text}"
     yield f"# TYPE {name} {kind}"
     for labels, value in values:
-        pairs = ",".join(f'{label}="{_escape(label_value)}"' for label, label_value in labels.items())
+        pairs = ",".join(f'{label}="{_escape_label(label_value)}"' for label, label_value in labels.items())
         yield f"{name}{{{pairs}}} {value}" if pairs else f"{name} {value}"
 
 
-def _escape(value: str) -> str:
+def _escape_label(value: str) -> str:
     """Return a label's value, escaped for Prometheus' text format."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -149,12 +149,12 @@ class SwappableSession(Session):
         self._max_in_flight = math.inf
         self._first_directory = directory.resolve()
         self._specialize = specialize or (lambda _directory, options: options)
-        self._current: _Version | None = self._start(directory, self._options_of(directory))
+        self._current: _Version | None = self._start_version(directory, self._options_of(directory))
         self._paused: _Version | None = None  # the version that a swap with a pause replaces
         self._end_requested = threading.Event()
         self._follower: threading.Thread | None = None
         if link is not None:
-            self._follower = threading.Thread(target=self._follow, args=(link,), daemon=True)
+            self._follower = threading.Thread(target=self._follow_link, args=(link,), daemon=True)
             self._follower.start()
 
     @property
@@ -177,20 +177,20 @@ class SwappableSession(Session):
             self._end("an error left its context", lambda session: session.__exit__(kind, *error))  # type: ignore[arg-type]
 
     def infer(self, inputs: Mapping[str, Any]) -> dict[str, NDArray[Any]]:
-        with self._use() as use:
+        with self._register_use() as use:
             with self._condition:
                 self._frame_count += 1
             return use.version.session.infer(inputs)
 
     def reset(self) -> None:
-        with self._use() as use:
+        with self._register_use() as use:
             use.version.session.reset()
 
     def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, NDArray[Any]]]:
         check_type(frames, (Iterable,), "stream: frames", "an iterable of inputs by name")
         source = _FrameSource(frames)
         while not source.is_exhausted:
-            with self._use() as use:
+            with self._register_use() as use:
                 for outputs in use.version.session.stream(self._frames_of_version(source, use)):
                     with self._condition:
                         use.in_flight -= 1
@@ -263,7 +263,7 @@ class SwappableSession(Session):
                 version = self._replace_with_pause(old, new, options, verify)
             else:
                 check_memory_of_both(old.directory, new)
-                version = self._open(new, options, verify)
+                version = self._open_version(new, options, verify)
             with self._condition:
                 self._current = version
                 first_frame = self._frame_count
@@ -271,7 +271,7 @@ class SwappableSession(Session):
             done = Swap(old.directory, new, first_frame, time.perf_counter() - start)
             self.swaps.append(done)
             if not pause:
-                self._retire(old)
+                self._retire_version(old)
         finally:
             self._paused = None
             self._limit_frames_in_flight(math.inf)
@@ -302,7 +302,7 @@ class SwappableSession(Session):
             raise UsageError("swap: no artifact was replaced: call swap() first")
         return self.swap(self.swaps[-1].old, verify=verify, pause=pause)
 
-    def _follow(self, link: Path) -> None:
+    def _follow_link(self, link: Path) -> None:
         """Swap whenever a symbolic link points to another artifact. A failed swap is not tried again."""
         followed = missing = self._first_directory
         while not self._end_requested.wait(FOLLOW_INTERVAL_S):
@@ -334,17 +334,17 @@ class SwappableSession(Session):
             options = replace(options, hosts=hosts_of_artifact(options.hosts, path.name))
         return self._specialize(directory, options)
 
-    def _start(self, directory: Path, options: RunOptions) -> _Version:
+    def _start_version(self, directory: Path, options: RunOptions) -> _Version:
         """Start the devices of an artifact and wait until they are ready."""
         return _Version(directory, options, connect(directory, options))
 
-    def _open(self, directory: Path, options: RunOptions, verify: bool) -> _Version:
+    def _open_version(self, directory: Path, options: RunOptions, verify: bool) -> _Version:
         """Start the devices of an artifact. If `verify` is True, compare the outputs of a frame with onnxruntime."""
         on_frame, is_verified = options.on_frame, threading.Event()
         # `on_frame` is not called for the frame of the verification, because the user did not send this frame.
         if on_frame is not None:
             options = replace(options, on_frame=lambda times: on_frame(times) if is_verified.is_set() else None)
-        version = self._start(directory, options)
+        version = self._start_version(directory, options)
         device_count = len(load_artifact(directory)["devices"])
         self._limit_frames_in_flight(device_count + SPARE_FRAMES_AT_SWITCH)
         try:
@@ -381,10 +381,10 @@ class SwappableSession(Session):
                 )
         try:
             _close_quietly(old.session)
-            return self._open(new, options, verify)
+            return self._open_version(new, options, verify)
         except BaseException as error:
             try:
-                version = self._start(old.directory, old.options)
+                version = self._start_version(old.directory, old.options)
             except DicompilerError as second:
                 self._end_reason = f"swap: {error}; and the old artifact could not be started again: {second}"
                 version = None
@@ -393,7 +393,7 @@ class SwappableSession(Session):
                 self._condition.notify_all()
             raise
 
-    def _retire(self, version: _Version) -> None:
+    def _retire_version(self, version: _Version) -> None:
         """Start a thread that ends the devices of a replaced artifact after their last frame."""
 
         def run() -> None:
@@ -408,7 +408,7 @@ class SwappableSession(Session):
     # -- running calls of the session, and its end
 
     @contextmanager
-    def _use(self) -> Iterator[_Use]:
+    def _register_use(self) -> Iterator[_Use]:
         """Register a call that uses the artifact in force until the `with` block ends.
 
         If a swap with a pause is under way, wait for its end first.

@@ -18,7 +18,7 @@ from dicompiler.base.schema import format_key_path, load_json, validate
 from dicompiler.ir.regions import Interval, Region
 from dicompiler.ir.wire_dtype import WireFormat, wire_format_from_json, wire_format_to_json
 
-FORMAT = "dicompiler.plan/2"
+PLAN_FORMAT = "dicompiler.plan/2"
 
 Json = Mapping[str, Any]
 
@@ -257,7 +257,7 @@ def plan_to_text(plan: Plan) -> str:
     """Return the JSON text of a plan file, with one line per part. `load_plan` reads it as an equal plan."""
     details = {"model_digest": plan.model_digest, "note": plan.note}
     last = wire_format_to_json(plan.wire_format) | {"engines": dict(plan.engines)}
-    text = _format_plan(plan, {"format": FORMAT}, details, last)
+    text = _format_plan(plan, {"format": PLAN_FORMAT}, details, last)
     if plan.failures:
         failures = [_format_plan(failure.plan, {"failed": list(failure.failed)}) for failure in plan.failures]
         text = text[:-1] + ',\n "failures": [\n' + ",\n".join(failures) + "]}"

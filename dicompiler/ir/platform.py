@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FORMAT = "dicompiler.platform/2"
+PLATFORM_FORMAT = "dicompiler.platform/2"
 THIS_HOST = "this"
 """Name of the platform that consists of this host.
 
@@ -323,8 +323,8 @@ class PlatformOptions:
         network = replace(
             old,
             kind=self.network or old.kind,
-            bandwidth=_changed(self.bandwidth, old.bandwidth, BANDWIDTH, f"{place}: bandwidth"),
-            latency=_changed(self.latency, old.latency, TIME, f"{place}: latency"),
+            bandwidth=_parse_if_given(self.bandwidth, old.bandwidth, BANDWIDTH, f"{place}: bandwidth"),
+            latency=_parse_if_given(self.latency, old.latency, TIME, f"{place}: latency"),
         )
         hosts = platform.hosts
         if self.memory is not None:
@@ -335,7 +335,7 @@ class PlatformOptions:
         return replace(platform, hosts=hosts, network=network, description=description)
 
 
-def _changed(text: str | None, old: float, quantity: Quantity, place: str) -> float:
+def _parse_if_given(text: str | None, old: float, quantity: Quantity, place: str) -> float:
     return old if text is None else parse_quantity(text, quantity, place)
 
 
@@ -451,7 +451,7 @@ def platform_from_toml(text: str, place: str = "platform") -> Platform:
     return Platform(name, hosts, devices, network, document.get("description", ""))
 
 
-def _quantity(table: Mapping[str, Any], key: str, kind: Quantity, place: str, default: float = 0.0) -> float:
+def _read_quantity(table: Mapping[str, Any], key: str, kind: Quantity, place: str, default: float = 0.0) -> float:
     return parse_quantity(table[key], kind, f"{place}.{key}") if key in table else default
 
 
@@ -459,13 +459,13 @@ def _parse_device(entry: Mapping[str, Any], place: str) -> Device:
     return Device(
         entry["name"],
         entry.get("host", entry["name"]),
-        _quantity(entry, "rate", COMPUTE_RATE, place),
+        _read_quantity(entry, "rate", COMPUTE_RATE, place),
         entry.get("cores", 1),
-        _quantity(entry, "power_active", POWER, place),
-        _quantity(entry, "power_idle", POWER, place),
+        _read_quantity(entry, "power_active", POWER, place),
+        _read_quantity(entry, "power_idle", POWER, place),
         entry.get("gpu", False),
-        _quantity(entry, "power_network", POWER, place),
-        _quantity(entry, "memory_bandwidth", BANDWIDTH, place) / 8,
+        _read_quantity(entry, "power_network", POWER, place),
+        _read_quantity(entry, "memory_bandwidth", BANDWIDTH, place) / 8,
         entry.get("engine", DEFAULT_ENGINE),
         tuple(
             EngineRate(engine, kind, parse_quantity(text, COMPUTE_RATE, f"{place}.engine_rates.{engine}.{kind}"))
@@ -478,20 +478,20 @@ def _parse_device(entry: Mapping[str, Any], place: str) -> Device:
 def _parse_host(entry: Mapping[str, Any], place: str) -> Host:
     # In a platform file, `memory` is the RAM only, so flash is added to get `Host.memory`.
     flash = parse_bytes(entry["flash"], f"{place}.flash") if "flash" in entry else 0
-    bandwidth = _quantity(entry, "bandwidth", BANDWIDTH, place) or None
+    bandwidth = _read_quantity(entry, "bandwidth", BANDWIDTH, place) or None
     return Host(entry["name"], parse_bytes(entry["memory"], f"{place}.memory") + flash, bandwidth, flash)
 
 
 def _parse_network(entry: Mapping[str, Any], link_entries: Sequence[Mapping[str, Any]], file: str) -> Network:
     place = f"{file}: network"
-    bandwidth = _quantity(entry, "bandwidth", BANDWIDTH, place)
-    latency = _quantity(entry, "latency", TIME, place)
-    message_s = _quantity(entry, "message_overhead", TIME, place)
+    bandwidth = _read_quantity(entry, "bandwidth", BANDWIDTH, place)
+    latency = _read_quantity(entry, "latency", TIME, place)
+    message_s = _read_quantity(entry, "message_overhead", TIME, place)
     links = []
     for index, link in enumerate(link_entries):
         place = f"{file}: link[{index}]"
-        link_bandwidth = _quantity(link, "bandwidth", BANDWIDTH, place, bandwidth)
-        links.append(Link(tuple(link["hosts"]), link_bandwidth, _quantity(link, "latency", TIME, place, latency)))
+        link_bandwidth = _read_quantity(link, "bandwidth", BANDWIDTH, place, bandwidth)
+        links.append(Link(tuple(link["hosts"]), link_bandwidth, _read_quantity(link, "latency", TIME, place, latency)))
     return Network(entry["kind"], bandwidth, latency, tuple(links), message_s)
 
 
@@ -524,7 +524,7 @@ def platform_to_toml(platform: Platform) -> str:
     """Return a TOML text from which `platform_from_toml` creates an equal platform."""
     network = platform.network
     tables = [
-        _toml_table("", format=FORMAT, name=platform.name, description=platform.description or None),
+        _toml_table("", format=PLATFORM_FORMAT, name=platform.name, description=platform.description or None),
         _toml_table(
             "[network]\n",
             kind=network.kind,

@@ -352,7 +352,7 @@ class AdaptiveSession(SwappableSession):
         self._thread = threading.Thread(target=self._adapt_until_closed, daemon=True)
         self._thread.start()
 
-    def _observe(self, directory: Path, expected_s: Mapping[str, float], replica_count: int) -> _Observation:
+    def _make_observation(self, directory: Path, expected_s: Mapping[str, float], replica_count: int) -> _Observation:
         return _Observation(directory, expected_s, replica_count, self._adapt.frames)
 
     def _observe_artifact(self, directory: Path) -> _Observation:
@@ -360,7 +360,7 @@ class AdaptiveSession(SwappableSession):
         compilation, _, problem = reopen_artifact(directory, platform=platform_from_toml(self._platform))
         assert compilation.plan is not None
         expected_s = expected_seconds(compilation, problem, self._in_flight)
-        return self._observe(directory, expected_s, len(compilation.plan.replica_roles))
+        return self._make_observation(directory, expected_s, len(compilation.plan.replica_roles))
 
     def swap(
         self, directory: str | Path, *, verify: bool = True, pause: bool = False, link_share: float = LINK_SHARE
@@ -472,10 +472,10 @@ class AdaptiveSession(SwappableSession):
         if artifact == observation.directory or gain <= self._adapt.min_gain:
             # From now on, the measured seconds are expected. Otherwise they would start the same search again.
             expected_s = {**observation.expected_s, **measured}
-            self._observation = self._observe(observation.directory, expected_s, observation.replica_count)
+            self._observation = self._make_observation(observation.directory, expected_s, observation.replica_count)
             return adaptation
         swap = super().swap(artifact)
-        self._observation = self._observe(artifact, answer.expected_s, answer.replica_count)
+        self._observation = self._make_observation(artifact, answer.expected_s, answer.replica_count)
         return replace(adaptation, swap=swap)
 
     def _remove_unused_artifacts(self, output: Path) -> None:

@@ -34,7 +34,7 @@ from dicompiler.search.problem import Problem
 from dicompiler.target.manifest import PLAN_FILE, PLATFORM_FILE, REFERENCE_FILE
 from dicompiler.target.target_base import Target
 
-NICENESS = 5
+SEARCH_NICENESS = 5
 """Niceness of the search process, so that it does not slow down the devices on this host.
 
 Next to a busy process of normal priority, Linux gives a process of niceness 5 a quarter of a core. With niceness 15 it
@@ -256,7 +256,7 @@ def _predicted_value(compilation: PipelineState, objective: str) -> float:
 
 def main() -> int:
     """Read requests from stdin as lines of JSON, print the answers as lines of JSON, and return the exit code."""
-    os.nice(NICENESS)
+    os.nice(SEARCH_NICENESS)
     for line in sys.stdin:
         message = json.loads(line)
         if "prepare" in message:

@@ -23,7 +23,7 @@ MIN_MESSAGE_BYTES = 16384
 """Connections with messages of fewer bytes on average are not compared, because little of their time is sending."""
 MAX_SIMULATED_FRAMES = 32
 MAX_CORRECTIONS = 5
-TOLERANCE = 0.1
+MAX_TIME_ERROR = 0.1
 """Largest relative difference between measured and predicted seconds of a connection after the correction."""
 
 
@@ -129,7 +129,7 @@ class _BandwidthFit:
 
     def lower_bandwidths(self) -> Platform:
         """Lower the bandwidths of a few hosts that explain all connections that are slower than predicted."""
-        slower = {name for name, ratio in self.ratios.items() if ratio > 1 + TOLERANCE}
+        slower = {name for name, ratio in self.ratios.items() if ratio > 1 + MAX_TIME_ERROR}
         if self.platform.network.kind != "switch" and slower and slower == self.ratios.keys():
             return self._scale_network()
         hosts = {host.name: host for host in self.platform.hosts}
@@ -148,21 +148,21 @@ class _BandwidthFit:
 
     def _scale_network(self) -> Platform:
         network, limit = self.platform.network, self.stated.network.bandwidth
-        bandwidth = _scale(network.bandwidth, list(self.ratios.values()), limit)
+        bandwidth = _correct_bandwidth(network.bandwidth, list(self.ratios.values()), limit)
         return replace(self.platform, network=replace(network, bandwidth=bandwidth))
 
     def _scale_host(self, host: Host, ratios: Sequence[float]) -> Host:
         own_limit = self.stated.host(host.name).bandwidth
         limit = own_limit or self.stated.network.bandwidth
-        bandwidth = _scale(host.bandwidth or self.platform.network.bandwidth, ratios, limit)
+        bandwidth = _correct_bandwidth(host.bandwidth or self.platform.network.bandwidth, ratios, limit)
         return replace(host, bandwidth=own_limit if bandwidth == limit else bandwidth)
 
 
 def _is_faster(ratios: Sequence[float]) -> bool:
-    return bool(ratios) and statistics.median(ratios) < 1 - TOLERANCE / 2
+    return bool(ratios) and statistics.median(ratios) < 1 - MAX_TIME_ERROR / 2
 
 
-def _scale(bandwidth: float, ratios: Sequence[float], limit: float) -> float:
+def _correct_bandwidth(bandwidth: float, ratios: Sequence[float], limit: float) -> float:
     """Return a corrected bandwidth; `limit` if the result is near or above it.
 
     `ratios` are measured seconds divided by predicted seconds, one for each connection. If their median is above 1,
@@ -171,4 +171,4 @@ def _scale(bandwidth: float, ratios: Sequence[float], limit: float) -> float:
     """
     median = statistics.median(ratios)
     scaled = bandwidth / (median if median > 1 else min(ratios))
-    return limit if scaled > (1 - TOLERANCE) * limit else scaled
+    return limit if scaled > (1 - MAX_TIME_ERROR) * limit else scaled

@@ -154,7 +154,7 @@ def fit_links(
     import numpy as np
 
     typical_s = np.array([TYPICAL_FRAME_WEIGHT * seconds for _, seconds in typical])
-    measured = np.concatenate([*map(_flatten, observed), typical_s])
+    measured = np.concatenate([*map(_flatten_pauses, observed), typical_s])
     fit = _LinkFit(platform, parameters, workloads, [workload for workload, _ in typical], measured)
     start = np.array([1000 * parameter.value(platform) if parameter.unit == "s" else 1.0 for parameter in parameters])
     reasons = fit.find_undetermined(start)
@@ -210,9 +210,11 @@ class _LinkFit:
         platform = self.platform_at(coordinates)
         latencies_s = [simulate(workload, platform, keep_spans=False).latency_s for workload in self.typical_frames]
         frames = TYPICAL_FRAME_WEIGHT * np.array(latencies_s)
-        return np.concatenate([*(_flatten(_simulated_pauses(work, platform)) for work in self.workloads), frames])
+        return np.concatenate(
+            [*(_flatten_pauses(_simulated_pauses(work, platform)) for work in self.workloads), frames]
+        )
 
-    def sensitivity(self, coordinates: NDArray[np.float64], index: int) -> NDArray[np.float64]:
+    def compute_sensitivity(self, coordinates: NDArray[np.float64], index: int) -> NDArray[np.float64]:
         """Return the derivatives of all simulated seconds with respect to the bandwidth or latency number `index`."""
         moved = coordinates.copy()
         step = 0.05 * (coordinates[index] if self.parameters[index].unit != "s" else max(coordinates[index], 1.0))
@@ -231,7 +233,7 @@ class _LinkFit:
         import numpy as np
 
         count = len(self.observed) - len(self.typical_frames)
-        effects = [self.sensitivity(coordinates, i)[:count] for i in range(len(self.parameters))]
+        effects = [self.compute_sensitivity(coordinates, i)[:count] for i in range(len(self.parameters))]
         total, reasons = self.simulate_pauses(coordinates)[:count].sum(), dict[str, str]()
         for parameter, effect, coordinate in zip(self.parameters, effects, coordinates, strict=True):
             size = np.abs(effect).sum()
@@ -261,7 +263,7 @@ class _LinkFit:
         residuals = self.observed - self.simulate_pauses(coordinates)
         for _ in range(MAX_FIT_STEPS if free else 0):
             weights = 1 / np.sqrt(np.maximum(np.abs(residuals), min_residual))
-            effects = np.stack([self.sensitivity(coordinates, i) for i in free], axis=1)
+            effects = np.stack([self.compute_sensitivity(coordinates, i) for i in free], axis=1)
             step = np.linalg.lstsq(effects * weights[:, None], residuals * weights, rcond=None)[0]
             for _ in range(8):
                 candidate = coordinates.copy()
@@ -294,7 +296,7 @@ def _simulated_pauses(workload: Workload, platform: Platform) -> Pauses:
     return find_pauses(spans)
 
 
-def _flatten(pauses: Pauses) -> NDArray[np.float64]:
+def _flatten_pauses(pauses: Pauses) -> NDArray[np.float64]:
     import numpy as np
 
     return np.array([seconds for name in sorted(pauses) for seconds in pauses[name]])

@@ -15,11 +15,11 @@ from dicompiler.ir.platform import THIS_HOST, Platform
 MATRIX_SIZE = 1024
 COPIED_BYTES = 1 << 27
 """Bytes of the array whose copying is timed: larger than the caches of processors."""
-REPEATS = 7
+REPEAT_COUNT = 7
 _DESCRIPTION = (
     f"This host. Rate: product of two float32 matrices of {MATRIX_SIZE} rows and columns in numpy, the fastest of"
-    f" {REPEATS}. Memory: copying {COPIED_BYTES >> 20} MiB in numpy, read and written bytes. Powers are unknown. The"
-    " network is not used, because there is one host."
+    f" {REPEAT_COUNT}. Memory: copying {COPIED_BYTES >> 20} MiB in numpy, read and written bytes. Powers are unknown."
+    " The network is not used, because there is one host."
 )
 
 
@@ -45,7 +45,7 @@ def _shortest_seconds(work: Callable[[], object]) -> float:
     """Return the shortest time that one call of `work` took. The first call, which allocates memory, is not counted."""
     work()
     seconds = []
-    for _ in range(REPEATS):
+    for _ in range(REPEAT_COUNT):
         start = time.perf_counter()
         work()
         seconds.append(time.perf_counter() - start)

@@ -45,8 +45,8 @@ from dicompiler.target.target_base import Target
 
 TUNING_FILE, PLAN_FILE, PLATFORM_FILE = "tune.json", "plan.json", "platform.toml"
 ARTIFACT_DIRECTORY, LOG_FILE = "artifact", "run.json"
-FORMAT = "dicompiler.tuning/1"
-STRATEGIES = ("single", "pipeline", "modnn", "dp", "auto{budget=10}")
+TUNING_FORMAT = "dicompiler.tuning/1"
+DEFAULT_STRATEGIES = ("single", "pipeline", "modnn", "dp", "auto{budget=10}")
 FIRST_TRIALS = 3
 """Number of plans that are measured first, even if a plan that was already measured is predicted to be faster.
 
@@ -91,7 +91,7 @@ class TuneOptions:
 
     platform: Platform
     objective: str = "latency"
-    strategies: Sequence[str] = STRATEGIES
+    strategies: Sequence[str] = DEFAULT_STRATEGIES
     target: str = "sockets"
     budget_s: float = 300.0
     max_trials: int = 12
@@ -187,15 +187,15 @@ def tune(
     target: Target = registry().resolve("targets", options.target)
     problem = load_problem(model, options.platform, objective=options.objective, target=target)
     setup = _TuningSetup(model, options, target, problem, run, directory, time.monotonic() + options.budget_s, progress)
-    identity = _identity(model, options)
+    identity = _make_identity(model, options)
     tuning = _load_tuning(directory, identity, options.platform)
     while not tuning.reason:
         tuning = _next_trial(setup, tuning)
         _save_tuning(directory, identity, tuning)
     if tuning.best is None:
         raise DicompilerError(f"tune: no plan could be run: {tuning.trials[-1].error}")
-    _write(directory / PLAN_FILE, plans.plan_to_text(tuning.plans[tuning.best]))
-    _write(directory / PLATFORM_FILE, platform_to_toml(tuning.platform))
+    _write_text(directory / PLAN_FILE, plans.plan_to_text(tuning.plans[tuning.best]))
+    _write_text(directory / PLATFORM_FILE, platform_to_toml(tuning.platform))
     return tuning
 
 
@@ -247,8 +247,8 @@ def _next_trial(setup: _TuningSetup, tuning: Tuning) -> Tuning:
             target=setup.target,
             output=artifact,
         )
-        trial = _measure(trial, compiled.program, setup.run, artifact, place / LOG_FILE)
-        platform = _corrected(tuning.platform, place, artifact)
+        trial = _measure_trial(trial, compiled.program, setup.run, artifact, place / LOG_FILE)
+        platform = _correct_platform(tuning.platform, place, artifact)
     except DicompilerError as error:
         trial, platform = replace(trial, state="failed", error=str(error)), tuning.platform
     return Tuning(platform, (*tuning.trials, trial), (*tuning.plans, chosen.plan))
@@ -296,37 +296,37 @@ def _working_plans(tuning: Tuning) -> Iterator[Plan]:
     return (plan for plan, trial in zip(tuning.plans, tuning.trials, strict=True) if trial.state != "failed")
 
 
-def _measure(trial: Trial, program: Program, run: Runner, artifact: Path, log: Path) -> Trial:
+def _measure_trial(trial: Trial, program: Program, run: Runner, artifact: Path, log: Path) -> Trial:
     """Run an artifact, and again if its frames differ too much in time. Return the trial with its measurements."""
     for state in ("measured", "disturbed"):
         document = run(artifact, log)
-        _write(log, json.dumps(document))
+        _write_text(log, json.dumps(document))
         if document.get("events"):
             raise RunError(f"{log}: a device failed during the run")
-        measured_s, spread = measured_timing(document, program).frame_s, _spread(document["frames_s"])
+        measured_s, spread = measured_timing(document, program).frame_s, _relative_spread(document["frames_s"])
         trial = replace(trial, state=state, measured_s=measured_s, spread=spread)
         if spread <= MAX_SPREAD:
             return replace(trial, state="measured")
     return trial
 
 
-def _spread(frames_s: Sequence[float]) -> float:
+def _relative_spread(frames_s: Sequence[float]) -> float:
     """Return the difference of the quartiles of the frames' times as a share of the median, without the first frame."""
     lower, median, upper = statistics.quantiles(frames_s[1:], n=4) if len(frames_s) > 2 else (1.0, 1.0, 1.0)
     return (upper - lower) / median
 
 
-def _corrected(platform: Platform, place: Path, artifact: Path) -> Platform:
+def _correct_platform(platform: Platform, place: Path, artifact: Path) -> Platform:
     """Correct a platform by the run log in the directory `place`, write it to this directory, and return it."""
     corrected = calibrate([place / LOG_FILE], artifact, force=True, platform=platform).platform
-    _write(place / PLATFORM_FILE, platform_to_toml(corrected))
+    _write_text(place / PLATFORM_FILE, platform_to_toml(corrected))
     return corrected
 
 
-def _identity(model: Model, options: TuneOptions) -> dict[str, Any]:
+def _make_identity(model: Model, options: TuneOptions) -> dict[str, Any]:
     """Return the entries of `tune.json` that must stay the same when an earlier tuning is continued."""
     return {
-        "format": FORMAT,
+        "format": TUNING_FORMAT,
         "model": model.digest(),
         "platform": platform_digest(options.platform),
         "objective": options.objective,
@@ -336,9 +336,9 @@ def _identity(model: Model, options: TuneOptions) -> dict[str, Any]:
 
 def _save_tuning(directory: Path, identity: Mapping[str, Any], tuning: Tuning) -> None:
     for trial, plan in zip(tuning.trials, tuning.plans, strict=True):
-        _write(directory / trial.directory / PLAN_FILE, plans.plan_to_text(plan))
+        _write_text(directory / trial.directory / PLAN_FILE, plans.plan_to_text(plan))
     trials = [trial.document() for trial in tuning.trials]
-    _write(directory / TUNING_FILE, json.dumps({**identity, "trials": trials}, indent=1) + "\n")
+    _write_text(directory / TUNING_FILE, json.dumps({**identity, "trials": trials}, indent=1) + "\n")
 
 
 def _load_tuning(directory: Path, identity: Mapping[str, Any], platform: Platform) -> Tuning:
@@ -364,6 +364,6 @@ def _load_tuning(directory: Path, identity: Mapping[str, Any], platform: Platfor
     return Tuning(platform, trials, known)
 
 
-def _write(path: Path, text: str) -> None:
+def _write_text(path: Path, text: str) -> None:
     with atomic_file(path) as stage:
         stage.write_text(text, encoding="utf-8")

@@ -23,7 +23,7 @@ __all__ = ["LIGHT_NAMES", "NAMES", "build", "build_light", "count_parameters", "
 
 
 @dataclass(frozen=True)
-class _Network:
+class _NetworkDefinition:
     """Architecture of a network, and the form of its inputs.
 
     Attributes:
@@ -44,32 +44,32 @@ class _Network:
 
 
 _NETWORKS = {
-    "alexnet": _Network(classic.alexnet),
-    "autoencoder": _Network(mlperf_tiny.autoencoder, 640, 0, size_axes=1),
-    "bert_base": _Network(
+    "alexnet": _NetworkDefinition(classic.alexnet),
+    "autoencoder": _NetworkDefinition(mlperf_tiny.autoencoder, 640, 0, size_axes=1),
+    "bert_base": _NetworkDefinition(
         transformers.bert_base, 128, 0, size_axes=1, token_inputs=("input_ids", "attention_mask", "token_type_ids")
     ),
-    "densenet121": _Network(residual.densenet, fixed_arguments={"depth": 121}),
-    "ds_cnn": _Network(mlperf_tiny.ds_cnn, (49, 10), 1),
-    "lenet": _Network(classic.lenet, 32, 1),
-    "llama_small": _Network(decoder.llama_small, 128, 0, size_axes=1, token_inputs=("input_ids",)),
-    "mobilenet_v2": _Network(residual.mobilenet_v2),
-    "person_detection": _Network(mlperf_tiny.person_detection, 96),
-    "quirks": _Network(residual.quirks, 32),
-    "resnet101": _Network(residual.resnet, fixed_arguments={"depth": 101}),
-    "resnet18": _Network(residual.resnet, fixed_arguments={"depth": 18}),
-    "resnet50": _Network(residual.resnet, fixed_arguments={"depth": 50}),
-    "resnet8": _Network(mlperf_tiny.resnet8, 32),
-    "segformer_b0": _Network(transformers.segformer_b0, 512),
-    "squeezenet": _Network(classic.squeezenet),
-    "tiny": _Network(residual.tiny, 32),
-    "vgg16": _Network(classic.vgg, fixed_arguments={"depth": 16}),
-    "vgg19": _Network(classic.vgg, fixed_arguments={"depth": 19}),
-    "vit_tiny": _Network(transformers.vit_tiny),
-    "whisper_tiny_encoder": _Network(transformers.whisper_tiny_encoder, 3000, 80, size_axes=1),
-    "yolo11n": _Network(detection.yolo11n, 640),
-    "yolov2": _Network(classic.yolov2, 608),
-    "yolov8n": _Network(detection.yolov8n, 640),
+    "densenet121": _NetworkDefinition(residual.densenet, fixed_arguments={"depth": 121}),
+    "ds_cnn": _NetworkDefinition(mlperf_tiny.ds_cnn, (49, 10), 1),
+    "lenet": _NetworkDefinition(classic.lenet, 32, 1),
+    "llama_small": _NetworkDefinition(decoder.llama_small, 128, 0, size_axes=1, token_inputs=("input_ids",)),
+    "mobilenet_v2": _NetworkDefinition(residual.mobilenet_v2),
+    "person_detection": _NetworkDefinition(mlperf_tiny.person_detection, 96),
+    "quirks": _NetworkDefinition(residual.quirks, 32),
+    "resnet101": _NetworkDefinition(residual.resnet, fixed_arguments={"depth": 101}),
+    "resnet18": _NetworkDefinition(residual.resnet, fixed_arguments={"depth": 18}),
+    "resnet50": _NetworkDefinition(residual.resnet, fixed_arguments={"depth": 50}),
+    "resnet8": _NetworkDefinition(mlperf_tiny.resnet8, 32),
+    "segformer_b0": _NetworkDefinition(transformers.segformer_b0, 512),
+    "squeezenet": _NetworkDefinition(classic.squeezenet),
+    "tiny": _NetworkDefinition(residual.tiny, 32),
+    "vgg16": _NetworkDefinition(classic.vgg, fixed_arguments={"depth": 16}),
+    "vgg19": _NetworkDefinition(classic.vgg, fixed_arguments={"depth": 19}),
+    "vit_tiny": _NetworkDefinition(transformers.vit_tiny),
+    "whisper_tiny_encoder": _NetworkDefinition(transformers.whisper_tiny_encoder, 3000, 80, size_axes=1),
+    "yolo11n": _NetworkDefinition(detection.yolo11n, 640),
+    "yolov2": _NetworkDefinition(classic.yolov2, 608),
+    "yolov8n": _NetworkDefinition(detection.yolov8n, 640),
 }
 NAMES = tuple(sorted(_NETWORKS))
 

@@ -32,7 +32,9 @@ def build_program(
     graph, hosts = read_placed_model(placed) if isinstance(placed, Model) else placed, hosts or {}
     constants = {tensor.name: tensor for tensor in placed.proto.graph.initializer} if isinstance(placed, Model) else {}
     transfers = tuple(
-        Transfer(i, _sender(graph, send.tensor, send.receiver, hosts), send.receiver, graph.tensor_spec(send.tensor))
+        Transfer(
+            i, _find_sender(graph, send.tensor, send.receiver, hosts), send.receiver, graph.tensor_spec(send.tensor)
+        )
         for i, send in enumerate(graph.sends)
     )
     by_end: dict[str, list[Transfer]] = {device: [] for device in devices}
@@ -176,7 +178,7 @@ def _inseparable_nodes(graph: PlacedGraph, encoder_starts: Mapping[int, int]) ->
     return units
 
 
-def _sender(graph: PlacedGraph, tensor: str, receiver: str, hosts: Mapping[str, str]) -> str:
+def _find_sender(graph: PlacedGraph, tensor: str, receiver: str, hosts: Mapping[str, str]) -> str:
     """Return the device that sends `tensor` to `receiver`.
 
     It is the device that computes the tensor. A model input is sent by a source (a device that has the inputs), and

@@ -118,13 +118,13 @@ MAX_MAIN_PLANS = 4
 
 
 def add_failover_plans(
-    problem: Problem, strategy: Strategy, plan: Plan, selection: FailureSelection, plan_is_fixed: bool = False
+    problem: Problem, strategy: Strategy, plan: Plan, selection: FailureSelection, is_plan_fixed: bool = False
 ) -> Plan:
     """Return `plan` with a failure plan for each set of failed devices that `selection` contains.
 
     The strategy makes the failure plans. If it finds none for a failure, the remaining devices take over the work of
     the failed devices. Devices store the weights of all plans, so all plans must fit into memory together. If they do
-    not, slower failure plans are tried, and then other plans in place of `plan`. If `plan_is_fixed` is True, the user
+    not, slower failure plans are tried, and then other plans in place of `plan`. If `is_plan_fixed` is True, the user
     gave the plan, and the plan, its source and its sink do not change.
 
     Raises:
@@ -135,7 +135,7 @@ def add_failover_plans(
             f"tolerate-failures: {selection}: state {problem.layers.states[0][0]!r} exists on one device only and "
             "would be lost with it: omit --tolerate-failures, or compile without states (--state none)"
         )
-    planner = _FailurePlanner(problem, strategy, plan, plan_is_fixed)
+    planner = _FailurePlanner(problem, strategy, plan, is_plan_fixed)
     searches = [_FailoverSearch(planner, _PlanOption(problem, replace(plan, failures=())), selection)]
     if not searches[0].options:
         if not planner.uncovered_reasons:  # The plan uses no device that may fail.
@@ -145,7 +145,7 @@ def add_failover_plans(
         )
     if planner.uncovered_reasons:
         log.warning("tolerate-failures: %s: not covered: %s", selection, planner.describe_uncovered())
-    while searches[-1].fitting_plan is None and not plan_is_fixed and len(searches) < MAX_MAIN_PLANS:
+    while searches[-1].fitting_plan is None and not is_plan_fixed and len(searches) < MAX_MAIN_PLANS:
         tried = [search.main.plan for search in searches]
         others = [option for option in planner.main_options() if option.plan not in tried]
         if not others:
@@ -189,7 +189,7 @@ class _FailurePlanner:
         problem: The problem without failures.
         strategy: The strategy.
         plan: The main plan, which is used while no device has failed.
-        plan_is_fixed: True if the user gave the main plan.
+        is_plan_fixed: True if the user gave the main plan.
         plans: The strategy's plan by failed devices; None if the strategy finds no plan.
         uncovered_reasons: Reason why no plan is possible after the failure of a device, by device name.
     """
@@ -197,7 +197,7 @@ class _FailurePlanner:
     problem: Problem
     strategy: Strategy
     plan: Plan
-    plan_is_fixed: bool
+    is_plan_fixed: bool
     plans: dict[FailedDevices, Plan | None] = field(default_factory=dict)
     uncovered_reasons: dict[str, str] = field(default_factory=dict)
     _plans_by_key: dict[object, tuple[Problem, Plan | None]] = field(default_factory=dict)
@@ -212,7 +212,7 @@ class _FailurePlanner:
         `uncovered_reasons` gets the reason.
         """
         first = self.problem.platform.devices[0]
-        is_default = not (self.plan_is_fixed or self.problem.source or self.problem.sink) and first.can_compute
+        is_default = not (self.is_plan_fixed or self.problem.source or self.problem.sink) and first.can_compute
         can_move = is_default and plan.source == plan.sink == (first.name,)
         computing = self.problem.platform.computing_devices
         ends: list[FailedDevices] = []

@@ -71,10 +71,10 @@ def check_cost_model(
 
 
 def _all_seconds(cost: CostModel, on: Sequence[Sample], limit_s: float) -> list[list[NDArray[np.float64]]]:
-    return [_checked_seconds(cost, sample, limit_s) for sample in on]
+    return [_predict_valid_seconds(cost, sample, limit_s) for sample in on]
 
 
-def _checked_seconds(cost: CostModel, sample: Sample, limit_s: float) -> list[NDArray[np.float64]]:
+def _predict_valid_seconds(cost: CostModel, sample: Sample, limit_s: float) -> list[NDArray[np.float64]]:
     """Return the seconds that a cost model predicts for sample pieces of each layer, of shape (pieces, devices).
 
     Raise an error if they are invalid, or if the cost model needs more than `limit_s` seconds for a layer.

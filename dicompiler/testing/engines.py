@@ -84,7 +84,7 @@ def check_engine(
     for name, model in models.items():
         place = f"{describe(instance)} on {name}"
         with checking(place), unchanged(model=model), time_limit(limit_s):
-            converted += _check_sub_model(instance, model, limit_s)
+            converted += _check_submodel(instance, model, limit_s)
     names = ", ".join(models)
     require(
         converted or all(_convert(instance, model) is None for model in models.values()),
@@ -92,7 +92,7 @@ def check_engine(
     )
 
 
-def _check_sub_model(engine: Engine, model: onnx.ModelProto, limit_s: float) -> bool:
+def _check_submodel(engine: Engine, model: onnx.ModelProto, limit_s: float) -> bool:
     """Check the conversion of a submodel; return True if it was converted."""
     unsupported = engine.unsupported_nodes(model, {})
     files = _convert(engine, model)
@@ -105,7 +105,7 @@ def _check_sub_model(engine: Engine, model: onnx.ModelProto, limit_s: float) -> 
         ("when it is called again", _convert(engine, model)),
         ("in another process", call_in_subprocess(_convert, engine, model, limit_s=limit_s)),
     ):
-        require(_same_bytes(files, again), f"convert() returns other bytes {place}")
+        require(_has_equal_files(files, again), f"convert() returns other bytes {place}")
     inputs = random_inputs(graph_inputs(Model(model)))
     before = {key: array.copy() for key, array in inputs.items()}
     difference, reason = measure_difference(engine, Model(model), files, inputs)
@@ -130,7 +130,7 @@ def _convert(engine: Engine, model: onnx.ModelProto) -> EngineFiles | str | None
         return str(error)
 
 
-def _same_bytes(files: EngineFiles, other: object) -> bool:
+def _has_equal_files(files: EngineFiles, other: object) -> bool:
     return isinstance(other, EngineFiles) and (files.network, files.weights) == (other.network, other.weights)
 
 

@@ -336,10 +336,10 @@ def _elementwise_shape(node: Node, graph: LayerGraph) -> Shape | None:
     if not graph.rule_of(node).is_elementwise or len(used) != 1:
         return None
     static = all(graph.tensors[name].shape is not None for name in (*node.inputs, *used) if name)
-    return graph.tensors[used[0]].shape if static and not _computes_whole(node, graph) else None
+    return graph.tensors[used[0]].shape if static and not _needs_whole_tensor(node, graph) else None
 
 
-def _computes_whole(node: Node, graph: LayerGraph) -> bool:
+def _needs_whole_tensor(node: Node, graph: LayerGraph) -> bool:
     """Return True if an element-wise node must compute its whole tensor, because it runs in training mode.
 
     A Dropout then draws random numbers for the whole tensor, and a BatchNormalization takes the mean over it.
@@ -401,7 +401,7 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
         return (
             "one of its tensors is empty"  # Empty constants are allowed: some exporters write them for absent inputs.
         )
-    return "it runs in training mode" if _computes_whole(anchor, graph) else ""
+    return "it runs in training mode" if _needs_whole_tensor(anchor, graph) else ""
 
 
 def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:

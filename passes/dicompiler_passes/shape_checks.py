@@ -209,7 +209,7 @@ def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
     try:
         return propagate_shapes(bare, strict=True)
     except onnx.shape_inference.InferenceError as error:
-        if not _ort_accepts(bare):
+        if not _is_accepted_by_ort(bare):
             reason = " ".join(str(error).split())
             raise DicompilerError(
                 f"{place}: infer-shapes: the shapes do not fit the model: {reason}: give other shapes (--shape), or "
@@ -236,7 +236,7 @@ def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.Model
     return infer_as_onnxruntime(model, infer)
 
 
-def _ort_accepts(model: onnx.ModelProto) -> bool:
+def _is_accepted_by_ort(model: onnx.ModelProto) -> bool:
     """Return True if onnxruntime loads the model. It accepts some models that ONNX's strict inference refuses."""
     import onnxruntime
 

@@ -67,10 +67,10 @@ def improve_by_moves(problem: Problem, plan: Plan, budget: WorkBudget) -> Plan:
     position = {device.name: i for i, device in enumerate(problem.platform.devices)}
     row = np.array([position[plan.layers[layer.name][0].device] for layer in problem.layers.layers], np.intp)
     (value,) = _objective_values(model, row[None])
-    runs = list(_runs(len(row)))
+    runs = list(_list_runs(len(row)))
     step_s = len(runs) * len(row) * len(position) ** 2 * PLAN_LAYER_DEVICE_S
     while budget.try_spend(step_s):
-        moved = _moved_rows(problem, row, runs)
+        moved = _make_moved_rows(problem, row, runs)
         if not len(moved):
             break
         values = _objective_values(model, moved)
@@ -90,7 +90,7 @@ def _objective_values(model: BatchedModel, rows: PlanRows) -> NDArray[np.float64
     return np.where((estimates.host_memory > limits).any(axis=1), np.inf, values)
 
 
-def _moved_rows(problem: Problem, row: PlanRows, runs: Sequence[tuple[int, int]]) -> PlanRows:
+def _make_moved_rows(problem: Problem, row: PlanRows, runs: Sequence[tuple[int, int]]) -> PlanRows:
     """Return all plans that have one run of consecutive layers on another device than the plan `row`.
 
     A plan is a row of an array: the position of each layer's device in the platform's list of devices. `runs` are pairs
@@ -107,7 +107,7 @@ def _moved_rows(problem: Problem, row: PlanRows, runs: Sequence[tuple[int, int]]
     return np.array(changed, np.intp).reshape(-1, len(row))
 
 
-def _runs(layers: int) -> Iterator[tuple[int, int]]:
+def _list_runs(layers: int) -> Iterator[tuple[int, int]]:
     """Yield the start and the end of runs of 1, 2, 3, 4, 6, 8, … consecutive layers, at most about MAX_RUNS runs.
 
     Runs begin at every layer; in a large network, at every second, third, … layer.
@@ -254,7 +254,7 @@ class _AutoSearch:
         if self._is_done():
             return
         best = self.search.best
-        if (self.is_too_large and self.best_plan_splits) or (best is not None and best.plan.replicas):
+        if (self.is_too_large and self.is_best_plan_split) or (best is not None and best.plan.replicas):
             self.search.trim()
         else:
             self._search_tables()
@@ -294,7 +294,7 @@ class _AutoSearch:
             return False
         if name == "replicate" and self.problem.target is not None and not self.problem.target.can_run_replicas:
             return False
-        if name in TABLE_STRATEGIES and self.is_too_large and self.best_plan_splits:
+        if name in TABLE_STRATEGIES and self.is_too_large and self.is_best_plan_split:
             return False
         # The strategy gradient is not asked for a plan if cpsat has tried small changes of its own best plan. In this
         # case, cpsat has already run gradient and evaluated its plans.
@@ -369,7 +369,7 @@ class _AutoSearch:
         return len(self.problem.layers.layers) * len(self.problem.platform.devices)
 
     @property
-    def best_plan_splits(self) -> bool:
+    def is_best_plan_split(self) -> bool:
         """True if the best plan so far uses several devices."""
         return self.search.best is not None and len(self.search.best.plan.devices) > 1
 

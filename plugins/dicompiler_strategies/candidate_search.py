@@ -270,7 +270,7 @@ def _slice_layer(layers: LayerGraph, layer: Layer, parts: tuple[Part, ...]) -> t
 
 log = logging.getLogger("dicompiler")
 
-LAMBDAS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
+SENDING_FACTORS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
 """Factors λ by which times of sending are multiplied, because sending partly overlaps with computing.
 
 For VGG16 and ResNet-50 on 4 and 8 devices, smaller or larger factors never gave a better plan.
@@ -363,7 +363,7 @@ def find_optima(tables: CostTables, budget: WorkBudget | None = None) -> Iterato
     if order.largest_table > MAX_TABLE_ELEMENTS:
         return
     seen = set()
-    for scale in LAMBDAS:
+    for scale in SENDING_FACTORS:
         if not budget.try_steps(*order.work):
             return
         _, selection = minimise_exactly(
@@ -466,7 +466,7 @@ class CandidateSearch:
             ):
                 return
             changes = itertools.islice(
-                neighbours(tables, selection, seed + step), min(NEIGHBOURS_PER_STEP, tries - step)
+                make_neighbours(tables, selection, seed + step), min(NEIGHBOURS_PER_STEP, tries - step)
             )
             plans = [tables.plan(changed) for changed in changes if not self._is_hopeless(tables, changed)]
             parts_left -= sum(map(_count_parts, plans))
@@ -564,7 +564,7 @@ class CandidateSearch:
         return tables.total_seconds(selection) > HOPELESS_RATIO * self.best.value(self.problem)
 
 
-def neighbours(
+def make_neighbours(
     tables: CostTables, selection: Sequence[int], seed: int, scale: float = 0.5
 ) -> Iterator[tuple[int, ...]]:
     """Yield an endless sequence of selections near `selection`; a selection has one choice per layer.
@@ -597,7 +597,9 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
     count = len(selection)
     length = min(count, MAX_RUN_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))
     start = int(random.integers(count - length + 1))
-    node, edge = _restrict_to_layers(tables, selection, range(start, start + length), float(random.choice(LAMBDAS)))
+    node, edge = _restrict_to_layers(
+        tables, selection, range(start, start + length), float(random.choice(SENDING_FACTORS))
+    )
     node = [seconds * np.exp(random.normal(0, 0.1)) for seconds in node]
     edge = {key: table * np.exp(random.normal(0, 0.3)) for key, table in edge.items()}
     kept_numbers = _promising_choices(node, edge)

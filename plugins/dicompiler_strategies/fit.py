@@ -56,7 +56,7 @@ class Fit(Strategy):
         boards = _list_boards(problem.platform)
         stages = StageEstimates(problem.layers, getattr(problem.target, "margin", 0.0))
         refused: list[DicompilerError] = []
-        for used, tiles in self._orders(len(boards)):
+        for used, tiles in self._list_search_orders(len(boards)):
             remaining = list(boards[:used])
             for _ in range(MAX_MEASURED_PLANS):
                 sequence = stages.find_stages(remaining, tiles)
@@ -95,7 +95,7 @@ class Fit(Strategy):
             )
         return DicompilerError(f"fit: nothing fits {count}: {cause}: use larger boards or smaller inputs")
 
-    def _orders(self, boards: int) -> Iterator[tuple[int, int]]:
+    def _list_search_orders(self, boards: int) -> Iterator[tuple[int, int]]:
         """Yield pairs of a number of boards (at most `boards`) and the largest number of tiles per board.
 
         The pairs are in the order in which plans are searched.

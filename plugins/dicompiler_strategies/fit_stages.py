@@ -54,7 +54,7 @@ class FitBoard:
     ram: int
     flash: int
 
-    def fits(self, tensors: int, models: int) -> bool:
+    def has_room(self, tensors: int, models: int) -> bool:
         """Return True if the board has room for `tensors` bytes of tensors and `models` bytes of models."""
         return tensors <= self.ram and models <= (self.flash or self.ram - tensors)
 
@@ -305,17 +305,17 @@ class _StageSearch:
         for end in ends:
             if not self.stages.row_bands(start, end, 2):
                 break
-            if all(self._layer_fits(layer) for layer in range(start, end)):
+            if all(self._has_ram_for_layer(layer) for layer in range(start, end)):
                 continue
             tiled = self._add_row_stage(partial, start, end)
             if tiled is not None:
                 yield tiled, end
             # No tiles of this stage fit, although its last layer would fit whole. Longer stages are not tried, because
             # their tiles have even larger halos (rows that neighbouring tiles compute too).
-            elif self._layer_fits(end - 1):
+            elif self._has_ram_for_layer(end - 1):
                 break
 
-    def _layer_fits(self, layer: int) -> bool:
+    def _has_ram_for_layer(self, layer: int) -> bool:
         """Return True if a board has enough RAM for the whole layer with its inputs and outputs."""
         (need,) = self.stages.estimate_stage(layer, layer + 1, "whole", 1)
         return need.arena + need.incoming + need.outgoing <= self.boards[0].ram
@@ -323,7 +323,7 @@ class _StageSearch:
     def _add_whole_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
         (need,) = self.stages.estimate_stage(start, end, "whole", 1)
         board, used = self.boards[partial.board], partial.used_flash + need.flash
-        if not board.fits(need.arena + self.stages.end_bytes(start, end), used + partial.shared_flash):
+        if not board.has_room(need.arena + self.stages.end_bytes(start, end), used + partial.shared_flash):
             return None
         stage = FitStage(start, end, "whole", (board.device,))
         cost = partial.cost + need.macs + STAGE_PENALTY * self.stages.macs
@@ -341,11 +341,11 @@ class _StageSearch:
         # If models are stored in flash, only the weights decide whether a layer is split by channels. If tensors are
         # too large for RAM, tiles of rows are better, because they also make the tensors smaller and fewer bytes are
         # sent.
-        fits_one_board = board.fits(0 if board.flash else whole.arena + end_bytes, used + whole.flash)
+        fits_one_board = board.has_room(0 if board.flash else whole.arena + end_bytes, used + whole.flash)
         if end != start + 1 or count < 2 or fits_one_board:
             return None
         needs = self.stages.estimate_stage(start, end, "channels", count)
-        if not needs or not board.fits(needs[0].arena + end_bytes, used + needs[0].flash):
+        if not needs or not board.has_room(needs[0].arena + end_bytes, used + needs[0].flash):
             return None
         shared = partial.shared_flash + needs[0].flash
         stage = FitStage(start, end, "channels", tuple(board_used.device for board_used in self.boards))
@@ -390,7 +390,7 @@ class _StageSearch:
             tensors = (arena if takes_part else 0) + (
                 end_bytes if board is self.boards[0] else passing_bytes if takes_part else 0
             )
-            if not board.fits(tensors, partial.used_flash + flash if takes_part else 0):
+            if not board.has_room(tensors, partial.used_flash + flash if takes_part else 0):
                 return None
         macs = needs[0].macs + needs[-1].macs + (tiles - 2) * needs[len(needs) // 2].macs
         stage = FitStage(start, end, "rows", tuple(board.device for board in group), tiles)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from dicompiler.plugin_api import DicompilerError, Layer, LayerGraph, Plan, Problem, Strategy
 from dicompiler.plugin_api.costs import count_macs
 from dicompiler.plugin_api.search import DEFAULT_BUDGET_S, WorkBudget
-from dicompiler_strategies.candidate_search import LAMBDAS, CandidateSearch
+from dicompiler_strategies.candidate_search import SENDING_FACTORS, CandidateSearch
 from dicompiler_strategies.joint.variable_elimination import (
     MAX_TABLE_ELEMENTS,
     build_elimination_order,
@@ -199,6 +199,6 @@ def _optimal_plans(cost_tables: CostTables, kept: KeptChoices) -> Iterator[Plan]
         return
     node = [seconds[numbers] for seconds, numbers in zip(nodes, kept, strict=True)]
     edge = restrict_edges(cost_tables.edge_seconds, kept)
-    for scale in LAMBDAS:
+    for scale in SENDING_FACTORS:
         _, selection = minimise_exactly(order, node, {key: scale * table for key, table in edge.items()})
         yield cost_tables.plan(to_original_numbers(kept, selection))

@@ -31,7 +31,7 @@ from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import Strategy
 from dicompiler.search.work_budget import WorkBudget
 from dicompiler_strategies.auto import Auto
-from dicompiler_strategies.candidate_search import find_optima, neighbours
+from dicompiler_strategies.candidate_search import find_optima, make_neighbours
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.dp.strategy import Dp
 from dicompiler_strategies.tables.cost_tables import build_cost_tables
@@ -192,10 +192,10 @@ def test_neighbours_differ_and_are_valid() -> None:
     posed = problem("lenet", "rpi4x3")
     made = build_cost_tables(posed)
     start = next(find_optima(made))
-    moves = neighbours(made, start, seed=1)
+    moves = make_neighbours(made, start, seed=1)
     for _ in range(12):
         posed.estimate(made.plan(next(moves)))
-    assert next(neighbours(made, start, 1)) == next(neighbours(made, start, 1)) != start
+    assert next(make_neighbours(made, start, 1)) == next(make_neighbours(made, start, 1)) != start
 
 
 def test_auto_compiles_and_verifies() -> None:

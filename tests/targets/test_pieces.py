@@ -19,7 +19,7 @@ from dicompiler_targets.sockets.piece_copies import PieceCopier
 from dicompiler_targets.sockets.pieces import (
     MAX_PIECE_BYTES,
     MIN_PIECE_BYTES,
-    SENT,
+    SENT_SOURCE,
     Range,
     assemble_file,
     cut_file,
@@ -42,7 +42,7 @@ def ranges_of(new: Path, *old: Path) -> list[Range]:
 
 
 def sent_bytes(ranges: list[Range]) -> int:
-    return sum(length for source, _, length in ranges if source == SENT)
+    return sum(length for source, _, length in ranges if source == SENT_SOURCE)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_file_is_assembled_from_old_ranges_and_sent_bytes(tmp_path: Path) -> Non
     content, start, missing = new.read_bytes(), 0, []
     ranges = ranges_of(new, old)
     for source, _, length in ranges:
-        missing += [content[start : start + length]] if source == SENT else []
+        missing += [content[start : start + length]] if source == SENT_SOURCE else []
         start += length
     digest = hashlib.sha256(content).hexdigest()
 

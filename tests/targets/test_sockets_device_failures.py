@@ -364,7 +364,7 @@ def test_items_of_dropped_frames_are_discarded() -> None:
     for key in keys:
         box.put(key, None)
     box.drop(3)
-    assert [key for key in keys if box.has(key)] == [(3, "t0"), ("reset states", 3)]
+    assert [key for key in keys if box.has_item(key)] == [(3, "t0"), ("reset states", 3)]
 
 
 def test_each_change_has_its_own_number(start_messages: StartMessages, double_failures: Survivor) -> None:
@@ -458,7 +458,7 @@ def test_discards_late_messages_while_caller_is_slow(start_messages: StartMessag
     last = wait_until(lambda: [event for event in tuple(heard) if event.device == sink])
     assert [event.header.frame for event in last] == [since]
     device.control.send(MessageType.ROLES_CHANGED, frame=since)
-    with pytest.raises(RunError, match="received ROLES_CHANGED twice"), session._guarded():
+    with pytest.raises(RunError, match="received ROLES_CHANGED twice"), session._guard_call():
         wait_until(lambda: session._handle_events([]))
     while Hostile.there:
         Hostile.there.pop().close()

@@ -138,14 +138,16 @@ def _place_items(
     for sweep in range(SWEEP_COUNT):
         near = above if sweep % 2 == 0 else below
         for row in items if sweep % 2 == 0 else reversed(items):
-            wanted = [_wanted_place(item, near.get(item, ()), x, rows) for item in row]
+            wanted = [_find_wanted_position(item, near.get(item, ()), x, rows) for item in row]
             # An edge gap has a small weight, so that boxes move edge gaps and edge gaps hardly move boxes.
             weights = [EDGE_GAP_WEIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
-            x.update(zip(row, _separate(wanted, weights, [size[item] for item in row]), strict=True))
+            x.update(zip(row, _separate_items(wanted, weights, [size[item] for item in row]), strict=True))
     return x
 
 
-def _wanted_place(item: RowItem, near: Sequence[RowItem], x: Mapping[RowItem, float], rows: Sequence[int]) -> float:
+def _find_wanted_position(
+    item: RowItem, near: Sequence[RowItem], x: Mapping[RowItem, float], rows: Sequence[int]
+) -> float:
     """Return the mean position of the neighbours with which an item (a node's box, or an edge gap) should be aligned.
 
     An edge gap is a gap for a long edge. `near` are all neighbours of the item. A box is aligned with those neighbours
@@ -161,7 +163,7 @@ def _wanted_place(item: RowItem, near: Sequence[RowItem], x: Mapping[RowItem, fl
     return sum(x[neighbour] for neighbour in preferred) / len(preferred) if preferred else x[item]
 
 
-def _separate(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence[float]) -> list[float]:
+def _separate_items(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence[float]) -> list[float]:
     """Return the positions nearest to `wanted` that keep the order of the items and do not overlap.
 
     The weighted sum of squared distances is minimized by the pool-adjacent-violators algorithm. `sizes` are the widths

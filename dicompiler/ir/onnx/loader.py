@@ -277,8 +277,8 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
             )
     opset = max((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), default=1)
     for kind, version, safe, is_accepted in (
-        ("IR version", model.ir_version, KNOWN_IR_VERSION, partial(ort_accepts, opset=KNOWN_OPSET)),
-        ("opset", opset, KNOWN_OPSET, partial(ort_accepts, KNOWN_IR_VERSION)),
+        ("IR version", model.ir_version, KNOWN_IR_VERSION, partial(is_accepted_by_ort, opset=KNOWN_OPSET)),
+        ("opset", opset, KNOWN_OPSET, partial(is_accepted_by_ort, KNOWN_IR_VERSION)),
     ):
         if version <= safe or is_accepted(version):
             continue
@@ -291,7 +291,7 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
         )
 
 
-def ort_accepts(ir_version: int, opset: int) -> bool:
+def is_accepted_by_ort(ir_version: int, opset: int) -> bool:
     """Return True if the installed onnxruntime accepts models with this IR version and this opset.
 
     The function loads a model of one node, which takes 4 ms.

@@ -42,7 +42,7 @@ They are subtracted from the frame time. The segments are delayed until they hav
 the time that they need without delays. With 1 ms, the only segment of one program needed longer, so that a call seemed
 to cost nothing.
 """
-FRAMES_PER_ROUND, ROUNDS = 40, 3
+FRAMES_PER_ROUND, ROUND_COUNT = 40, 3
 
 
 @contextlib.contextmanager
@@ -156,7 +156,7 @@ def _measure_target(target: Target) -> RuntimeCosts:
         states = {name: runtime_benchmarks.emit_benchmark(target, name, Path(scratch, name)) for name in RUN_BENCHMARKS}
         entry = runtime_benchmarks.benchmarks_entry(target, states)
         for _ in range(runtime_costs_fit.MAX_FITS):
-            for name in ROUNDS * RUN_BENCHMARKS:
+            for name in ROUND_COUNT * RUN_BENCHMARKS:
                 program = states[name].program
                 assert program is not None
                 segment_s = COMPUTED_S / sum(len(device.segments) for device in program.devices)

@@ -146,7 +146,7 @@ def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
     if len(platform.hosts) > MAX_HOSTS:
         raise DicompilerError(f"emulate: {len(platform.hosts)} hosts are too many: use at most {MAX_HOSTS}")
     _remove_abandoned_networks(str(tools["ip"]))
-    with _NetworkBuilder(str(tools["ip"]), str(tools["tc"]), platform) as network:
+    with _NamespaceBuilder(str(tools["ip"]), str(tools["tc"]), platform) as network:
         yield network
 
 
@@ -159,7 +159,7 @@ def _remove_abandoned_networks(ip: str) -> None:
             subprocess.run([ip, "netns", "del", path.name], capture_output=True)
 
 
-class _NetworkBuilder:
+class _NamespaceBuilder:
     """Creates the namespaces and links of an emulated network, and removes them."""
 
     def __init__(self, ip: str, tc: str, platform: Platform) -> None:

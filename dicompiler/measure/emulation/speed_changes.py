@@ -90,7 +90,7 @@ def emulate_speed_changes(
 
     with (
         open_boards(boards, {}, first) as emulation,  # No segment times yet: `with_segment_times` adds them.
-        _changing_links(emulation, link_changes),
+        _change_links(emulation, link_changes),
     ):
         session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))
         session: SwappableSession
@@ -110,7 +110,7 @@ def emulate_speed_changes(
 
 
 @contextlib.contextmanager
-def _changing_links(emulation: Emulation, changes: Sequence[tuple[float, str, float]]) -> Iterator[None]:
+def _change_links(emulation: Emulation, changes: Sequence[tuple[float, str, float]]) -> Iterator[None]:
     """Change the speeds of links in a thread until the end of the `with` block.
 
     Args:

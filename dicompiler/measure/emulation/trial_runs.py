@@ -56,7 +56,7 @@ def open_cluster_runner(frames: int, options: RunOptions) -> Iterator[Runner]:
     devices = _KeptDevices(options)
 
     def run_on_cluster(artifact: Path, log: Path) -> Mapping[str, Any]:
-        with devices.prepared_for(artifact):
+        with devices.prepare_devices(artifact):
             result = run(artifact, None, frames, options=replace(options, kept_frames=0))
         return run_document(artifact, result, options, log)
 
@@ -77,7 +77,7 @@ class _KeptDevices:
         self._artifacts: list[Path] = []
 
     @contextmanager
-    def prepared_for(self, artifact: Path) -> Iterator[None]:
+    def prepare_devices(self, artifact: Path) -> Iterator[None]:
         """Copy an artifact and let the devices load it. An error in the `with` block stops the devices."""
         try:
             service = open_service(artifact, self._options)

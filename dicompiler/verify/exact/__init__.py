@@ -275,7 +275,7 @@ def _with_new_constants(
             array = arrays.get((index, position))
             if array is None:
                 continue
-            keeps_name = replaces_all and (name not in replaced or _equal_arrays(replaced[name], array))
+            keeps_name = replaces_all and (name not in replaced or _are_equal_arrays(replaced[name], array))
             target = name if keeps_name else f"{name}@{index}.{position}"
             replaced[target] = array
             proto.graph.node[index].input[position] = target
@@ -289,7 +289,7 @@ def _with_new_constants(
     return Model(proto, MappingProxyType(weights))
 
 
-def _equal_arrays(a: NDArray[Any], b: NDArray[Any]) -> bool:
+def _are_equal_arrays(a: NDArray[Any], b: NDArray[Any]) -> bool:
     return bool(a.shape == b.shape and (a == b).all())
 
 

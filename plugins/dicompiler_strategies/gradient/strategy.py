@@ -61,14 +61,14 @@ class BestSelection:
     Attributes:
         selection: The selection.
         value: Its cost in s or J.
-        fits: True if its weights fit into memory.
+        fits_memory: True if its weights fit into memory.
         others: The next best selections, the best one first.
         interrupted: True if the user interrupted the search.
     """
 
     selection: tuple[int, ...]
     value: float
-    fits: bool
+    fits_memory: bool
     others: tuple[tuple[int, ...], ...] = ()
     interrupted: bool = False
 
@@ -163,7 +163,7 @@ class Gradient(Strategy):
                 return replace(plan, note=INTERRUPTED_NOTE if best.interrupted else budget.note())
             if best.interrupted:
                 raise KeyboardInterrupt
-            if not best.fits:
+            if not best.fits_memory:
                 break
             # The missing bytes and a quarter more are reserved on the host. If that does not help, they are reserved on
             # all hosts, because otherwise the excess may move to the next host.
@@ -197,7 +197,9 @@ class Gradient(Strategy):
         settings = self._descent_settings(objectives) if descent else None
         for tables in objectives:
             found = _search_objective(tables, settings, hints, budget or WorkBudget())
-            if found is not None and (best is None or (not found.fits, found.value) < (not best.fits, best.value)):
+            if found is not None and (
+                best is None or (not found.fits_memory, found.value) < (not best.fits_memory, best.value)
+            ):
                 best = found
             if found is not None and found.interrupted:
                 best = replace(best or found, interrupted=True)
@@ -253,9 +255,9 @@ def _search_objective(
         best = (search.rank(starts) if stopped else search.run(starts))[:_MAX_OTHER_SELECTIONS]
     except KeyboardInterrupt:
         best, stopped = search.rank(starts)[:_MAX_OTHER_SELECTIONS], True
-    fits = bool(tables.relative_excess(tables.weight_loads(best[:1]))[0] == 0)
+    fits_memory = bool(tables.relative_excess(tables.weight_loads(best[:1]))[0] == 0)
     first, *others = (to_original_numbers(tables.kept_choices, selection) for selection in best.tolist())
-    return BestSelection(first, float(tables.values(best[:1])[0]), fits, tuple(others), stopped)
+    return BestSelection(first, float(tables.values(best[:1])[0]), fits_memory, tuple(others), stopped)
 
 
 def default_device_counts(devices: int) -> tuple[int, ...]:

@@ -31,7 +31,7 @@ from dicompiler.plugin_api.regions import named_axes, output_shape, reduction_le
 from dicompiler_strategies.dp.row_maps import RowIntervals, RowMap, build_row_maps, row_counts
 from dicompiler_strategies.tables.choice_footprints import Ints
 
-BITS = 32
+ELEMENT_BITS = 32
 """Bits of an element."""
 Mode = Literal["grids", "grids+data", "model", "data", "hybrid", "device"]
 """How a block is computed.
@@ -289,7 +289,7 @@ def _single_device_latency(layers: Chain, F: float, G: float) -> float:
     flops = sum(
         2 * at.Ni * at.No if isinstance(at, FullyConnectedLayer) else at.row_flops * at.maps[0].height for at in layers
     )
-    return flops / F + (inputs + outputs) * BITS / G
+    return flops / F + (inputs + outputs) * ELEMENT_BITS / G
 
 
 @dataclass(frozen=True)
@@ -337,7 +337,7 @@ class _Rounds:
         Each of the k devices has a k-th of the gateway's bandwidth G in bit/s. By eq. (3), e_{i,j}^k = max over d of
         ζ(d) / F + 32 φ(d) / (G / k).
         """
-        return float(np.max(zeta / self.F + phi * BITS * self.k / self.G))
+        return float(np.max(zeta / self.F + phi * ELEMENT_BITS * self.k / self.G))
 
     def _convolutional(self, i: int, state: DataState) -> list[_RoundOption]:
         """Return the possible rounds that begin at the convolutional layer i.

@@ -251,7 +251,7 @@ def _previous_layer(
     input channels of `layer`, and `places` are the positions of the layers of the ILP so far.
     """
     at = layers.producer.get(layer.inputs[0])
-    fusable = at is not None and _ranges_fit(layers, at, length)
+    fusable = at is not None and _has_output_channels(layers, at, length)
     name = layer.name
     while at is not None:
         fusable = (
@@ -267,7 +267,7 @@ def _previous_layer(
     return None, False
 
 
-def _ranges_fit(layers: LayerGraph, before: Layer, length: int) -> bool:
+def _has_output_channels(layers: LayerGraph, before: Layer, length: int) -> bool:
     """Return True if layer `before` has as many output channels as the next layer sums over.
 
     A range of its output channels is then a range of the next layer's input channels.

@@ -89,7 +89,7 @@ class IntervalTraffic:
 
 
 @dataclass(frozen=True)
-class _Piece:
+class _TrafficPiece:
     """Some bytes of a tensor, all of which have the same readers.
 
     Attributes:
@@ -251,7 +251,7 @@ def _add_if_any(total: Floats, readers: Sequence[int], first: int, layers: int, 
             start = reader + 1
 
 
-def _list_pieces(flows: NetworkFlows, block: Sequence[int]) -> list[_Piece]:
+def _list_pieces(flows: NetworkFlows, block: Sequence[int]) -> list[_TrafficPiece]:
     """Return the pieces (bytes with the same readers) of all tensors.
 
     `block` has, for each layer, the number of the block (consecutive layers) that contains it.
@@ -263,7 +263,7 @@ def _list_pieces(flows: NetworkFlows, block: Sequence[int]) -> list[_Piece]:
                 readers = [flow.readers[i] for i in shared.readers]
                 blocks = tuple(sorted({block[reader] for reader in _layer_positions(readers)}))
                 producer = flow.producer if flow.producer == INPUT_PRODUCER else block[flow.producer]
-                pieces.append(_Piece(producer, blocks, SINK_READER in readers, shared.nbytes))
+                pieces.append(_TrafficPiece(producer, blocks, SINK_READER in readers, shared.nbytes))
     return pieces
 
 

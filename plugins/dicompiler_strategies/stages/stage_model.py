@@ -106,14 +106,14 @@ class StageModel:
             the units have one row and one column for each position.
         unused_load: For each kind, the load of a device that computes nothing. It is not 0 if the device is a source,
             which supplies the network's inputs, or a sink, which receives the outputs.
-        traffic_is_limit: True if all messages share one medium. The total traffic is then a load too.
+        has_shared_medium: True if all messages share one medium. The total traffic is then a load too.
     """
 
     kinds: tuple[DeviceKind, ...]
     units: tuple[StageUnit, ...]
     positions: tuple[int, ...]
     unused_load: tuple[float, ...]
-    traffic_is_limit: bool
+    has_shared_medium: bool
 
 
 @dataclass(frozen=True)

@@ -79,7 +79,7 @@ class StageSolution:
 
 
 @dataclass(frozen=True)
-class _Step:
+class _LastStages:
     """The last stage of the best solution for a set of devices, as arrays over the end position of this stage.
 
     Attributes:
@@ -200,7 +200,7 @@ class _PipelineSearch:
         size = len(self.model.positions)
         costs = [np.where(_above_diagonal(unit.load) <= limit, unit.traffic, np.inf) for unit in self.model.units]
         best = {used: np.full(size, np.inf) for used in self.sets}
-        last = {used: _Step(np.zeros(size, np.intp), np.zeros(size, np.intp)) for used in self.sets}
+        last = {used: _LastStages(np.zeros(size, np.intp), np.zeros(size, np.intp)) for used in self.sets}
         best[self.sets[0]][0] = 0.0
         for used in self.sets:
             known = np.flatnonzero(best[used] < np.inf)
@@ -217,7 +217,7 @@ class _PipelineSearch:
             return None
         return self._trace(min(ends, key=lambda used: float(best[used][-1])), last)
 
-    def _trace(self, used: DeviceCounts, last: dict[DeviceCounts, _Step]) -> tuple[tuple[int, int, int], ...]:
+    def _trace(self, used: DeviceCounts, last: dict[DeviceCounts, _LastStages]) -> tuple[tuple[int, int, int], ...]:
         stages, stop = [], len(self.model.positions) - 1
         while stop:
             start, unit = int(last[used].starts[stop]), int(last[used].units[stop])
@@ -231,7 +231,7 @@ class _PipelineSearch:
         units = self.model.units
         used = tuple(map(sum, zip(*(units[unit].counts for _, _, unit in stages), strict=True)))
         loads = [float(units[unit].load[start, stop]) for start, stop, unit in stages]
-        if self.model.traffic_is_limit:
+        if self.model.has_shared_medium:
             loads.append(sum(float(units[unit].traffic[start, stop]) for start, stop, unit in stages))
         return max(*loads, self._unused_load(used))
 

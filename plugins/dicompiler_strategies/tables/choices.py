@@ -490,7 +490,7 @@ def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
     # A channel run is a sequence of layers that are cut by channels together, without an exchange between them. A
     # product of two computed tensors (as in QKᵀ) does not end a run, because both tensors have the axis that it sums
     # over. It cannot be cut together with earlier layers, so it is not split into partial sums.
-    if length is None or (run is None and count_macs(layers, layer)) or _table_is_small(layers, layer):
+    if length is None or (run is None and count_macs(layers, layer)) or _is_small_table(layers, layer):
         return
     ranges = cut_channel_run(layers, run, split.weights).ranges if run else split_proportionally(length, split.weights)
     cuts = zip(split.devices, ranges, strict=True)
@@ -503,7 +503,7 @@ def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
             yield Choice("lip", label, partial_sums + mergers, shares)
 
 
-def _table_is_small(layers: LayerGraph, layer: Layer) -> bool:
+def _is_small_table(layers: LayerGraph, layer: Layer) -> bool:
     """Return True if the layer picks rows of a table that is no larger than the layer's output.
 
     If such a table is cut, each device computes a partial result of the size of the output, which must be sent and

@@ -20,7 +20,7 @@ from dicompiler_strategies.tables.choices import Choice
 from dicompiler_strategies.tables.cost_tables import LayerEdge
 from dicompiler_strategies.teams.load_models import LoadModel, Selections
 
-NORM = 12
+NORM_EXPONENT = 12
 """Exponent p of the norm (Σ load^p)^(1/p) that the search minimises.
 
 A load is the seconds or bytes of a device or link. The norm is close to the largest load. Unlike the largest load, it
@@ -36,7 +36,7 @@ read the tables of all layers.
 """
 ENTRY_S, BATCH_S = 6e-9, 4e-4
 """Seconds of the reference computer to read a table entry, and to prepare a batch of moves (changes of a plan)."""
-PENALTY = 1e6
+EXCESS_PENALTY = 1e6
 """Penalty on the value of a selection (plan) that exceeds a host's memory, or that sends a state to another device."""
 
 
@@ -105,12 +105,12 @@ class RunObjective:
     def _values(self, selections: Selections, loads_by_model: Sequence[Floats]) -> Floats:
         """Return the values of selections (plans), given the loads (seconds or bytes) that each model predicts."""
         loads, *memory = loads_by_model
-        values: Floats = np.sum((loads / self.scale) ** NORM, axis=1) ** (1 / NORM)
+        values: Floats = np.sum((loads / self.scale) ** NORM_EXPONENT, axis=1) ** (1 / NORM_EXPONENT)
         for used in memory:
             excess = (used / self.memory_limits).max(axis=1) - 1
-            values = values + np.where(excess > 0, PENALTY * (1 + excess), 0.0)
+            values = values + np.where(excess > 0, EXCESS_PENALTY * (1 + excess), 0.0)
         for (i, j), is_sent in self.sent_states.items():
-            values = values + PENALTY * is_sent[selections[:, i], selections[:, j]]
+            values = values + EXCESS_PENALTY * is_sent[selections[:, i], selections[:, j]]
         return values
 
     def value(self, selection: Selections) -> float:

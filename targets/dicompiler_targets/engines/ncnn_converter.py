@@ -48,7 +48,7 @@ Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class _Layer:
+class _NcnnLayer:
     """A layer of an ncnn network.
 
     Attributes:
@@ -102,7 +102,7 @@ class _Converter:
         self.shapes = _infer_shapes(model) | {name: array.shape for name, array in self.constants.items()}
         self.readers = Counter(name for node in model.graph.node for name in node.input if name)
         self.readers.update(value.name for value in model.graph.output)
-        self.layers: list[_Layer] = []
+        self.layers: list[_NcnnLayer] = []
         self.producers: dict[str, int] = {}
 
     def convert(self) -> EngineFiles:
@@ -150,11 +150,11 @@ class _Converter:
         weights: tuple[Array, ...] = (),
         has_kernel: bool = False,
     ) -> None:
-        """Add a layer with one output. The other arguments are the fields of `_Layer`."""
+        """Add a layer with one output. The other arguments are the fields of `_NcnnLayer`."""
         self.producers[output] = len(self.layers)
-        self.layers.append(_Layer(kind, tuple(inputs), (output,), parameters or {}, weights, has_kernel))
+        self.layers.append(_NcnnLayer(kind, tuple(inputs), (output,), parameters or {}, weights, has_kernel))
 
-    def find_fusible(self, name: str) -> _Layer | None:
+    def find_fusible(self, name: str) -> _NcnnLayer | None:
         """Return the layer that computes the tensor `name`, if the next operator can be fused into this layer.
 
         The result is None if no layer computes the tensor, or if several nodes read it.
@@ -162,7 +162,7 @@ class _Converter:
         index = self.producers.get(name)
         return None if index is None or self.readers[name] != 1 else self.layers[index]
 
-    def replace_layer(self, name: str, layer: _Layer) -> None:
+    def replace_layer(self, name: str, layer: _NcnnLayer) -> None:
         """Replace the layer that computes the tensor `name` by another one."""
         index = self.producers[name]
         self.layers[index] = layer
@@ -278,7 +278,7 @@ def _format_number(value: float) -> str:
     return str(value) if isinstance(value, int) else f"{float(np.float32(value)):.9e}"
 
 
-def _split_shared_blobs(layers: Sequence[_Layer], outputs: set[str]) -> list[_Layer]:
+def _split_shared_blobs(layers: Sequence[_NcnnLayer], outputs: set[str]) -> list[_NcnnLayer]:
     """Add a layer `Split` after each blob that has several readers.
 
     In ncnn, a blob (tensor) can have only one reader. A network output is a reader too; `outputs` has the names of
@@ -294,7 +294,7 @@ def _split_shared_blobs(layers: Sequence[_Layer], outputs: set[str]) -> list[_La
         for name, whole in renamed.items():
             copies[name] = [f"{name}/{i}" for i in range(readers[name])]
             split = (*copies[name], name) if name in outputs else tuple(copies[name])
-            result.append(_Layer("Split", (whole,), split))
+            result.append(_NcnnLayer("Split", (whole,), split))
     return result
 
 

@@ -26,7 +26,7 @@ from dicompiler_targets.sockets.deploy import (
     device_locations,
     find_listen_address,
     last_error_line,
-    quoted_python,
+    quote_python_path,
     start_command,
 )
 from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
@@ -203,7 +203,7 @@ class DaemonHosts:
         location = self.locations[name]
         file = posixpath.join(posixpath.dirname(location.directory), STATE_DIRECTORY, f"{name}.json")
         code = f"PREFIX = {ssh.LINE_PREFIX!r}\n{STOP_SCRIPT}".encode()
-        arguments = [quoted_python(location), ssh.quote_path(file)]
+        arguments = [quote_python_path(location), ssh.quote_path(file)]
         result = self.commands.run(location, RUN_PYTHON_SCRIPT, arguments, lambda pipe: pipe.write(code))
         with suppress(ValueError, LookupError, TypeError):
             return bool(json.loads(result.prefixed_lines[-1])["ran"])

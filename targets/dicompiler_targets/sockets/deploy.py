@@ -273,7 +273,7 @@ class _DeviceCopier:
             large = {name: wanted.files[name] for name in sorted(missing) if is_pieced(wanted.files[name])}
             if large and found.old_files:
                 copier = PieceCopier(
-                    self.commands, self.location, quoted_python(self.location), found.old_files, self.bytes_per_s
+                    self.commands, self.location, quote_python_path(self.location), found.old_files, self.bytes_per_s
                 )
                 directory = ssh.assembled_directory(found.path)
                 self.assembled[wanted.target] = copier.assemble(directory, large, wanted.digests)
@@ -294,7 +294,7 @@ class _DeviceCopier:
             directory = ssh.assembled_directory(found.path)
             others = {name: f"{directory}/{name}" for name in self.assembled.get(wanted.target, ())}
             self._send(wanted, found.intact if found.stamp else (), {**found.elsewhere, **others})
-        if changed and any(_damaged_files(self.copies, self._probe())):
+        if changed and any(_find_damaged_files(self.copies, self._probe())):
             for wanted, _ in changed:
                 self._send(wanted)
             _check_copied(self.location, self.copies, self._probe())
@@ -354,7 +354,7 @@ def _check_copied(location: DeviceLocation, copies: Sequence[DirectoryCopy], fou
 
     `found_files` are the files on the host, for each of `copies`.
     """
-    for directory_copy, damaged in zip(copies, _damaged_files(copies, found_files), strict=True):
+    for directory_copy, damaged in zip(copies, _find_damaged_files(copies, found_files), strict=True):
         if damaged:
             raise RunError(
                 f"{location.title}: {directory_copy.target}/{damaged[0]} differs from the copied file: copy it again; "
@@ -362,7 +362,7 @@ def _check_copied(location: DeviceLocation, copies: Sequence[DirectoryCopy], fou
             )
 
 
-def _damaged_files(copies: Sequence[DirectoryCopy], found_files: Sequence[FoundFiles]) -> list[list[str]]:
+def _find_damaged_files(copies: Sequence[DirectoryCopy], found_files: Sequence[FoundFiles]) -> list[list[str]]:
     """Return, for each directory in `copies`, the names of the files that its host lacks or has changed."""
     return [sorted(wanted.files.keys() - found.intact) for wanted, found in zip(copies, found_files, strict=True)]
 
@@ -415,7 +415,7 @@ def find_listen_address(options: RunOptions, locations: Sequence[DeviceLocation]
         ) from None
 
 
-def quoted_python(location: DeviceLocation) -> str:
+def quote_python_path(location: DeviceLocation) -> str:
     return ssh.quote_path(location.python) if "/" in location.python else shlex.quote(location.python)
 
 
@@ -439,7 +439,7 @@ def _probe_host(
     constants |= {"NEEDED": needed, "MAX_DIRECTORIES": MAX_SEARCHED_DIRECTORIES, "MIN_PIECED_BYTES": MIN_PIECED_BYTES}
     lines = [f"{name} = {value!r}" for name, value in constants.items()]
     code = "\n".join([*lines, PROBE_SCRIPT]).encode()
-    arguments = [quoted_python(location), *(ssh.quote_path(wanted.target) for wanted in copies)]
+    arguments = [quote_python_path(location), *(ssh.quote_path(wanted.target) for wanted in copies)]
     result = commands.run(location, RUN_PYTHON_SCRIPT, arguments, lambda stream: stream.write(code))
     if not result.prefixed_lines:
         cause = f"Python {location.python!r} cannot be run ({last_error_line(result)})"
@@ -511,7 +511,7 @@ def start_command(location: DeviceLocation, arguments: Sequence[str], options: R
         command += ["--threads", str(location.threads)]
     if location.cores:
         command += ["--cores", ",".join(map(str, location.cores))]
-    return [ssh.quote_path(location.directory), quoted_python(location), *map(shlex.quote, command)]
+    return [ssh.quote_path(location.directory), quote_python_path(location), *map(shlex.quote, command)]
 
 
 class RemoteStarter:

@@ -61,7 +61,9 @@ class PieceCopier:
             or if the host has no piece of it.
         """
         found = self._find({name: pieces.cut_file(path) for name, path in files.items()})
-        useful = {name: ranges for name, ranges in found.items() if any(source != pieces.SENT for source, *_ in ranges)}
+        useful = {
+            name: ranges for name, ranges in found.items() if any(source != pieces.SENT_SOURCE for source, *_ in ranges)
+        }
         if not useful:
             return []
         recipes = [(name, digests[name], ranges) for name, ranges in useful.items()]
@@ -103,13 +105,13 @@ def is_pieced(path: Path) -> bool:
 
 
 def _missing_bytes(path: Path, ranges: Sequence[pieces.Range]) -> Iterator[bytes]:
-    """Yield the bytes of a file that no old file on the host has: those in ranges whose source is SENT.
+    """Yield the bytes of a file that no old file on the host has: those in ranges whose source is SENT_SOURCE.
 
     Together, the ranges are the whole file.
     """
     with path.open("rb") as file:
         for source, _, length in ranges:
-            if source != pieces.SENT:
+            if source != pieces.SENT_SOURCE:
                 file.seek(length, 1)
                 continue
             for start in range(0, length, _BLOCK_BYTES):

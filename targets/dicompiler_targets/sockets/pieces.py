@@ -35,7 +35,7 @@ DIGEST_BYTES = 8
 Two different pieces may have the same short digest by chance. The digest of the whole file, which is checked too, then
 shows the error.
 """
-SENT = -1
+SENT_SOURCE = -1
 """Source of a range of bytes that is sent to the host. Other sources are indices of files on the host."""
 _MULTIPLIER = 0x9E3779B1
 _DOUBLINGS = (1, 2, 4, 8)
@@ -46,7 +46,7 @@ _BLOCK_BYTES = 1 << 22
 Piece = tuple[int, int, bytes]
 """Offset, length and digest of a piece."""
 Range = tuple[int, int, int]
-"""A range of bytes: its source, its offset there (0 for SENT), and its length."""
+"""A range of bytes: its source, its offset there (0 for SENT_SOURCE), and its length."""
 
 
 def cut_file(path: Path | str) -> list[Piece]:
@@ -101,7 +101,7 @@ def join_ranges(ranges: Sequence[Range]) -> list[Range]:
     joined: list[Range] = []
     for source, offset, length in ranges:
         previous = joined[-1] if joined else None
-        if previous and previous[0] == source and (source == SENT or previous[1] + previous[2] == offset):
+        if previous and previous[0] == source and (source == SENT_SOURCE or previous[1] + previous[2] == offset):
             joined[-1] = source, previous[1], previous[2] + length
         else:
             joined.append((source, offset, length))
@@ -114,7 +114,8 @@ def join_ranges(ranges: Sequence[Range]) -> list[Range]:
 def find_pieces(old_files: Sequence[str], wanted: Sequence[Sequence[int]], digests: IO[bytes]) -> list[list[Range]]:
     """Return, for each wanted file, the ranges of old files from which it can be assembled.
 
-    Pieces that no old file has become ranges of SENT bytes. Old files that cannot be read are ignored.
+    Pieces that no old file has become ranges of bytes with the source SENT_SOURCE. Old files that cannot be read are
+    ignored.
 
     Args:
         old_files: Paths of the old files.
@@ -131,7 +132,7 @@ def find_pieces(old_files: Sequence[str], wanted: Sequence[Sequence[int]], diges
         ranges = []
         for length in lengths:
             place = places.get(digests.read(DIGEST_BYTES))
-            ranges.append(place if place and place[2] == length else (SENT, 0, length))
+            ranges.append(place if place and place[2] == length else (SENT_SOURCE, 0, length))
         found.append(join_ranges(ranges))
     return found
 
@@ -141,11 +142,11 @@ def assemble_file(path: Path, digest: str, ranges: Sequence[Range], old_files: S
     found = hashlib.sha256()
     path.parent.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as stack, path.open("wb") as file:
-        opened = {SENT: sent}
+        opened = {SENT_SOURCE: sent}
         for source, offset, length in ranges:
             if source not in opened:
                 opened[source] = stack.enter_context(open(old_files[source], "rb"))
-            if source != SENT:
+            if source != SENT_SOURCE:
                 opened[source].seek(offset)
             while length > 0 and (block := opened[source].read(min(length, _BLOCK_BYTES))):
                 found.update(block)

@@ -343,7 +343,7 @@ class ClusterSession(Session):
         )
         self._window, self._loop = self._cluster.window, self._cluster.loop
         self._guard = SessionGuard(self._stop, self._loop.wake)
-        with self._guarded(), contextlib.ExitStack() as stack:
+        with self._guard_call(), contextlib.ExitStack() as stack:
             stack.callback(acceptor.close)
             self._cluster.join(self._new_deadline())
             if self._cluster.schedule.tolerates_failures:
@@ -366,7 +366,7 @@ class ClusterSession(Session):
 
     def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         checked = self.artifact.check_inputs(inputs)
-        with self._guarded():
+        with self._guard_call():
             outputs = self._wait_for_outputs(self._submit_frame(checked))
             self._wait_for_event_log()
             return self.artifact.merge_outputs(outputs)
@@ -395,7 +395,7 @@ class ClusterSession(Session):
             while True:
                 if not waiting:
                     self._wait_for_reader(reader)
-                with self._guarded():
+                with self._guard_call():
                     frame = self._next_finished_frame(reader, waiting)
                     if frame is not None:
                         outputs = self._wait_for_outputs(frame)
@@ -419,15 +419,15 @@ class ClusterSession(Session):
         with self._guard.use_exclusively():
             if self._guard.reason is not None:
                 return
-            with self._guarded():
-                self._wait_until_none(self._awaited_devices)
+            with self._guard_call():
+                self._wait_until_none(self._list_awaited_devices)
                 self._finish_run()
             self._guard.end("it was closed")
 
     # -- start and end
 
     @contextlib.contextmanager
-    def _guarded(self) -> Iterator[None]:
+    def _guard_call(self) -> Iterator[None]:
         """Return a context manager for a call of the session; an exception in it ends the session.
 
         It also measures the time in which the user's code runs between two calls.
@@ -474,7 +474,7 @@ class ClusterSession(Session):
         """Return True if the session waits for outputs, or for acknowledgements of a change of roles (plans)."""
         return self._cluster.needs_replay or bool(self._cluster.awaiting_ack) or len(self._window) > 0
 
-    def _awaited_devices(self) -> list[str]:
+    def _list_awaited_devices(self) -> list[str]:
         """Return the devices that have not finished the oldest frame.
 
         If no frame is in flight, return the devices that have not acknowledged the order to use other roles (plans).
@@ -497,7 +497,7 @@ class ClusterSession(Session):
     def _submit_frame(self, inputs: Mapping[str, Any]) -> InFlightFrame:
         """Wait until another frame may be in flight, and send the frame with these inputs to the devices."""
         while self._is_full():
-            self._handle_events(self._awaited_devices())
+            self._handle_events(self._list_awaited_devices())
         kept_inputs = inputs if self._cluster.schedule.tolerates_failures else None
         frame = InFlightFrame(kept_inputs, time.perf_counter())
         self._send_frame(frame, inputs, self._loop.push)
@@ -575,7 +575,7 @@ class ClusterSession(Session):
             is_busy = self._is_busy()
             can_send = not is_busy or not (reader.is_exhausted or self._is_full())
             is_ready = reader.has_frame_or_end if can_send else None
-            self._handle_events(self._awaited_devices() if is_busy else [], is_ready)
+            self._handle_events(self._list_awaited_devices() if is_busy else [], is_ready)
 
     def _wait_for_reader(self, reader: FrameReader) -> None:
         """Wait until the reader has a frame, or knows that no more frames follow.
@@ -583,15 +583,15 @@ class ClusterSession(Session):
         Meanwhile, other threads may use the session.
         """
         while not reader.has_frame_or_end():
-            with self._guarded():
+            with self._guard_call():
                 self._handle_events(
-                    self._awaited_devices() if self._is_busy() else [],
+                    self._list_awaited_devices() if self._is_busy() else [],
                     lambda: reader.has_frame_or_end() or self._guard.has_waiting_call,
                 )
 
     def _wait_for_outputs(self, frame: InFlightFrame) -> dict[str, dict[str, Any]]:
         """Wait for a frame's outputs; return them by sink (device that sends outputs) and output name."""
-        self._wait_until_none(lambda: self._awaited_devices() if frame.missing_outputs else [])
+        self._wait_until_none(lambda: self._list_awaited_devices() if frame.missing_outputs else [])
         outputs: dict[str, dict[str, Any]] = {}
         for device, payloads in frame.outputs.items():
             values = frame.role_io.outputs[device]

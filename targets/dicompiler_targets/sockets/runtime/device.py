@@ -810,7 +810,7 @@ class DeviceRun:
             channel.send(MessageType.BYE)
             channel.flush(deadline)
         self._loop.run_until(
-            lambda: all(peer in disconnected or self._mailbox.has(("bye", peer)) for peer in peers), deadline
+            lambda: all(peer in disconnected or self._mailbox.has_item(("bye", peer)) for peer in peers), deadline
         )
         for peer in peers:
             if peer not in disconnected:

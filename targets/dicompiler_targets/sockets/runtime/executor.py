@@ -87,7 +87,7 @@ class Mailbox:
         self.order_changes += 1
         self.changes += 1
 
-    def has(self, key: Any) -> bool:
+    def has_item(self, key: Any) -> bool:
         """Return True if `pop` would return an item with this key or raise an error."""
         return key in self._items or self._failure is not None
 
@@ -128,7 +128,7 @@ class Mailbox:
         At the deadline (time.monotonic), raise a DeviceError that names the item by its `description` and the peer that
         should have sent it.
         """
-        loop.run_until(lambda: self.has(key), deadline)
+        loop.run_until(lambda: self.has_item(key), deadline)
         if (item := self.pop(key)) is None:
             raise DeviceError(f"{description} did not arrive in time", peer)
         return item
@@ -528,7 +528,7 @@ class StepExecutor:
         start = time.perf_counter()
         frame.started_at = frame.started_at or start
         if self._min_segment_s:
-            with _emulated_duration(start + self._min_segment_s[number] / self._emulated_speed.at(start)):
+            with _emulate_duration(start + self._min_segment_s[number] / self._emulated_speed.at(start)):
                 outputs = self._compute_outputs(step, number, frame, buffer_set)
         else:
             outputs = self._compute_outputs(step, number, frame, buffer_set)
@@ -591,7 +591,7 @@ def _make_run_options() -> Any:
 
 
 @contextlib.contextmanager
-def _emulated_duration(end: float) -> Iterator[None]:
+def _emulate_duration(end: float) -> Iterator[None]:
     """Return a context manager that ends at the time `end` (time.perf_counter), to emulate a slower board.
 
     If `end` is in the future, the code in the context runs with idle priority, so that it does not delay the other

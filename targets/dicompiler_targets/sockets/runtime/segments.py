@@ -128,12 +128,12 @@ def check_packages(packages: Iterable[Mapping[str, str]]) -> None:
             importlib.import_module(name)
         except ImportError as error:
             raise ValueError(f"the package {name} is not installed ({error}): run 'pip install {name}'") from error
-        if _release(found) < _release(oldest):
+        if _parse_release(found) < _parse_release(oldest):
             cause = f"{name} {found} is too old, {oldest} or newer is needed"
             raise ValueError(f"{cause}: run 'pip install --upgrade {name}'")
 
 
-def _release(version: str) -> list[int]:
+def _parse_release(version: str) -> list[int]:
     return [int(number) for number in re.findall(r"\d+", version)[:2]]
 
 
@@ -241,7 +241,7 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
             continue
         try:
             path = str(directory / segment["file"])
-            with freed_to_system():
+            with return_freed_memory():
                 if "engine" in segment:
                     sessions[segment["file"]] = NetworkSession(directory, segment, threads, not manifest["peers"])
                 else:
@@ -607,7 +607,7 @@ def _is_small(dtype: str, shape: Sequence[Any] | None) -> bool:
 
 
 @contextlib.contextmanager
-def freed_to_system() -> Iterator[None]:
+def return_freed_memory() -> Iterator[None]:
     """Return a context manager in which glibc returns each freed block of 128 KiB or more to the system.
 
     By default, glibc returns only the first such block. From then on, it keeps freed blocks up to the size of that
