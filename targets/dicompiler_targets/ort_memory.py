@@ -61,19 +61,19 @@ class WeightLoading:
     convolution: int
     largest: int
 
-    def kept_bytes(self, blocked: bool) -> int:
+    def kept_bytes(self, is_blocked: bool) -> int:
         """Return the bytes of transformed convolution weights, which stay in memory next to the mapped weights file.
 
-        `blocked` is True if onnxruntime reorders weights in blocks of channels (level "all").
+        `is_blocked` is True if onnxruntime reorders weights in blocks of channels (level "all").
         """
-        return self.convolution if blocked else self.folded
+        return self.convolution if is_blocked else self.folded
 
-    def peak_bytes(self, blocked: bool) -> int:
+    def peak_bytes(self, is_blocked: bool) -> int:
         """Return the peak bytes of convolution weights while the session is created.
 
-        `blocked` is True if onnxruntime reorders weights in blocks of channels (level "all").
+        `is_blocked` is True if onnxruntime reorders weights in blocks of channels (level "all").
         """
-        second_copy = self.convolution if blocked else self.refolded
+        second_copy = self.convolution if is_blocked else self.refolded
         return self.folded + second_copy + TEMPORARY_WEIGHT_COPIES * self.largest * bool(second_copy or self.folded)
 
 
@@ -90,14 +90,14 @@ def predict_memory_overhead(program: Program, process_bytes: int, optimization: 
     Returns:
         Bytes by device.
     """
-    blocked = optimization == "all"
+    is_blocked = optimization == "all"
     counted = program_memory(program)
     overhead = {}
     for index, first_role in enumerate(program.devices):
         name = first_role.device
-        device, copied = _merge_roles(program, index, blocked)
+        device, copied = _merge_roles(program, index, is_blocked)
         running = _running_bytes(device, counted[name].activations + counted[name].buffers) + copied
-        overhead[name] = process_bytes + max(running, _loading_peak_bytes(device, blocked) - counted[name].total)
+        overhead[name] = process_bytes + max(running, _loading_peak_bytes(device, is_blocked) - counted[name].total)
     return overhead
 
 
@@ -119,12 +119,12 @@ def count_retained_bytes(program: Program, device: DeviceProgram) -> int:
     return peak_nbytes(longer) - peak_nbytes(lifetimes.values()) + states
 
 
-def _merge_roles(program: Program, index: int, blocked: bool) -> tuple[DeviceProgram, int]:
+def _merge_roles(program: Program, index: int, is_blocked: bool) -> tuple[DeviceProgram, int]:
     """Return device number `index` with the segments of all its roles, and the bytes of repeated weights.
 
     A role is the normal plan, a replica or a failure plan. Segments that are equal in several roles are listed once. If
     different segments use the same weight, the session of each segment makes its own transformed copy of the weight.
-    The bytes are those of all copies but the first. `blocked` is True if onnxruntime reorders weights in blocks of
+    The bytes are those of all copies but the first. `is_blocked` is True if onnxruntime reorders weights in blocks of
     channels (level "all").
     """
     segments: dict[bytes, Segment] = {}
@@ -137,7 +137,7 @@ def _merge_roles(program: Program, index: int, blocked: bool) -> tuple[DevicePro
         for segment in new:
             repeated = sum(size for name, size in constant_sizes(segment).items() if name in seen)
             loading = analyze_weight_loading(segment) if repeated else WeightLoading((), 0, 0, 0, 0)
-            copied += min(repeated, sum(loading.packed) + loading.kept_bytes(blocked))
+            copied += min(repeated, sum(loading.packed) + loading.kept_bytes(is_blocked))
         for segment in new:
             seen |= constant_sizes(segment)
     return replace(program.devices[index], segments=tuple(segments.values())), copied
@@ -157,17 +157,18 @@ def _running_bytes(device: DeviceProgram, tensor_bytes: int) -> int:
     return _session_bytes(device) + int(ARENA_WASTE_SHARE * tensor_bytes) + workspace
 
 
-def _loading_peak_bytes(device: DeviceProgram, blocked: bool) -> int:
+def _loading_peak_bytes(device: DeviceProgram, is_blocked: bool) -> int:
     """Return the peak bytes while the sessions of a device are created one after another.
 
-    `blocked` is True if onnxruntime reorders weights in blocks of channels (level "all"). Weights that onnxruntime does
-    not transform are not counted, because the pages of the mapped weights file are read only when a frame uses them.
+    `is_blocked` is True if onnxruntime reorders weights in blocks of channels (level "all"). Weights that onnxruntime
+    does not transform are not counted, because the pages of the mapped weights file are read only when a frame uses
+    them.
     """
     kept = peak = 0
     for segment in device.segments:
         loading = analyze_weight_loading(segment)
-        peak = max(peak, kept + loading.peak_bytes(blocked))
-        kept += loading.kept_bytes(blocked)
+        peak = max(peak, kept + loading.peak_bytes(is_blocked))
+        kept += loading.kept_bytes(is_blocked)
         for size in loading.packed:
             peak = max(peak, kept + 2 * size)
             kept += size

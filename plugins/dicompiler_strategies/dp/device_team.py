@@ -152,10 +152,11 @@ class DeviceTeam(Memoizing):
     facts: ProblemFacts
 
     @staticmethod
-    def build(facts: ProblemFacts, names: Sequence[str], equal: bool = False) -> DeviceTeam:
+    def build(facts: ProblemFacts, names: Sequence[str], has_equal_parts: bool = False) -> DeviceTeam:
         """Return the team of the devices `names`. The first one is the leader.
 
-        Layers are split into equal parts if `equal` is True, else in proportion to the speed of the devices.
+        Layers are split into equal parts if `has_equal_parts` is True, else in proportion to the speed of the
+        devices.
         """
         problem = facts.problem
         source, sink = source_and_sink(problem)
@@ -166,7 +167,7 @@ class DeviceTeam(Memoizing):
             replace(problem, platform=platform, source=source, sink=sink),
             members,
             next(i for i in members if devices[i].name == names[0]),
-            tuple(1.0 if equal else facts.speeds[devices[i].name] for i in members),
+            tuple(1.0 if has_equal_parts else facts.speeds[devices[i].name] for i in members),
             facts,
         )
 

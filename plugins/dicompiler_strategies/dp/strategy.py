@@ -123,19 +123,19 @@ class Dp(Strategy):
         )
         return CandidateRules(self.method == "mls", span, channels)
 
-    def _search_team(self, facts: ProblemFacts, names: Sequence[str], budget: WorkBudget, limited: bool) -> RunPath:
+    def _search_team(self, facts: ProblemFacts, names: Sequence[str], budget: WorkBudget, is_limited: bool) -> RunPath:
         """Return the cheapest way to compute all layers, run by run, on the devices `names`.
 
-        A run is a sequence of consecutive layers that the devices compute in one way. If `limited` is False, the search
-        does not stop when the budget is used up, but its work is still counted.
+        A run is a sequence of consecutive layers that the devices compute in one way. If `is_limited` is False, the
+        search does not stop when the budget is used up, but its work is still counted.
         """
         team = self._build_team(facts, names)
         rules = self._candidate_rules(len(team.layers.layers), self.channels)
-        team_budget = budget if limited else WorkBudget()
+        team_budget = budget if is_limited else WorkBudget()
         path = find_cheapest_path(
             team, build_candidate_runs(team, rules, team_budget), RunPricing(facts.problem), team_budget
         )
-        if not limited:
+        if not is_limited:
             budget.spend(team_budget.spent_s)
         return path
 

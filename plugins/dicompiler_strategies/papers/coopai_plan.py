@@ -58,10 +58,10 @@ class Coopai(Strategy):
             raise UsageError(f"coopai: objective {problem.objective!r} is not supported: use latency")
         facts = ProblemFacts(problem)
         counts = device_counts(self.name, self.devices, problem)
-        everyone = DeviceTeam.build(facts, facts.devices_by_speed[: max(counts)], equal=True)
+        everyone = DeviceTeam.build(facts, facts.devices_by_speed[: max(counts)], has_equal_parts=True)
         layers, result = choose_blocks(everyone, counts, self.method == "sls")
         log.debug("coopai: %d devices, %d blocks, %.6g s", result.k, len(result.blocks), result.seconds)
-        team = DeviceTeam.build(facts, facts.devices_by_speed[: result.k], equal=True)
+        team = DeviceTeam.build(facts, facts.devices_by_speed[: result.k], has_equal_parts=True)
         return problem.build_plan(block_parts(team, layers, result))
 
 

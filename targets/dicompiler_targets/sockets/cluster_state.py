@@ -445,7 +445,7 @@ class ClusterState:
         self.down.add(name)
         self._suspicions.forget(name)
         process = self._disconnect(name)
-        self._change_roles(drop=self._is_needed_in_flight(name))
+        self._change_roles(drops_frames=self._is_needed_in_flight(name))
         self._reconnects.add_failed(name)
         self._failed_processes.add(process, failure)
         self._on_change("failure", name, failure.message)
@@ -475,13 +475,13 @@ class ClusterState:
             name in self._role_ios[self.schedule.role_index(number)].active_devices for number in in_flight
         )
 
-    def _change_roles(self, drop: bool, returned: str = "") -> None:
+    def _change_roles(self, drops_frames: bool, returned: str = "") -> None:
         """Queue the message CHANGE_ROLES for all devices that are up: use other plans from the next frame on.
 
-        If `drop`, the devices drop the frames in flight, and the session sends these frames again. `returned` is the
-        device whose return causes the change; '' after a failure. Devices with inputs get the message first, because
-        they can start at once. Before PEERS is sent, no message is queued, because PEERS itself names the failed
-        devices.
+        If `drops_frames`, the devices drop the frames in flight, and the session sends these frames again. `returned`
+        is the device whose return causes the change; '' after a failure. Devices with inputs get the message first,
+        because they can start at once. Before PEERS is sent, no message is queued, because PEERS itself names the
+        failed devices.
         """
         if not self._peers_sent:
             return
@@ -493,14 +493,14 @@ class ClusterState:
         failed = self.schedule.find_failed_set(self.down)
         assert failed is not None
         self.schedule.change(failed, first_frame=first, oldest_frame=self.window.oldest)
-        if drop:
+        if drops_frames:
             self.window.drop(first)
             self.needs_replay = True
         self.awaiting_ack = set() if self._is_finishing else set(self.up)
         content = {"down": sorted(self.down), "failed": sorted(failed), "first": first}
         inputs = self._role_ios[self.schedule.role_index(first)].inputs
         for name in sorted(self.up, key=lambda name: not inputs[name]):
-            message = {**content, "drop": drop or name == returned}
+            message = {**content, "drop": drops_frames or name == returned}
             self.processes[name].get_channel().post_json(MessageType.CHANGE_ROLES, message)
 
     def _raise_root_cause(self, failures: list[DeviceFailure]) -> None:
@@ -570,7 +570,7 @@ class ClusterState:
         self._reconnects.remove(name)
         self._warned.clear()
         self.down.discard(name)
-        self._change_roles(drop=False, returned=name)
+        self._change_roles(drops_frames=False, returned=name)
         self._on_change("return", name, "")
 
 

@@ -57,14 +57,14 @@ class WindowBlock:
 def lower_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower AveragePool to AVERAGE_POOL_2D, and further operators if ONNX counts padding differently from TFLite."""
     windows = make_pool_axes(writer.graph, node)
-    include = bool(node.get_attribute("count_include_pad", 0))
-    blocks = [_find_blocks(axis, include) for axis in windows]
+    includes_padding = bool(node.get_attribute("count_include_pad", 0))
+    blocks = [_find_blocks(axis, includes_padding) for axis in windows]
     if any(block.span <= 0 for along in blocks for block in along):
         raise make_refusal(node, "a window contains only pads", "remove ceil_mode")
     if writer.graph.dtypes[node.output] == "float32":
-        _pool_floats(writer, node, windows, include)
+        _pool_floats(writer, node, windows, includes_padding)
     else:
-        _pool_integers(writer, node, windows, include)
+        _pool_integers(writer, node, windows, includes_padding)
 
 
 def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
@@ -87,20 +87,24 @@ def _is_rescaled(graph: SegmentGraph, node: SegmentNode) -> bool:
     return node.output in quantizations and quantizations[node.output] != quantizations.get(node.inputs[0])
 
 
-def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], include: bool) -> None:
+def _pool_floats(
+    writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], includes_padding: bool
+) -> None:
     """Lower an average pool in float32.
 
-    `include` is True if averages include the padding (ONNX's attribute count_include_pad). With TFLite's padding SAME,
-    averages exclude the padding. If TFLite counts the elements of some windows differently from ONNX, the input is
-    padded explicitly, and the averages are multiplied by correction factors.
+    `includes_padding` is True if averages include the padding (ONNX's attribute count_include_pad). With
+    TFLite's padding SAME, averages exclude the padding. If TFLite counts the elements of some windows differently from
+    ONNX, the input is padded explicitly, and the averages are multiplied by correction factors.
     """
     x = writer.require_tensor(node.inputs[0], "image")
     valid = all(axis.is_valid for axis in windows)
-    if valid or (all(axis.is_same for axis in windows) and not include):
+    if valid or (all(axis.is_same for axis in windows) and not includes_padding):
         add_pool(writer, node, "AVERAGE_POOL_2D", x, VALID_PADDING if valid else SAME_PADDING, windows)
         return
     x = add_pad(writer, x, windows)
-    counts = [np.concatenate([np.full(b.out, b.span) for b in _find_blocks(axis, include)]) for axis in windows]
+    counts = [
+        np.concatenate([np.full(b.out, b.span) for b in _find_blocks(axis, includes_padding)]) for axis in windows
+    ]
     if all((count == axis.span).all() for count, axis in zip(counts, windows, strict=True)):
         add_pool(writer, node, "AVERAGE_POOL_2D", x, VALID_PADDING, windows)
         return
@@ -120,17 +124,17 @@ def _pool_floats(writer: TfliteWriter, node: SegmentNode, windows: Sequence[Wind
     )
 
 
-def _find_blocks(axis: WindowAxis, include: bool) -> list[WindowBlock]:
+def _find_blocks(axis: WindowAxis, includes_padding: bool) -> list[WindowBlock]:
     """Group the windows of an average pool along an axis into blocks that average the same number of elements.
 
-    A window averages its elements inside the image and, if `include` is True, inside the node's padding. Consecutive
-    windows that average all their elements form one block. Every other window is a block of its own.
+    A window averages its elements inside the image and, if `includes_padding` is True, inside the node's padding.
+    Consecutive windows that average all their elements form one block. Every other window is a block of its own.
     """
-    end = axis.extent + (axis.end_pad if include else 0)
+    end = axis.extent + (axis.end_pad if includes_padding else 0)
     blocks: list[WindowBlock] = []
     for number in range(axis.out):
         start = number * axis.stride - axis.begin_pad
-        low, high = start if include else max(start, 0), min(start + axis.span, end)
+        low, high = start if includes_padding else max(start, 0), min(start + axis.span, end)
         if blocks and blocks[-1].span == high - low == axis.span:
             blocks[-1] = replace(blocks[-1], stop=high, out=blocks[-1].out + 1)
         else:
@@ -138,15 +142,17 @@ def _find_blocks(axis: WindowAxis, include: bool) -> list[WindowBlock]:
     return blocks
 
 
-def _pool_integers(writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], include: bool) -> None:
+def _pool_integers(
+    writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], includes_padding: bool
+) -> None:
     """Lower an average pool in int8.
 
     A block contains neighbouring windows that average the same number of elements. Each block is averaged by its own
-    operation, and the results are concatenated. `include` is True if averages include the padding.
+    operation, and the results are concatenated. `includes_padding` is True if averages include the padding.
     """
     x = writer.require_tensor(node.inputs[0], "image")
-    blocks = [_find_blocks(axis, include) for axis in windows]
-    if include and not all(axis.is_valid for axis in windows):
+    blocks = [_find_blocks(axis, includes_padding) for axis in windows]
+    if includes_padding and not all(axis.is_valid for axis in windows):
         x = add_pad(writer, x, windows)
         blocks = [
             [replace(block, start=block.start + axis.begin_pad, stop=block.stop + axis.begin_pad) for block in along]

@@ -51,15 +51,16 @@ def _nearest_pixels(node: SegmentNode, x: NDArray[Any], extent: int) -> NDArray[
     return np.asarray(np.clip(rounding[mode](x), 0, extent - 1), np.int32)
 
 
-def _tflite_positions(extent: int, out: int, corners: bool, half: bool) -> NDArray[Any]:
+def _tflite_positions(extent: int, out: int, aligns_corners: bool, has_half_pixels: bool) -> NDArray[Any]:
     """Return the position of each output pixel in the input along an axis, as TFLite computes it.
 
-    TFLite uses single precision. `extent` and `out` are the numbers of input and output pixels. `corners` and `half`
-    are TFLite's options align_corners and half_pixel_centers. RESIZE_NEAREST_NEIGHBOR uses the returned positions. If
-    `half` is True, RESIZE_BILINEAR uses the positions minus 0.5, which the caller must subtract.
+    TFLite uses single precision. `extent` and `out` are the numbers of input and output pixels. `aligns_corners` and
+    `has_half_pixels` are TFLite's options align_corners and half_pixel_centers. RESIZE_NEAREST_NEIGHBOR uses the
+    returned positions. If `has_half_pixels` is True, RESIZE_BILINEAR uses the positions minus 0.5, which the caller must
+    subtract.
     """
-    factor = (extent - 1) / (out - 1) if corners and out > 1 else extent / out
-    x = np.arange(out, dtype=np.float32) + np.float32(0.5 if half else 0.0)
+    factor = (extent - 1) / (out - 1) if aligns_corners and out > 1 else extent / out
+    x = np.arange(out, dtype=np.float32) + np.float32(0.5 if has_half_pixels else 0.0)
     return np.asarray(x * np.float32(factor))
 
 
@@ -99,12 +100,15 @@ def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
         np.stack(list(_interpolation_weights(np.clip(p, 0, shape[i] - 1), shape[i])))
         for p, i in zip(positions, (2, 3), strict=True)
     ]
-    for corners, half in _COORDINATE_MODES:
-        shift = 0.5 if half else 0.0
-        sampled = [np.clip(_tflite_positions(shape[i], out[i], corners, half) - shift, 0, shape[i] - 1) for i in (2, 3)]
+    for aligns_corners, has_half_pixels in _COORDINATE_MODES:
+        shift = 0.5 if has_half_pixels else 0.0
+        sampled = [
+            np.clip(_tflite_positions(shape[i], out[i], aligns_corners, has_half_pixels) - shift, 0, shape[i] - 1)
+            for i in (2, 3)
+        ]
         rows = [np.stack(list(_interpolation_weights(f, shape[i]))) for f, i in zip(sampled, (2, 3), strict=True)]
         if all(np.allclose(a, b, atol=1e-6) for a, b in zip(wanted, rows, strict=True)):
-            flags = {"AlignCorners": corners, "HalfPixelCenters": half}
+            flags = {"AlignCorners": aligns_corners, "HalfPixelCenters": has_half_pixels}
             writer.add_operation(
                 "RESIZE_BILINEAR", [x, size], [writer.add_output(node.output, "image")], "ResizeBilinear", **flags
             )
@@ -119,8 +123,8 @@ def can_resize_integers(graph: SegmentGraph, node: SegmentNode) -> bool:
     with floats only if all positions are such multiples.
     """
     extents, outs = graph.get_shape(node.inputs[0]), graph.shapes[node.output]
-    corners = node.get_attribute("coordinate_transformation_mode") == "align_corners"
-    exact = not corners and all(extent * 1024 % out == 0 for extent, out in zip(extents, outs, strict=True))
+    aligns_corners = node.get_attribute("coordinate_transformation_mode") == "align_corners"
+    exact = not aligns_corners and all(extent * 1024 % out == 0 for extent, out in zip(extents, outs, strict=True))
     return node.get_attribute("mode", "nearest") == "nearest" or exact
 
 
@@ -140,13 +144,13 @@ def _read_scales(writer: TfliteWriter, node: SegmentNode) -> list[float] | None:
 
 def _lower_nearest(writer: TfliteWriter, node: SegmentNode, x: int, size: int, wanted: list[NDArray[Any]]) -> None:
     shape, out = writer.graph.get_shape(node.inputs[0]), writer.graph.shapes[node.output]
-    for corners, half in _COORDINATE_MODES:
+    for aligns_corners, has_half_pixels in _COORDINATE_MODES:
         sampled = []
         for i in (2, 3):
-            position = _tflite_positions(shape[i], out[i], corners, half)
-            sampled.append(np.minimum(np.floor(position + 0.5) if corners else np.floor(position), shape[i] - 1))
+            position = _tflite_positions(shape[i], out[i], aligns_corners, has_half_pixels)
+            sampled.append(np.minimum(np.floor(position + 0.5) if aligns_corners else np.floor(position), shape[i] - 1))
         if all(np.array_equal(a, b) for a, b in zip(wanted, sampled, strict=True)):
-            flags = {"AlignCorners": corners, "HalfPixelCenters": half}
+            flags = {"AlignCorners": aligns_corners, "HalfPixelCenters": has_half_pixels}
             output = writer.add_output(node.output, "image")
             writer.add_operation("RESIZE_NEAREST_NEIGHBOR", [x, size], [output], "ResizeNearestNeighbor", **flags)
             return

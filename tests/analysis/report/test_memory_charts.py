@@ -1,4 +1,4 @@
-"""Memory over a frame: the course that is drawn reaches what is counted."""
+"""Memory over a frame: the timeline that is drawn reaches what is counted."""
 
 from __future__ import annotations
 
