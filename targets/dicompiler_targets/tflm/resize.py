@@ -56,8 +56,8 @@ def _tflite_positions(extent: int, out: int, aligns_corners: bool, has_half_pixe
 
     TFLite uses single precision. `extent` and `out` are the numbers of input and output pixels. `aligns_corners` and
     `has_half_pixels` are TFLite's options align_corners and half_pixel_centers. RESIZE_NEAREST_NEIGHBOR uses the
-    returned positions. If `has_half_pixels` is True, RESIZE_BILINEAR uses the positions minus 0.5, which the caller must
-    subtract.
+    returned positions. If `has_half_pixels` is True, RESIZE_BILINEAR uses the positions minus 0.5, which the caller
+    must subtract.
     """
     factor = (extent - 1) / (out - 1) if aligns_corners and out > 1 else extent / out
     x = np.arange(out, dtype=np.float32) + np.float32(0.5 if has_half_pixels else 0.0)
