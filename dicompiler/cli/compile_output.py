@@ -400,7 +400,7 @@ def show_verification(verification: Verification, directory: Path, as_json: bool
         )
     for check in checks:
         if not check.passed:
-            raise DicompilerError(f"{directory}: {check.name}: {check.detail}")
+            raise DicompilerError(f"{directory}: check {check.name} failed: {check.detail}")
 
 
 FAILURE_HEADERS = ("failed", "latency ms", "frame period ms", "fullest host MB", "extra weights MB")

@@ -80,7 +80,7 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
             click.echo(f"\nwritten: {output}")
     for check in verification.checks:
         if not check.passed:
-            raise DicompilerError(f"demo: {check.name}: {check.detail}")
+            raise DicompilerError(f"demo: check {check.name} failed: {check.detail}")
 
 
 @contextmanager

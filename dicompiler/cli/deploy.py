@@ -210,7 +210,7 @@ def _copy_and_run(
     if as_json:
         print_json(report)
     if failed is not None:
-        raise DicompilerError(f"{directory}: {failed.name}: {failed.detail}")
+        raise DicompilerError(f"{directory}: check {failed.name} failed: {failed.detail}")
 
 
 def _show_installed(installed: Sequence[InstalledDevice]) -> None:

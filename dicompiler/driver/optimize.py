@@ -117,7 +117,7 @@ def _refuse_wire_types(is_partitioned: bool) -> None:
     """
     if is_partitioned:
         raise UsageError(
-            "opt: wire_dtype: the pipeline contains the pass 'partition': remove it, opt adds it at the end"
+            "opt: with wire_dtype, opt adds the pass 'partition' at the end: remove this pass from the pipeline"
         )
     raise UsageError("opt: wire_dtype: the pipeline makes no plan: add a pass that splits layers, or give a plan")
 

@@ -91,7 +91,7 @@ def check_plan(layers: LayerGraph, plan: Plan) -> None:
     for i, failure in enumerate(plan.failures):
         with failure_plan_in_errors(plan, failure.failed):
             if frozenset(failure.failed) in [frozenset(other.failed) for other in plan.failures[:i]]:
-                raise DicompilerError("plan: failed: two entries name the same devices: remove one")
+                raise DicompilerError("plan: two entries of the key 'failed' name the same devices: remove one")
             if failed_devices := [name for name in failure.plan.devices if name in failure.failed]:
                 device = failed_devices[0]
                 fault = f"the plan uses {device!r}, which is one of the failed devices"

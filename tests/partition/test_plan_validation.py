@@ -99,11 +99,11 @@ GOOD = Plan({name: (Part("b"),) for name in ("conv", "grouped", "whole", "softma
         ((FailurePlan(("b",), GOOD),), "plan: failures[0]: the plan uses 'b', which is one of the failed"),
         (
             (FailurePlan(("a",), GOOD), FailurePlan(("a",), GOOD)),
-            "plan: failures[0]: failed: two entries name the same devices",
+            "plan: failures[0]: two entries of the key 'failed' name the same devices",
         ),
         (
             (FailurePlan(("a", "c"), GOOD), FailurePlan(("c", "a"), GOOD)),
-            "plan: failures[1]: failed: two entries name the same",
+            "plan: failures[1]: two entries of the key 'failed' name the same",
         ),
         (
             (FailurePlan(("c",), GOOD), FailurePlan(("a",), replace(GOOD, layers={**GOOD.layers, "conv": ()}))),

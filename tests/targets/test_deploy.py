@@ -268,7 +268,7 @@ def test_failure_names_device_and_host(
     assert re.search(rf"error: device 'pi02' on root@10\.77\.0\.3: {expected}", line)
     assert not (net.parent / "y.npz").exists()
     logs = net.with_name(f"{net.name}.logs")
-    assert logs.is_dir() == line.endswith(f"; output of the devices: {logs}")
+    assert logs.is_dir() == line.endswith(f"; see the output of the devices in {logs}")
 
 
 @pytest.mark.slow

@@ -575,7 +575,7 @@ class RemoteStarter:
             yield
         except RunError as error:
             if self._has_logs:
-                raise RunError(f"{error}; output of the devices: {self._logs}") from None
+                raise RunError(f"{error}; see the output of the devices in {self._logs}") from None
             raise
 
 
