@@ -194,6 +194,7 @@ def test_site_has_all_pages(site: Path) -> None:
     assert {"index.html", "use/boards.html", "extend/strategy.html", "project/changelog.html"} <= places
 
 
+@pytest.mark.slow
 def test_site_documents_all_public_names(site: Path) -> None:
     api_pages = (site / "reference" / "python.html", *(site / "reference" / "plugin-api").glob("*.html"))
     reference = "".join(page.read_text(encoding="utf-8") for page in api_pages)

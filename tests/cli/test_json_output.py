@@ -53,7 +53,12 @@ def test_every_command_has_json_and_a_shape(place: Path) -> None:
     assert place.is_dir()
 
 
-@pytest.mark.parametrize("name", LINES)
+SLOW_COMMANDS = ("calibrate", "demo", "emulate", "profile")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW_COMMANDS else []) for name in LINES]
+)
 def test_json_is_as_documented(
     name: str, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
