@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
 from dicompiler.base.units import format_bytes
@@ -277,9 +277,7 @@ class SwappableSession(Session):
             self._limit_frames_in_flight(math.inf)
             self._swap_lock.release()
         log.info("swap: %s replaces %s from frame %d on", new, old.directory, first_frame)
-        if self._options.on_event is not None:
-            at_s = time.perf_counter() - self._opened_at
-            self._options.on_event(RunEvent("swap", "", str(new), (), at_s, first_frame))
+        self._report_event("swap", str(new), first_frame)
         return done
 
     def swap_back(self, *, verify: bool = True, pause: bool = False) -> Swap:
@@ -302,6 +300,9 @@ class SwappableSession(Session):
             raise UsageError("swap: no artifact was replaced: call swap() first")
         return self.swap(self.swaps[-1].old, verify=verify, pause=pause)
 
+    def _report_event(self, kind: Literal["swap", "refusal"], reason: str, frame_count: int) -> None:
+        self._record_event(RunEvent(kind, "", reason, (), time.perf_counter() - self._opened_at, frame_count))
+
     def _follow_link(self, link: Path) -> None:
         """Swap whenever a symbolic link points to another artifact. A failed swap is not tried again."""
         followed = missing = self._first_directory
@@ -322,6 +323,7 @@ class SwappableSession(Session):
                     log.warning("swap: %s computes all frames from number %d on", target, swap.first_frame)
             except DicompilerError as error:
                 log.warning("swap: %s points to %s, which is not used: %s", link, target, error)
+                self._report_event("refusal", f"{target}: {error}", self._frame_count)
 
     def _options_of(self, directory: Path) -> RunOptions:
         """Return the run options for an artifact of the session.

@@ -580,7 +580,7 @@ class _RunRecorder:
         return replace(options, on_frame=record_frame)
 
     def record_event(self, event: RunEvent) -> None:
-        is_of_session = event.kind in ("swap", "adaptation")
+        is_of_session = event.kind in ("swap", "refusal", "adaptation")
         count = event.finished_frames if is_of_session else self._frame_count
         self.events.append(replace(event, at_s=time.perf_counter() - self._start, finished_frames=count))
 

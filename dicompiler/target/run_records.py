@@ -114,16 +114,17 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class RunEvent:
-    """A device failure that did not end the run, a consequence of that failure, or a swap of artifacts.
+    """A device failure that did not end the run, a consequence of that failure, or a swap of artifacts or its refusal.
 
     Attributes:
         kind: `failure` of a device; `takeover` by a failure plan, reported with the first frame that it finishes;
-            `return` of a failed device; `swap` to another artifact; `adaptation`, a search for another plan because a
-            device is slower or faster than predicted.
+            `return` of a failed device; `swap` to another artifact; `refusal` of an artifact to which a followed
+            symbolic link points; `adaptation`, a search for another plan because a device is slower or faster than
+            predicted.
         device: The device that failed, returned or changed its speed. For a takeover, the device that failed last.
-            Empty for a swap.
-        reason: For a failure, its cause. For a swap, the directory of the new artifact. For an adaptation, the
-            measurement and the result. Empty for the other kinds.
+            Empty for a swap and a refusal.
+        reason: For a failure, its cause. For a swap, the directory of the new artifact. For a refusal, this directory
+            and the cause. For an adaptation, the measurement and the result. Empty for the other kinds.
         down: All devices that are down after the event.
         at_s: Seconds from the start of the run to the event.
         finished_frames: Number of frames that were finished before the event. For a swap, the number of the first frame
@@ -134,7 +135,7 @@ class RunEvent:
         takeover_s: The part of `interruption_s` after the failure was noticed.
     """
 
-    kind: Literal["failure", "takeover", "return", "swap", "adaptation"]
+    kind: Literal["failure", "takeover", "return", "swap", "refusal", "adaptation"]
     device: str
     reason: str
     down: tuple[str, ...]
@@ -151,6 +152,8 @@ class RunEvent:
             return self.reason
         if self.kind == "swap":
             return f"{self.reason} computes all frames from number {self.finished_frames} on"
+        if self.kind == "refusal":
+            return f"the followed link points to {self.reason}; the session keeps its artifact"
         plan = f"without {', '.join(map(repr, self.down))}" if self.down else "with the original plan"
         if self.kind == "failure":
             return f"device {self.device!r} has failed: {self.reason}; frames continue {plan}"

@@ -521,5 +521,8 @@ def test_session_follows_symbolic_link(three: Path, five: Path, single: Path, tm
             assert [found.new for found in session.swaps] == [five.resolve(), single.resolve()]
     finally:
         logging.getLogger("dicompiler").removeHandler(handler)
+    (refusal,) = [event for event in session.events if event.kind == "refusal"]
+    assert refusal.message.startswith(f"the followed link points to {other}: swap: {other}: input 'x' has shape")
+    assert refusal.message.endswith("; the session keeps its artifact") and refusal.finished_frames > 0
     warning = f"swap: {link} points to {other}, which is not used: swap: {other}: input 'x' has shape"
     assert any(message.startswith(warning) for message in messages)
