@@ -74,7 +74,7 @@ class StridedCopy:
 
     @property
     def end_offsets(self) -> tuple[int, int]:
-        """Offsets behind the last byte that is read from the source, and that is written to the target."""
+        """Pair of offsets in bytes: the end of the bytes read in the source, and of those written in the target."""
         source_end, target_end = self.source_offset + self.run_bytes, self.target_offset + self.run_bytes
         for count, source_stride, target_stride in self.loops:
             source_end += (count - 1) * source_stride
@@ -230,7 +230,7 @@ def make_copies(
     Args:
         target: The tensor to fill: its name, or its index among the model's inputs or outputs.
         copied: The regions of other tensors that the tensor consists of.
-        values: The source tensors, by name.
+        values: Type and shape of each source tensor, by name.
         order: The order of the axes in memory, if it is not the order of ONNX.
     """
     itemsize = raw_nbytes(copied.dtype, (1,))
@@ -264,8 +264,9 @@ def make_box_copy(
     """
     strides = [[itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))] for shape, _ in ends]
     offsets = [sum(map(int.__mul__, stride, start)) for stride, (_, start) in zip(strides, ends, strict=True)]
-    # The first loop copies the bytes of one element. Axes are visited from the last to the first. If an axis continues
-    # the outermost loop without a gap in both tensors, that loop becomes longer; otherwise, the axis gets its own loop.
+    # At first, the only loop copies the bytes of one element. Axes are visited from the last to the first. If an axis
+    # continues the outermost loop without a gap in both tensors, that loop becomes longer; otherwise, the axis gets
+    # its own loop.
     loops = [(itemsize, 1, 1)]
     for count, source_stride, target_stride in reversed(list(zip(extent, *strides, strict=True))):
         outer_count, *outer_strides = loops[0]
@@ -343,7 +344,7 @@ def _make_whole_tensor(name: str, shape: Shape, dtype: int) -> CopiedTensor:
 def _find_copies_of_node(
     node: onnx.NodeProto, known: Mapping[str, CopiedTensor], constants: Mapping[str, NDArray[Any]], max_axes: int
 ) -> CopiedTensor | None:
-    """Return the copies that replace a node; None if the node does not only move tensors in `known`."""
+    """Return the copies that replace a node; None unless the node only moves elements of tensors in `known`."""
     first = known.get(node.input[0]) if node.input and node.domain in ("", "ai.onnx") else None
     if first is None or len(first.shape) > max_axes:
         return None
@@ -688,7 +689,11 @@ def _make_copy_functions(
 def _make_views(
     hoisted: HoistedSegment, tensors: Mapping[str, CopiedTensor], memory: Mapping[str, NDArray[Any]]
 ) -> list[CopyViews]:
-    """Return the pairs of views (target, source) of all copies that fill these tensors of a segment."""
+    """Return a pair of views (target, source) for each copy that fills one of `tensors`.
+
+    `hoisted` is the segment that has these tensors as inputs or outputs. `memory` has the arrays of all tensors by
+    name.
+    """
     return [
         _make_copy_views(name, copy, memory)
         for name, copied in tensors.items()

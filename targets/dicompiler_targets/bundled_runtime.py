@@ -47,8 +47,9 @@ def check_bundled_sources(
 ) -> None:
     """Raise DicompilerError if an artifact's copy of the runtime differs from the installed source files.
 
-    `found` has the digest of each source file in the artifact, and `expected` in the installed package. `directory` and
-    `document`, the content of artifact.json, are used in the error message.
+    `found` has the digests of the source files in the artifact, by name, and `expected` those of the files in the
+    installed package. The error message uses `directory`, the artifact's directory, and `document`, the content of its
+    artifact.json.
     """
     wrong = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
     if wrong:

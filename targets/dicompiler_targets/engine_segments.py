@@ -81,7 +81,7 @@ def convert_segments(program: Program, hoisted: Sequence[Sequence[Sequence[Hoist
 
 
 class _SegmentConverter:
-    """Converts segments to the format of one engine, each of them once.
+    """Converts segments to the format of one engine; equal segments are converted only once.
 
     Attributes:
         engine: The engine to which segments are converted.
@@ -133,7 +133,7 @@ class _SegmentConverter:
         return files
 
     def report(self) -> None:
-        """Log a warning if onnxruntime computes some of the segments, with the causes."""
+        """Log a warning with the causes if onnxruntime must compute some segments instead of the engine."""
         count = sum(files is not None for files in self._converted.values())
         reasons = ", ".join(f"{cause} ({count}×)" for cause, count in sorted(self._causes.items()))
         if reasons:
@@ -148,7 +148,7 @@ class _SegmentConverter:
 
 
 def describe_network(engine: str, graph: onnx.GraphProto, weights_file: str) -> Json:
-    """Return the manifest entry `engine` of a segment: engine, weights file, inputs and outputs."""
+    """Return the manifest entry `engine` of a segment: names of the engine and weights file, inputs, outputs."""
     inputs, outputs = (
         [{"name": v.name, "shape": [d.dim_value for d in v.type.tensor_type.shape.dim]} for v in values]
         for values in (graph.input, graph.output)
@@ -167,8 +167,8 @@ def describe_packages(engine: str) -> list[Json]:
 def predict_engine_bytes(program: Program) -> dict[str, int]:
     """Return the bytes that each device's engine needs in addition to those of onnxruntime.
 
-    The result is 0 if onnxruntime is the engine. The segments of all roles (the normal plan, its replicas and the
-    failure plans) are counted.
+    The bytes are 0 for a device with the engine onnxruntime. The segments of all roles (the normal plan, its replicas
+    and the failure plans) are counted.
     """
     return {
         device.device: 0

@@ -238,7 +238,7 @@ def _iterate_successors(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeP
 
 
 def _count_folds(successors: Iterable[str]) -> int:
-    """Return the number of operators after a convolution that are multiplied into its weights.
+    """Return how many of the operators after a convolution onnxruntime multiplies into its weights.
 
     `successors` are the types of the operators that follow. An Add is skipped, because it changes only the bias.
     """

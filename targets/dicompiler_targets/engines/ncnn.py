@@ -57,11 +57,11 @@ class NcnnEngine(Engine):
         return EngineFiles(files.network + f"{PRECISION_KEY}{self.precision}\n".encode(), files.weights)
 
     def unsupported_nodes(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> Mapping[int, str]:
-        """Return the nodes that ncnn cannot compute exactly: by index of the node, the reason."""
+        """Return a reason for each node that ncnn cannot compute exactly, by index of the node."""
         return find_unsupported_nodes(model, weights)
 
     def extra_memory(self, segments: Sequence[Segment]) -> int:
-        """Return an upper bound of the bytes that ncnn needs to keep the weights in its own form."""
+        """Return an upper bound of the bytes that ncnn needs for its own transformed copies of the weights."""
         return predict_ncnn_bytes(segments)
 
     @property
@@ -94,7 +94,7 @@ def predict_ncnn_bytes(segments: Sequence[Segment]) -> int:
 
 
 def _weight_bytes(segment: Segment) -> dict[tuple[str, str], int]:
-    """Return the maximum bytes that ncnn keeps for each weight; keys: names of segment and weight."""
+    """Return the maximum bytes that ncnn keeps for each weight, by (segment name, weight name)."""
     sizes = constant_sizes(segment)
     kept = {(segment.name, name): size for name, size in sizes.items()}
     for node in segment.model.graph.node:

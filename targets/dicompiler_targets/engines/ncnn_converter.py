@@ -89,12 +89,12 @@ def convert_to_ncnn(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> En
 
 
 def find_unsupported_nodes(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> dict[int, str]:
-    """Return the nodes for which ncnn has no exact counterpart: by index of the node, the reason."""
+    """Return a reason for each node for which ncnn has no exact counterpart, by index of the node."""
     return _Converter(model, weights).find_unsupported()
 
 
 class _Converter:
-    """The state of a conversion to ncnn: shapes and constants of the submodel, and layers so far."""
+    """The state of a conversion to ncnn: shapes and constants of the submodel, and the ncnn layers so far."""
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
         self.graph = model.graph
@@ -124,7 +124,7 @@ class _Converter:
         convert_node(self, node, _attributes(node))
 
     def find_unsupported(self) -> dict[int, str]:
-        """Return the nodes that cannot be converted: by index of the node, the reason.
+        """Return a reason for each node that cannot be converted to ncnn, by index of the node.
 
         Do not use the converter's layers afterwards, because the layers of these nodes are missing.
         """
@@ -150,7 +150,7 @@ class _Converter:
         weights: tuple[Array, ...] = (),
         has_kernel: bool = False,
     ) -> None:
-        """Add a layer with one output. The other arguments are the fields of `_NcnnLayer`."""
+        """Add an ncnn layer with the single output `output`. The other arguments are fields of `_NcnnLayer`."""
         self.producers[output] = len(self.layers)
         self.layers.append(_NcnnLayer(kind, tuple(inputs), (output,), parameters or {}, weights, has_kernel))
 
@@ -169,9 +169,9 @@ class _Converter:
         self.producers[layer.outputs[0]] = index
 
     def blob_shape(self, name: str) -> Shape:
-        """Return the shape of a tensor without its batch axis.
+        """Return the shape of the ncnn blob for a tensor, which is the tensor's shape without its batch axis.
 
-        Raise UnsupportedByEngine if ncnn has no such shape.
+        Raise UnsupportedByEngine unless the tensor has 2 to 4 axes, the batch size 1 and no axis of length 0.
         """
         shape: Shape | None = self.shapes.get(name)
         if shape is None or not 2 <= len(shape) <= 4 or shape[0] != 1 or 0 in shape:
@@ -188,8 +188,8 @@ class _Converter:
     def operand(self, name: str, rank: int) -> str:
         """Return the name of the blob for the tensor `name`, an input of a node.
 
-        If the tensor is a constant, a layer for it is added. The blob's shape is that of the constant with leading ones
-        up to `rank` axes, without the batch axis.
+        If the tensor is a constant, a layer for it is added. Its shape is extended by leading axes of length 1 to
+        `rank` axes. The first of these is the batch axis, which the blob does not have.
         """
         if name not in self.constants:
             return name
@@ -298,7 +298,7 @@ def _split_shared_blobs(layers: Sequence[_NcnnLayer], outputs: set[str]) -> list
     return result
 
 
-# -- nodes
+# -- conversion of single ONNX nodes
 
 
 def _convert_convolution(converter: _Converter, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
@@ -383,8 +383,8 @@ def _convert_pool(converter: _Converter, node: onnx.NodeProto, attributes: Mappi
     if len(kernel) != 2 or not is_plain or len(node.output) > 1:
         raise UnsupportedByEngine(f"a {node.op_type} with auto_pad, dilations or indices")
     sizes, counts = (converter.blob_shape(name)[1:] for name in (node.input[0], node.output[0]))
-    # With ceil_mode, the last window may reach beyond the padding by `missing` rows or columns. ncnn gets as much more
-    # padding.
+    # With ceil_mode, the last window may reach beyond the padding by `missing` rows or columns. The ncnn layer gets
+    # these rows or columns as additional padding, so that it has the same windows.
     missing = [(counts[i] - 1) * strides[i] + kernel[i] - sizes[i] - pads[i] - pads[i + 2] for i in (0, 1)]
     if max(missing) > 0 and node.op_type == "AveragePool":
         raise UnsupportedByEngine("an AveragePool whose windows reach beyond the padding")
@@ -512,9 +512,9 @@ def _convert_resize(converter: _Converter, node: onnx.NodeProto, attributes: Map
     is_nearest = attributes.get("mode", b"nearest") == b"nearest" and len(before) == len(after) == 3
     if not is_nearest or before[0] != after[0] or any(b % a for a, b in zip(before[1:], after[1:], strict=True)):
         raise UnsupportedByEngine("a Resize other than nearest-neighbour with integer factors")
-    # ncnn repeats each row and column. Resize does the same with an integer factor and the default modes, or with
-    # the modes asymmetric and floor. Other pairs of the modes below may differ; the comparison with onnxruntime, which
-    # follows each conversion, then rejects the network.
+    # ncnn enlarges an image by repeating each row and column. Resize does the same with an integer factor and the
+    # default modes, or with the modes asymmetric and floor. Other combinations of the modes that are accepted here may
+    # give other results; the comparison with onnxruntime, which follows each conversion, then rejects the network.
     if attributes.get("coordinate_transformation_mode", b"half_pixel") not in (b"half_pixel", b"asymmetric"):
         raise UnsupportedByEngine("a Resize with aligned corners")
     if attributes.get("nearest_mode", b"round_prefer_floor") not in (b"floor", b"round_prefer_floor"):

@@ -42,7 +42,8 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
         directory.mkdir(parents=True, exist_ok=True)
     program = programs / hashlib.sha256(main_source).hexdigest()[:32]
     with (tree / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # Other processes may build in the same directory, one at a time.
+        # The lock lets processes that build in the same directory do so one after another.
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_intact(program, digests / program.name):
             _compile(tree, sources, main_source, toolchain, sanitize)
             with tempfile.TemporaryDirectory(dir=tree) as temporary:

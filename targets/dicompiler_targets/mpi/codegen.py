@@ -151,7 +151,8 @@ class _FunctionWriter:
         """
         kinds = CALL_ARGUMENTS[call]
         if call == "tensor" and len(arguments) == 1:
-            kinds = kinds[:1]  # The tensor's type and shape are unknown until its segment runs.
+            # The call has only the tensor's name, because type and shape are unknown until the segment runs.
+            kinds = kinds[:1]
         elif kinds == ("copy",):
             arguments = (arguments,)
         literals = [self._make_literal(kind, argument) for kind, argument in zip(kinds, arguments, strict=True)]
@@ -297,7 +298,7 @@ def _describe_tensor(value: TensorSpec) -> list[Any]:
 def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[list[Any]]:
     """Return the calls that declare the tensors of a segment, copy its inputs, run it, and copy its outputs.
 
-    `file` is the file of the segment, and `hoisted` has the copies.
+    `file` is the name of the segment's file, and `hoisted` has the copies.
     """
     types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
     inner = [TensorSpec(name, entry.dtype, entry.shape) for name, entry in hoisted.copied_inputs.items()]

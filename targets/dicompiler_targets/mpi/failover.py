@@ -111,8 +111,8 @@ class _FailoverRun:
             cause = self._describe_missing_plan(self.down.union(failed.devices))
             raise RunError(f"{unfinished.failure}; {cause}") from None
         self.roles = roles
-        # The times of an interruption are kept if no frame was finished since the previous failure, because the
-        # interruption that began with that failure then continues.
+        # If no frame was finished since the previous failure, the interruption that began with that failure continues.
+        # Its times are then kept.
         if unfinished.finished_frames or not self.events:
             self._noticed_at = unfinished.failure.noticed_at
             self._working_until = self._noticed_at - failed.silent_s

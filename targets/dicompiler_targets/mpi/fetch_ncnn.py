@@ -124,8 +124,9 @@ def _build(version: str, machine: str, directory: Path) -> None:
 
 def _fetch_source(version: str, scratch: Path) -> Path:
     """Download the sources of ncnn with pip, unpack them into `scratch`, and return their directory."""
-    # The version in the archive's metadata is the current date, not ncnn's version. If pip is asked for ncnn's version,
-    # it therefore refuses the archive, with a message that contains the URL. It accepts the archive by this URL.
+    # The version in the archive's metadata is the current date, not ncnn's version. If pip is asked for ncnn's
+    # version, it therefore refuses the archive, with a message that contains the URL. The second call of pip names
+    # this URL instead of a version, so that pip accepts the archive.
     errors = _download(f"ncnn=={version}", scratch)
     url = re.search(rf"\w+://\S+/ncnn-{re.escape(version)}\.tar\.gz", errors)
     if url is not None and not list(scratch.glob(ARCHIVE_PATTERN)):

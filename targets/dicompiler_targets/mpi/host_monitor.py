@@ -72,14 +72,14 @@ class HostMonitor:
 
     def __init__(self, hosts: Iterable[MonitoredHost], heartbeat_s: float) -> None:
         self._heartbeat_s, self._hosts = heartbeat_s, tuple(hosts)
-        # Hosts get extra time for the first heartbeat, because the ssh connection must be established before.
+        # Hosts get extra time for the first heartbeat, because the ssh connection must be established first.
         first_due_s = time.monotonic() + ssh.CONNECT_TIMEOUT_S
         self._last_heartbeat_s = dict.fromkeys((host.host for host in self._hosts), first_due_s)
         self._stopped_counts, self._closed_hosts = Counter[str](), set[str]()
         self._processes = [self._start_heartbeat(host) for host in self._hosts]
 
     def find_failure(self) -> FailedDevices | None:
-        """Return the devices of the first unreachable host, or the first stopped device; None if all are fine."""
+        """Return the devices of an unreachable host, or a device with a stopped process; None if there are none."""
         now = time.monotonic()
         for host in self._hosts:
             if host.host in self._closed_hosts:

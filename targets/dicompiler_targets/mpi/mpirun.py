@@ -195,7 +195,7 @@ def _stop_mpirun(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None:
-    """Return the device whose rank (MPI process) has ended; None if the messages in `errors` do not tell.
+    """Return the device whose rank (MPI process) has ended; None if the messages in `errors` do not show it.
 
     mpirun reports this rank, or other ranks report that they have lost their connection to it.
     """
@@ -206,7 +206,8 @@ def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None
         names = {int(entry): f" ({entry.name})" for entry in signal.Signals}
         reason = f"its process was ended by signal {number}{names.get(number, '')}"
         return FailedDevices((artifact.devices[int(ended[1])],), reason)
-    # When MPI ends the other ranks, more connections are lost. Most messages suspect the rank that failed first.
+    # Each message suspects the rank at the other end of a lost connection. Connections are also lost when MPI ends the
+    # other ranks, but most messages suspect the rank that failed first.
     pattern = f"{PEER_ENDED_MESSAGE}; .* rank (\\d+) "
     suspects = Counter(int(found[1]) for message in messages if (found := re.search(pattern, message)))
     if not suspects:
