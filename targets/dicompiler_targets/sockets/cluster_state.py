@@ -167,7 +167,8 @@ class ClusterState:
         `in_flight` is the maximum number of frames in flight. `start` starts a device, and `acceptor` accepts or makes
         the connection to it. `local_processes` is the number of device processes on this host. After each failure and
         return, `on_change` is called with the kind of event, the device and the reason. `on_reason` is called with the
-        device and the reason of a failure when that reason is final.
+        device and the reason of a failure when the reason is final, because the device's process has ended or must be
+        killed.
         """
         self._artifact, self._options, self._on_change = artifact, options, on_change
         self._in_flight, self._start_device, self._acceptor = in_flight, start, acceptor
@@ -195,7 +196,7 @@ class ClusterState:
         """The names of the devices that are up, in device order."""
         return [name for name in self._artifact.devices if name not in self.down]
 
-    # -- start and end
+    # -- start and end of the run
 
     def join(self, deadline: float) -> None:
         """Start the devices, and wait until all of them are connected to their peers and ready for frames.
@@ -272,7 +273,7 @@ class ClusterState:
         """If the time `late_at` has passed, treat the devices that have not joined as failed.
 
         Do so only if a failure plan covers the failure of these devices, `waiting`. `late_at` (time.monotonic) is well
-        before the deadline, so that the other devices have time to compute the frames.
+        before the deadline of the run, so that the other devices have time to compute the frames.
         """
         can_continue = self.schedule.tolerates_failures and self.schedule.find_failed_set({*self.down, *waiting})
         if time.monotonic() > late_at and can_continue:
@@ -286,7 +287,7 @@ class ClusterState:
         return process
 
     def _send_peers(self, name: str, extra: dict[str, Any]) -> None:
-        """Send a device the PEERS message: the addresses of all devices that are up, and the entries `extra`."""
+        """Send a device the PEERS message: addresses of all devices that are up, and the JSON fields `extra`."""
         addresses = {other: self.processes[other].address for other in self.up}
         proof = self._acceptor.credentials.make_proof(COORDINATOR_NAME, name)
         content = {"addresses": addresses, "in_flight": self._in_flight, **proof, **extra}
@@ -303,7 +304,7 @@ class ClusterState:
         self._acceptor.close()
         self._failed_processes.end_all(list(self.processes.values()))
 
-    # -- events
+    # -- messages of devices and ends of connections
 
     def events(self, is_ready: Callable[[], object]) -> Iterator[DeviceEvent]:
         """Yield the messages and failures of devices that have arrived or arrive within POLL_INTERVAL_S.
@@ -326,7 +327,7 @@ class ClusterState:
         if header is not None and header.type in JSON_MESSAGE_TYPES:
             process.queued_messages -= 1
         if header is not None and header.type is MessageType.TENSOR_OVERDUE and header.frame < self.window.first:
-            return False  # The report is about a frame that was sent again meanwhile.
+            return False  # The report is ignored, because its frame was sent again meanwhile.
         failure = find_failure(event, self.processes)
         if failure is not None:
             if process.report is None:  # A device that has sent its report closes its connection without a failure.
@@ -350,15 +351,18 @@ class ClusterState:
         return name not in self.down or self._reconnects.connecting == name
 
     def check_time(self, deadline: float, waiting: Sequence[str], suffix: str = "") -> None:
-        """Raise RunError if GRACE_S has passed since the deadline; the error names the devices `waiting`."""
+        """Raise RunError if more than GRACE_S seconds have passed since `deadline` (time.monotonic).
+
+        The error names the devices `waiting`, for which the session waits, and ends with `suffix`.
+        """
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
             raise timeout_error(self.processes[waiting[0]].title, self._options, f"{others}{suffix}")
 
-    # -- failures
+    # -- failures of devices
 
     def poll(self) -> None:
-        """Check processes, suspected devices and returning devices, at most once every POLL_INTERVAL_S.
+        """React to ended processes, due suspicions and returning devices, at most once every POLL_INTERVAL_S.
 
         Raise RunError if a device has failed and no failure plan covers the failure.
         """
@@ -396,7 +400,8 @@ class ClusterState:
         if not self.schedule.tolerates_failures:
             self._raise_root_cause([failure])
         for name in (failure.reporter, failure.device):
-            # If the device is down, either its failure is known, or it has failed again while it was returning.
+            # No plan must change for a device that is down. Either its failure is known already, or it has failed
+            # again while it was returning.
             if name in self.down:
                 if self._reconnects.is_returning(name):
                     self._give_up_reconnect(name, failure.message)
@@ -504,7 +509,7 @@ class ClusterState:
             self.processes[name].get_channel().post_json(MessageType.CHANGE_ROLES, message)
 
     def _raise_root_cause(self, failures: list[DeviceFailure]) -> None:
-        """Raise RunError for the failure that caused the others.
+        """Raise RunError for the failure that caused all others in `failures`.
 
         If the cause is not certain, first wait for further observations, for at most CAUSE_WAIT_S.
         """
@@ -531,7 +536,7 @@ class ClusterState:
             suffix = f"; {describe_missing_plan(down, self.schedule.covered_failures)}"
         return RunError(message + suffix)
 
-    # -- returning devices
+    # -- devices that return after a failure
 
     def _poll_reconnects(self) -> None:
         """Restart failed devices, accept those that connect, and let them connect to their peers one after another."""
@@ -542,7 +547,8 @@ class ClusterState:
                 self._give_up_reconnect(name, str(error))
         try:
             process = self._acceptor.next_process(0)
-        except RunError as error:  # A device with another artifact has connected, and was refused.
+        # A device with another artifact has connected and was refused, which must not end the run.
+        except RunError as error:
             self._warn_once(str(error))
             process = None
         if process is not None:
@@ -566,7 +572,7 @@ class ClusterState:
         self._warned.add(message)
 
     def _mark_returned(self, name: str) -> None:
-        """Give a device that has returned its part of the work again, from the next frame on."""
+        """Use a device that has returned after its failure again, from the next frame on."""
         self._reconnects.remove(name)
         self._warned.clear()
         self.down.discard(name)

@@ -136,7 +136,9 @@ class ResidentCluster:
         return not all(is_loopback(host) for host, _ in self.addresses.values())
 
     def run_options(self, options: RunOptions) -> RunOptions:
-        """Return `options` for a run on the resident devices, with their `keys` and `insecure`.
+        """Return `options` for a run on the resident devices.
+
+        If `options` has no keys or does not allow insecure connections, the settings of the resident devices are used.
 
         Raise UsageError if an option needs new processes.
         """
@@ -284,8 +286,8 @@ class DaemonConnector:
     def __call__(self, manifest: Manifest, _: Sequence[str]) -> DeviceProcess:
         """Start a thread that connects to a device, and return the device's process.
 
-        The threads connect one after another. Otherwise, two clients that start at the same time could each get some of
-        the devices and be refused by the others.
+        The threads connect one after another. Otherwise, two clients that start at the same time could each get some
+        of the devices, and then be refused by the remaining ones.
         """
         address = self.cluster.addresses.get(manifest["device"])
         location = "" if address is None else f" at {join_address(*address)}"
@@ -304,7 +306,7 @@ class DaemonConnector:
             if self._processes.get(process.device) is process:
                 process.channel, process.address = answer[1:]
                 return process
-            answer[1].close()  # The device failed while its connection waited in the queue.
+            answer[1].close()  # Not used, because the device failed while its connection waited.
         return None
 
     def _connect(self, process: DaemonProcess, previous: threading.Event, done: threading.Event) -> None:

@@ -110,10 +110,10 @@ class ResidentDevices:
         return tuple(sorted(started))
 
     def hand_over(self, directory: Path) -> None:
-        """Write the file with the running devices for the artifact in `directory`, and remove that of this artifact.
+        """List the running devices as those of the artifact in `directory`, and no longer as those of this one.
 
-        The devices still run this artifact. The method `start` for the other artifact then finds them in the file, and
-        makes them load the other artifact.
+        Only the files that list the devices change; the devices still run this artifact. The method `start` for the
+        other artifact then finds the devices in its file, and makes them load the other artifact.
         """
         cluster = ResidentCluster.load(self.directory)
         if cluster is not None:

@@ -174,7 +174,8 @@ class FoundFiles:
 
     Attributes:
         path: Absolute path of the directory.
-        stamp: The text on the host that identifies the content (`DirectoryCopy.stamp`); '' without one.
+        stamp: The text on the host that identifies the content (`DirectoryCopy.stamp`); '' if the host has no such
+            text.
         intact: Names of the intact files in the directory.
         elsewhere: Paths of intact copies of the other files in directories of other artifacts on the host, by name of
             the file.
@@ -233,7 +234,8 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     commands.run_parallel(probe, list(locations))
     check_failed_devices(artifact, failed)
 
-    # All files are assembled before the first directory is replaced, because its old files may have pieces of them.
+    # All files are assembled before the first directory is replaced, because the old files in a directory may have
+    # pieces of new files in any directory.
     names = [name for name in locations if name in states]
     copiers = [
         _DeviceCopier(commands, artifact, locations[name], copies[name], states[name], bytes_per_s) for name in names
@@ -253,7 +255,8 @@ class _DeviceCopier:
         copies: The content that the directories on the host must have.
         state: The files that the host has.
         bytes_per_s: Maximum number of bytes that are sent per second; 0 means no limit.
-        assembled: Names of the files that `assemble` has assembled on the host, by target of the DirectoryCopy.
+        assembled: Names of the files that `assemble` has assembled on the host, by path of the directory
+            (`DirectoryCopy.target`).
         copied_bytes: Number of bytes sent so far.
     """
 
@@ -363,7 +366,7 @@ def _check_copied(location: DeviceLocation, copies: Sequence[DirectoryCopy], fou
 
 
 def _find_damaged_files(copies: Sequence[DirectoryCopy], found_files: Sequence[FoundFiles]) -> list[list[str]]:
-    """Return, for each directory in `copies`, the names of the files that its host lacks or has changed."""
+    """Return, for each directory in `copies`, the names of the files that are missing or changed on its host."""
     return [sorted(wanted.files.keys() - found.intact) for wanted, found in zip(copies, found_files, strict=True)]
 
 

@@ -158,7 +158,7 @@ def _read_timeline_entry(name: str, entry: Any) -> TimelineEntry:
 
 def _quote(value: Any) -> str:
     if isinstance(value, int) and abs(value) >= MAX_NUMBER:
-        return "a huge integer"  # Python refuses to print integers of many digits.
+        return "a huge integer"  # Python refuses to print integers of many digits, so the number is not shown.
     return one_line(repr(value), 100)
 
 
@@ -228,7 +228,7 @@ class DeviceProcess:
         cause = f"ended with exit code {code}"
         if code < 0:
             cause = f"was ended by signal {-code}"
-            with contextlib.suppress(ValueError):  # Some signals have no name.
+            with contextlib.suppress(ValueError):  # Some signals have no name, so only their number is shown.
                 cause += f" ({signal.Signals(-code).name})"
         line = self.last_line()
         return f"its process {cause}: {line}" if line else f"its process {cause}"
@@ -282,7 +282,8 @@ def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevi
 
 def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:
     """Start the installed runtime for a device on this host. No code in the device's directory is run."""
-    # The full path of the manifest shows in the process list which device of which artifact a process is.
+    # The command line has the full path of the manifest. The process list thus shows which device of which artifact a
+    # process runs.
     place = (directory / manifest["device"]).absolute()
     try:
         popen = subprocess.Popen(
@@ -328,7 +329,8 @@ def end_process(process: DeviceProcess) -> None:
     """Kill a process and wait for its end, but not longer than a second."""
     if process.popen is not None:
         process.popen.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):  # It is stuck in the kernel.
+        # The process is stuck in the kernel, so waiting longer is useless.
+        with contextlib.suppress(subprocess.TimeoutExpired):
             process.popen.wait(1)
     process.close()
 
@@ -620,9 +622,9 @@ class DeviceMessages:
             raise ProtocolError(f"received {message_type.name}, which devices do not send")
 
     def _is_late(self, header: MessageHeader) -> bool:
-        """Return True for a message that is ignored because it arrives late.
+        """Return True if a message must be ignored because it arrives late.
 
-        It is about a frame that was dropped, or about a change of plans (roles) before the last change.
+        Such a message is about a frame that was dropped, or about a change of plans (roles) before the last change.
         """
         if header.type is MessageType.ROLES_CHANGED:
             return header.frame < self._schedule.last_change

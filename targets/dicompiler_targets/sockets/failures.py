@@ -53,7 +53,7 @@ class DeviceFailure:
 
 
 def find_failure(event: DeviceEvent, devices: Mapping[str, DeviceProcess]) -> DeviceFailure | None:
-    """Return the failure that a message, or the end of a connection, reports; None if it reports none."""
+    """Return the failure that an event (a message or the end of a connection) reports; None if there is none."""
     name, content = event.device, event.payload
     if event.header is None and isinstance(content, ProtocolError):
         return DeviceFailure(name, f"sent invalid data: {content}", name, RANK_CAUSE)
@@ -79,7 +79,8 @@ def find_failure(event: DeviceEvent, devices: Mapping[str, DeviceProcess]) -> De
 def exit_failure(process: DeviceProcess) -> DeviceFailure | None:
     """Return the failure of a process that ended with an error, or None for all other processes.
 
-    If a signal ended the process, the signal is the cause. Otherwise the process may have reported the cause before.
+    If a signal ended the process, the signal is the cause. Otherwise the rank is RANK_EXIT, because an earlier message
+    of the process may have named the cause.
     """
     code, message = process.exit_code(), process.describe_exit()
     if not code or message is None:
@@ -172,8 +173,8 @@ class _FailedProcess:
 class FailedProcesses:
     """The processes of failed devices, until they have ended. The run continues meanwhile.
 
-    `ClusterState` creates the collection. `on_reason(device, reason)` is called once for each failure, when the reason
-    of the failure is final.
+    `ClusterState` creates the collection. `on_reason(device, reason)` is called once for each failure, when its reason
+    is final: the process has ended, or the time to wait for its end is over.
     """
 
     def __init__(self, on_reason: Callable[[str, str], None]) -> None:
@@ -196,7 +197,7 @@ class FailedProcesses:
     def poll(self) -> None:
         """Kill the processes that have not ended in time, and remove those that have ended, without waiting.
 
-        Report the reason of each failure that has become final.
+        Report the reason of a failure when its process has ended or was killed, because the reason is then final.
         """
         now = time.monotonic()
         for failed in tuple(self._processes):
@@ -238,12 +239,16 @@ Only the first MAX_CANDIDATES suspected devices are candidates, and at most MAX_
 class Suspicions:
     """The suspicions of a run: reports that a device may have failed.
 
-    `ClusterState` adds suspicions. When they are due, it decides which devices have failed, and continues the run
-    without them.
+    `ClusterState` adds suspicions. A suspicion is due after a short time, in which reports of other devices may
+    arrive. `ClusterState` then decides which devices have failed, and continues the run without them.
     """
 
     def __init__(self, heartbeat_s: float, peers: Mapping[str, Collection[str]]) -> None:
-        """Create an empty collection. `peers` has the devices with which each device exchanges tensors."""
+        """Create an empty collection.
+
+        `heartbeat_s` is the number of seconds between heartbeats. `peers` has the devices with which each device
+        exchanges tensors.
+        """
         self._peers = peers
         self._link_wait_s = min(LINK_WAIT_S + LINK_WAIT_HEARTBEATS * heartbeat_s, MAX_LINK_WAIT_S)
         self._exits: dict[str, tuple[DeviceFailure, float]] = {}

@@ -55,7 +55,8 @@ class InProcessSession(Session):
         self._device: str = self._manifest["device"]
         assert options.heartbeat_s is not None
         self._mailbox, self._loop = Mailbox(), EventLoop(options.heartbeat_s)
-        # The executor needs an event loop, but there are no connections. Closing the loop ends its thread.
+        # The executor needs an event loop, but there are no connections, so the loop's thread is not needed. Closing
+        # the loop ends this thread.
         self._loop.close()
         self._resets_states, self._next_frame, self._outputs = False, 0, dict[str, Any]()
         self._deadline, self._wake_watchdog = math.inf, threading.Event()
@@ -95,7 +96,8 @@ class InProcessSession(Session):
         reader = FrameReader(frames, self.in_flight, has_changed.set, self.artifact.copy_inputs)
         try:
             while True:
-                self._guard.check_process()  # A forked child would wait forever: it has no thread that reads frames.
+                # A forked child has no thread that reads frames, so it would wait forever.
+                self._guard.check_process()
                 while not reader.has_frame_or_end():
                     has_changed.wait()
                     has_changed.clear()

@@ -80,7 +80,8 @@ def open_session(directory: Path, options: RunOptions) -> Session:
 
         install(directory, options)
     elif access.connector is None and len(artifact.devices) == 1 and not _needs_process(options):
-        from dicompiler_targets.sockets.in_process_session import InProcessSession  # Slow: it loads onnxruntime.
+        # Imported only here, because loading onnxruntime takes long.
+        from dicompiler_targets.sockets.in_process_session import InProcessSession
 
         return InProcessSession(artifact, access.options)
     return ClusterSession(artifact, access.options, access.start, access.connector)
@@ -122,8 +123,8 @@ def run_artifact(
                 if options.kept_frames is None or len(outputs) < options.kept_frames:
                     outputs.append(frame_outputs)
     except RunError as error:
-        # If frames were finished until the time was over, no device hangs, and the device that the error names is not
-        # the cause.
+        # If a frame was finished shortly before the timeout, no device hangs: the run only needs more time. The device
+        # that the error names is then not the cause.
         made_progress = bool(finished) and finished[-1].finished_at > end - MAX_PAUSE_SHARE * options.timeout_s
         if time.monotonic() < deadline or not made_progress:
             raise

@@ -73,9 +73,9 @@ class PieceCopier:
         return [name for name in useful if name in answer]
 
     def _find(self, wanted: Mapping[str, Sequence[pieces.Piece]]) -> dict[str, list[pieces.Range]]:
-        """Return, for each file, the ranges from which it can be assembled; {} if the host does not answer.
+        """Return, by file name, the byte ranges that make up each file; {} if the host does not answer.
 
-        `wanted` has the pieces of each file, by name.
+        `wanted` has the pieces of each file, by name. A range is in an old file on the host, or must be sent.
         """
         lengths = [[length for _, length, _ in found] for found in wanted.values()]
         digests = b"".join(digest for found in wanted.values() for _, _, digest in found)
@@ -84,7 +84,10 @@ class PieceCopier:
         return dict(zip(wanted, ranges, strict=False))
 
     def _run(self, request: Mapping[str, Any], content: Iterable[bytes]) -> list[Any]:
-        """Run `pieces.main` on the host with a request, followed by bytes; return its answer, [] if there is none."""
+        """Run `pieces.main` on the host with a request and the bytes `content`; return its answer, or [].
+
+        The result is [] if the host does not answer.
+        """
         program = f"{inspect.getsource(pieces)}\nmain({ssh.LINE_PREFIX!r})\n".encode()
         line = f"{json.dumps(request)}\n".encode()
 

@@ -50,7 +50,7 @@ Range = tuple[int, int, int]
 
 
 def cut_file(path: Path | str) -> list[Piece]:
-    """Return the pieces of a file, in order and without gaps."""
+    """Cut a file into pieces without gaps; return the offset, length and digest of each piece."""
     pieces = []
     with open(path, "rb") as file:
         ends = list(_piece_ends(file, os.fstat(file.fileno()).st_size))
@@ -97,7 +97,10 @@ def _hash_windows(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def join_ranges(ranges: Sequence[Range]) -> list[Range]:
-    """Join consecutive ranges of a new file that are adjacent in their source too."""
+    """Join consecutive ranges of a new file that are adjacent in their source too.
+
+    The source of a range is an old file, or SENT_SOURCE for bytes that are sent.
+    """
     joined: list[Range] = []
     for source, offset, length in ranges:
         previous = joined[-1] if joined else None
@@ -108,7 +111,7 @@ def join_ranges(ranges: Sequence[Range]) -> list[Range]:
     return joined
 
 
-# -- on the host
+# -- functions that run on the host
 
 
 def find_pieces(old_files: Sequence[str], wanted: Sequence[Sequence[int]], digests: IO[bytes]) -> list[list[Range]]:
@@ -162,7 +165,7 @@ def main(prefix: str) -> None:
     has the ranges of each wanted file, or the names of the assembled files.
     """
     os.umask(0o077)
-    os.nice(19)  # The lowest priority, so that this process does not delay devices that run on the host.
+    os.nice(19)  # This process gets the lowest priority, so that it does not delay devices that run on the host.
     request: Mapping[str, Any] = json.loads(sys.stdin.buffer.readline())
     if "wanted" in request:
         answer: list[Any] = find_pieces(request["old_files"], request["wanted"], sys.stdin.buffer)

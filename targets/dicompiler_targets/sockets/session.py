@@ -82,7 +82,8 @@ class TurnLock:
                     wake_owner()
                 self._condition.wait_for(lambda: not self._owner and self._waiting[0] is ticket)
                 self._owner = thread
-            finally:  # A KeyboardInterrupt can end the wait, and other threads must not wait for this one.
+            # A KeyboardInterrupt can end the wait. The ticket is removed then too, so that no thread waits for it.
+            finally:
                 self._waiting.remove(ticket)
                 self._condition.notify_all()
 
@@ -179,8 +180,8 @@ class InFlightFrame:
         role: Index of the role (the normal plan, a replica or a failure plan) that the frame uses.
         role_io: Inputs and outputs of this role.
         active_devices: The devices that take part in the frame.
-        deadline: When the frame must be finished. Its clock stops while the user's code runs between two calls of the
-            session: time.monotonic minus the session's `_caller_s`.
+        deadline: When the frame must be finished, on a clock that stops while the user's code runs between two calls
+            of the session. The clock is time.monotonic minus the session's `_caller_s`.
         outputs: For each sink (device that sends outputs to this process): the payload of each received output, by
             index of the output.
         missing_outputs: Number of outputs that have not arrived.
@@ -259,7 +260,7 @@ class FrameReader:
         self._free_places.release()
 
     def close(self) -> None:
-        """Stop the thread, if necessary after the frame that it is reading."""
+        """Stop the thread that reads frames; if it is reading a frame, it stops after this frame."""
         self._stopped = True
         self._free_places.release()
 
@@ -362,7 +363,7 @@ class ClusterSession(Session):
         else:
             self._guard.end("an error left its context")
 
-    # -- called by the user
+    # -- methods that the user calls
 
     def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         checked = self.artifact.check_inputs(inputs)
@@ -424,7 +425,7 @@ class ClusterSession(Session):
                 self._finish_run()
             self._guard.end("it was closed")
 
-    # -- start and end
+    # -- start and end of calls and of the run
 
     @contextlib.contextmanager
     def _guard_call(self) -> Iterator[None]:
@@ -459,7 +460,7 @@ class ClusterSession(Session):
             for manifest in self.artifact.manifests
         )
 
-    # -- frames
+    # -- sending and finishing frames
 
     def _new_deadline(self) -> float:
         deadline = time.monotonic() + self.options.timeout_s
@@ -601,7 +602,7 @@ class ClusterSession(Session):
                 raise RunError(f"{self.processes[device].title}: sent invalid data: {error}") from None
         return outputs
 
-    # -- events
+    # -- messages and failures of the devices
 
     def _wait_until_none(self, awaited: Callable[[], list[str]], deadline: float | None = None) -> None:
         """React to messages of the devices until `awaited` returns no device.
@@ -702,8 +703,8 @@ class ClusterSession(Session):
     def _interruption_s(self) -> float:
         """Return the seconds for which the user has waited for outputs because of a failure.
 
-        They begin when the last frame was finished, or when the oldest frame in flight was sent, if that is later. The
-        result is 0 if no frame is in flight.
+        The interruption begins when the last frame was finished, or when the oldest frame in flight was sent, if that
+        is later. The result is 0 if no frame is in flight.
         """
         sent_at = min((frame.sent_at for frame in self._in_flight_frames.values()), default=math.inf)
         return max(0.0, time.perf_counter() - max(self._last_finished_at, sent_at))

@@ -94,10 +94,9 @@ class SocketsTarget(Target):
         return self.optimization
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """Return the calls of the device's segments.
+        """Return each segment's model, and the copies that the runtime makes before and after the segment.
 
-        The slices and concatenations at the boundaries of segments are not part of the calls, because the runtime makes
-        these copies itself.
+        The copies are the slices and concatenations at the boundaries of a segment, which its model does not have.
         """
         from dicompiler_targets.artifact_files import make_segment_calls
 
@@ -105,7 +104,7 @@ class SocketsTarget(Target):
 
     @property
     def runtime_costs(self) -> RuntimeCosts:
-        """The costs of the Python runtime on an idle host, without TLS."""
+        """The time that the Python runtime adds to messages, calls and copies, on an idle host without TLS."""
         return RUNTIME_COSTS
 
     @property
@@ -134,7 +133,7 @@ class SocketsTarget(Target):
         return ResidentDevices(directory, options)
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
-        """Return each device's memory for Python, engines and sessions, at the moment with the highest use."""
+        """Predict the peak memory in bytes that Python, the engines and the sessions need on each device."""
         from dicompiler_targets.engine_segments import predict_engine_bytes
         from dicompiler_targets.ort_memory import predict_memory_overhead
 
