@@ -329,7 +329,7 @@ def end_process(process: DeviceProcess) -> None:
     """Kill a process and wait for its end, but not longer than a second."""
     if process.popen is not None:
         process.popen.kill()
-        # The process is stuck in the kernel, so waiting longer is useless.
+        # Waiting longer is useless, because a killed process that has not ended is stuck in the kernel.
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.popen.wait(1)
     process.close()

@@ -84,7 +84,7 @@ class PieceCopier:
         return dict(zip(wanted, ranges, strict=False))
 
     def _run(self, request: Mapping[str, Any], content: Iterable[bytes]) -> list[Any]:
-        """Run `pieces.main` on the host with a request and the bytes `content`; return its answer, or [].
+        """Run `pieces.main` on the host with a request and the bytes `content`, and return its answer.
 
         The result is [] if the host does not answer.
         """

@@ -127,7 +127,7 @@ def find_local_host(host: str, port: int) -> str:
     for family, kind, _, _, address in socket.getaddrinfo(host, port or 9, type=socket.SOCK_DGRAM):
         try:
             with socket.socket(family, kind) as probe:
-                probe.connect(address)  # For a datagram socket, this selects the route and sends nothing.
+                probe.connect(address)  # For a datagram socket, connect() selects the route and sends nothing.
                 return str(probe.getsockname()[0])
         except OSError as failure:
             error = failure

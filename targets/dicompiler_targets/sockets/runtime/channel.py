@@ -103,7 +103,7 @@ class EventLoop:
         self._blocked: set[EventSource] = set()
         self._posted: dict[EventSource, None] = {}
         self._paused: set[EventSource] = set()
-        self._driver_lock = threading.Lock()  # Held by the thread that runs the loop.
+        self._driver_lock = threading.Lock()  # The thread that runs the loop has this lock.
         self._helper_drives, self._is_closed = True, False
         self._is_polling = False
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -117,7 +117,7 @@ class EventLoop:
         self._helper = threading.Thread(target=self._run_helper, daemon=True)
         self._helper.start()
 
-    # -- for channels
+    # -- methods that channels call
 
     def watch(self, channel: EventSource, waits_for_data: bool, is_blocked: bool, is_paused: bool) -> None:
         """Set the events for which a channel waits.
@@ -139,7 +139,7 @@ class EventLoop:
         """Record that a channel has queued messages, so that the next `push` of the loop sends them."""
         self._posted[channel] = None
 
-    # -- for the main thread
+    # -- methods that the main thread calls
 
     def push(self) -> None:
         """Send the queued messages of all channels for which `post` was called."""
@@ -194,7 +194,8 @@ class EventLoop:
     def wake(self) -> None:
         """Make the thread that runs the loop check the channels and the condition of `run_until` again."""
         if self._is_polling:
-            with contextlib.suppress(OSError):  # The pipe is full, so the thread wakes anyway, or closed.
+            # If the pipe is full, the thread wakes anyway; if it is closed, the loop has ended.
+            with contextlib.suppress(OSError):
                 os.write(self._wake_write, b"\0")
 
     def close(self) -> None:
@@ -206,7 +207,7 @@ class EventLoop:
             os.close(self._wake_read)
             os.close(self._wake_write)
 
-    # -- running
+    # -- running the loop
 
     def _run_once(self, should_stop: Callable[[], object], seconds: float | None) -> None:
         """Wait for events for at most `seconds`, and let the channels react to them.
@@ -221,7 +222,7 @@ class EventLoop:
             if should_stop():
                 return
             if self._paused and seconds is not None and seconds < 0.001:
-                time.sleep(seconds)  # poll() counts in milliseconds, so it would wait too long.
+                time.sleep(seconds)  # poll() waits for at least 1 ms, which would be too long.
                 seconds = 0.0
             events = self._wait(seconds)
         finally:
@@ -232,7 +233,7 @@ class EventLoop:
                     if number == self._wake_read:
                         os.read(number, 4096)
                     continue
-                if event != READ:  # There is space to send, or the connection ended, which `push` detects.
+                if event != READ:  # There is space in the send buffer, or the connection ended; `push` detects which.
                     channel.push()
                 if event != WRITE:
                     channel.receive()
@@ -262,7 +263,7 @@ class EventLoop:
         due = time.monotonic() + tick_s
         while not self._is_closed:
             self._helper_event.wait(max(0.0, due - time.monotonic()))
-            if self._driver_lock.acquire(blocking=False):  # This fails while another thread runs it.
+            if self._driver_lock.acquire(blocking=False):  # The result is False while another thread runs the loop.
                 try:
                     self.running_since = time.perf_counter()
                     while self._helper_drives and (left_s := due - time.monotonic()) > 0:
@@ -344,7 +345,7 @@ class SendPacing:
         return min(size, free)
 
     def record_sent(self, count: int) -> None:
-        """Record that `count` bytes were sent, at most the result of the last `sendable_bytes`."""
+        """Record that `count` bytes were sent, at most as many as the last call of `sendable_bytes` has returned."""
         self._unacked_after_send, self._sent_at = self._unacked_before_send + count, time.monotonic()
 
     def _update_rate(self) -> int:
@@ -414,12 +415,13 @@ class MessageChannel:
         self._send_started_at = 0.0  # Time when sending of the first queued message began; 0 if the queue is empty.
         self._is_reading = self._is_writing = True
         self._is_held = False
-        self._watched_for = (False, False, False)  # Arguments of the last EventLoop.watch, to skip equal calls.
+        # Arguments of the last call of EventLoop.watch. The next call is omitted if its arguments are equal.
+        self._watched_for = (False, False, False)
         self._silence_s = self._since_heartbeat_s = 0.0
-        self._incomplete_since = 0.0  # Time when the last reading ended within a tensor.
+        self._incomplete_since = 0.0  # Time when reading last ended with only some of a tensor's bytes.
         self._tensor_bytes, self._timed_bytes, self._timed_s = 0, 0, 0.0
 
-    # -- before the start
+    # -- handshake, before the event loop sends and receives
 
     def send_greeting(self, message_type: MessageType, message: Any, deadline: float) -> None:
         """Send a JSON message and wait until it is sent or the deadline passes; only before `start`."""
@@ -436,7 +438,7 @@ class MessageChannel:
         """
         self._connection.set_deadline(deadline)
         message = self._reader.read_message(_check_greeting)
-        assert message is not None  # The connection still blocks, so the whole message was read.
+        assert message is not None  # Before `start`, read_message waits for the whole message.
         header, content = message[0], decode_json(message[1])
         if header.type is MessageType.ERROR:
             raise PeerRefused(str(content.get("message")))
@@ -444,7 +446,7 @@ class MessageChannel:
 
     def refuse(self, reason: str, deadline: float) -> None:
         """Send the reason why the other end is refused, give it time to read, and close; only before `start`."""
-        with contextlib.suppress(OSError):  # The other end may have disconnected.
+        with contextlib.suppress(OSError):  # An end that has disconnected needs no reason.
             self.send_greeting(MessageType.ERROR, {"message": reason}, deadline)
         self._connection.linger()
         self.close()
@@ -470,10 +472,11 @@ class MessageChannel:
             self._silence_s = 0.0 if at_once else -math.inf
             self._connection.start()
             self._update_watch()
-            # The reader may have read messages together with the greeting. No event announces them any more.
+            # The reader may have read messages together with the greeting. No event announces them any more, so they
+            # are handled here.
             self.receive()
 
-    # -- sending
+    # -- sending messages
 
     def post(
         self, message_type: MessageType, payload: Any = b"", index: int = 0, frame: int = 0, keep: Any = None
@@ -530,7 +533,7 @@ class MessageChannel:
         assert self._loop is not None
         return self._loop
 
-    # -- called by the event loop, which holds its lock
+    # -- methods that the event loop calls with its lock
 
     def fileno(self) -> int:
         return self._connection.fileno()
@@ -547,7 +550,8 @@ class MessageChannel:
                 while not self._is_held and (message := self._reader.read_message(self._check)) is not None:
                     if message[0].type is not MessageType.HEARTBEAT:
                         self._deliver_message(*message)
-            except Exception as error:  # An unreported error would let the device wait for messages in vain.
+            # If the error were not reported, the device would wait forever for further messages.
+            except Exception as error:
                 self._stop_reading(error)
             if was_within_tensor:
                 self._time_arrival(self._reader.received_bytes - bytes_before)
@@ -597,7 +601,7 @@ class MessageChannel:
         if self._silence_s > MAX_MISSED_HEARTBEATS * interval_s:
             self._stop_reading(HeartbeatTimeout(f"no data received for {MAX_MISSED_HEARTBEATS * interval_s:g} s"))
 
-    # -- internal
+    # -- internal helper methods
 
     def _enqueue(self, queued: _QueuedMessage) -> None:
         """Append a message to the send queue, but put a tensor before the unsent tensors of later frames.
@@ -647,8 +651,8 @@ class MessageChannel:
     def _send_queued(self) -> tuple[bool, bool]:
         """Send queued messages, as many as the kernel and `SendPacing` accept.
 
-        Return two booleans: whether the kernel's buffer is full, and whether the limit of unacknowledged bytes
-        (`SendPacing`) has stopped sending.
+        Return two booleans. The first is True if the kernel's buffer is full. The second is True if the limit of
+        unacknowledged bytes (`SendPacing`) has stopped sending.
         """
         queue, connection, pacing = self._queue, self._connection, self._pacing
         if queue and not self._send_started_at:

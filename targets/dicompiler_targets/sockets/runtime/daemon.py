@@ -141,7 +141,7 @@ class DeviceDaemon:
                 raise ValueError("its manifest is of another version or device")
             self._manifest, self._sessions = manifest, []
             self._create_sessions()
-        except Exception as error:  # onnxruntime's errors have no narrower class in common.
+        except Exception as error:  # Exception is the only class that all errors of onnxruntime have in common.
             self._log.write(f"the new artifact cannot be loaded: {one_line(error)}")
             self._requests.put(None)
             raise ProtocolError(f"the new artifact cannot be loaded: {one_line(error)}") from None

@@ -124,8 +124,8 @@ class PeerConnections:
     ) -> None:
         """Create the object without connecting.
 
-        `make_callbacks` returns the callbacks for the channel to the peer with that name. `report_failed` is called
-        with a peer's name and a message, and tells the coordinator that the peer failed.
+        `make_callbacks` is called with a peer's name, and returns the callbacks for the channel to this peer.
+        `report_failed` is called with a peer's name and a message, and tells the coordinator that the peer failed.
         """
         self._manifest, self._settings, self.credentials = manifest, settings, credentials
         self._loop, self._mailbox, self._schedule = loop, mailbox, schedule
@@ -140,7 +140,7 @@ class PeerConnections:
         self._connecting: tuple[str, socket.socket] | None = None
         self._member_hosts: set[str] = set()
 
-    # -- identity
+    # -- proofs of identity
 
     def make_hello(self, receiver: str) -> dict[str, Any]:
         """Return the HELLO message that proves this device's identity.
@@ -166,7 +166,7 @@ class PeerConnections:
         """Return True if a device of the run has this address."""
         return host in self._member_hosts
 
-    # -- connecting
+    # -- connecting to peers
 
     def connect_all(self, arriving: ConnectionQueue, message: Mapping[str, Any]) -> None:
         """Connect to peers, and wait for the peers that connect to this device.
@@ -197,7 +197,10 @@ class PeerConnections:
                 self._start_channel(peer, channel)
 
     def _connect_if_up(self, peer: str, address: Any) -> None:
-        """Connect to a peer; if that fails, report the peer as failed, or raise without failure plans."""
+        """Connect to a peer; if that fails, report the peer as failed.
+
+        If there are no failure plans, raise DeviceError instead of the report.
+        """
         try:
             self._connect(peer, address)
         except DeviceError as error:
@@ -253,9 +256,9 @@ class PeerConnections:
     ) -> tuple[str, MessageChannel] | None:
         """Accept a peer that has connected and sent the HELLO message `hello`.
 
-        Return name and channel of the peer, for which `connect_all` waits. If frames are executed already, start the
-        channel and return None. Raise ProtocolError for a peer that is not expected, and DeviceError for a peer that
-        runs another artifact (compiled program).
+        Return name and channel of the peer, if `connect_all` is still waiting for peers. If frames are executed
+        already, start the channel and return None. Raise ProtocolError for a peer that is not expected, and
+        DeviceError for a peer that runs another artifact (compiled program).
         """
         peer = self._check_peer(hello, channel, set(self.down) if self.is_complete else self._preceding, deadline)
         if not self.is_complete:
@@ -307,10 +310,10 @@ class PeerConnections:
                 entries.append(RECEIVED_TENSORS.pack(peer["index"], *received))
         return b"".join(entries)
 
-    # -- failures
+    # -- failures of peers
 
     def set_down(self, down: set[str]) -> int:
-        """Disconnect the failed devices that the coordinator reports; return the number of new ones."""
+        """Disconnect the failed devices `down`; return how many of them the coordinator had not reported before."""
         count = len(down - self.down)
         self.down = down
         for peer in sorted(down - self.disconnected):
@@ -337,7 +340,7 @@ class PeerConnections:
         """Interrupt the attempt to connect to this peer, or to any peer if `peer` is ''."""
         connecting = self._connecting
         if connecting is not None and peer in ("", connecting[0]):
-            with contextlib.suppress(OSError):  # The socket may be closed already.
+            with contextlib.suppress(OSError):  # shutdown() fails if the socket is closed already.
                 connecting[1].shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
@@ -408,7 +411,8 @@ class DeviceRun:
         )
         self.finished_frames = self.replayed_frames = self.failed_peers = 0
         self._end_reason = ""
-        self._window = FrameWindow(1)  # Replaced when the PEERS message says how many frames may be in flight.
+        # This window is replaced when the PEERS message says how many frames may be in flight.
+        self._window = FrameWindow(1)
         self._next_announced = 0
         self._last_change = 0  # Number of the first frame that uses the present roles (plans).
         self._peers_done: set[str] = set()
@@ -473,7 +477,7 @@ class DeviceRun:
             self._control.send_json(MessageType.ERROR, content)
             self._control.flush(time.monotonic() + 1)
 
-    # -- joining
+    # -- joining the run
 
     def _join_coordinator(self, coordinator_socket: socket.socket) -> None:
         settings = self._settings
@@ -643,7 +647,7 @@ class DeviceRun:
     def _resume_peers(self) -> None:
         """Resume reading from peers that changed to a new plan (role) before this device did.
 
-        A peer is skipped if its latest change is still ahead of this device's.
+        A peer is skipped if it has applied a change that this device has not applied yet.
         """
         for peer, channel in self.peers.channels.items():
             if self._early_changes.get(peer, 0) <= self._last_change:
@@ -664,7 +668,9 @@ class DeviceRun:
                 self.executor.stop_before(sys.maxsize)
             return
         print(f"{self.name}: {reason}", file=sys.stderr, flush=True)
-        os._exit(1)  # An exception would not interrupt the main thread, which may be computing a long segment.
+        # The process ends at once. An exception would not interrupt the main thread, which may be computing a long
+        # segment.
+        os._exit(1)
 
     # -- messages of peers
 
@@ -726,7 +732,7 @@ class DeviceRun:
         self._get_control().send_json(MessageType.ERROR, content)
         self._mailbox.fail(error)
 
-    # -- frames
+    # -- execution of frames
 
     def _post_value(self, value: Mapping[str, Any], frame: int, payload: Any, keep: Any) -> None:
         """Queue a tensor for sending: a transfer to another device, or an output to the coordinator.

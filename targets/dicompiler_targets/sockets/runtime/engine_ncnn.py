@@ -46,7 +46,7 @@ class EngineNetwork:
         check_precision(ncnn, precision)
         for name, options in PRECISION_OPTIONS.items():
             for option in options:
-                if hasattr(self._net.opt, option):  # Older releases do not have all options.
+                if hasattr(self._net.opt, option):  # Older releases of ncnn do not have all options.
                     setattr(self._net.opt, option, name == precision)
         for load, file in ((self._net.load_param, network), (self._net.load_model, weights)):
             if load(str(file)) != 0:
@@ -63,7 +63,8 @@ class EngineNetwork:
             # The blob is a copy of the input, because ncnn's layers may overwrite their input blobs.
             if extractor.input(f"in{i}", self._ncnn.Mat(array[0]).clone()) != 0:
                 raise ValueError(f"ncnn does not accept input {i}")
-        self._kept = [extractor]  # The returned arrays use memory of the extractor and its blobs.
+        # The returned arrays use memory of the extractor and its blobs, so both must exist until the next call.
+        self._kept = [extractor]
         outputs = []
         for i, shape in enumerate(shapes):
             code, mat = extractor.extract(f"out{i}")
@@ -95,5 +96,6 @@ def check_precision(ncnn: Any, precision: str) -> None:
 def _has_fp16(ncnn: Any) -> bool:
     if platform.machine() not in ("x86_64", "AMD64"):
         return bool(ncnn.cpu_support_arm_asimdhp())
-    cpuinfo = Path("/proc/cpuinfo")  # The Python package cannot say whether the processor has the extension F16C.
+    # ncnn's Python package does not show whether an x86 processor has the extension F16C, but Linux does.
+    cpuinfo = Path("/proc/cpuinfo")
     return not cpuinfo.exists() or " f16c " in cpuinfo.read_text(encoding="utf-8", errors="replace")

@@ -150,8 +150,9 @@ MAX_TIMELINE_ENTRIES = 10_000
 class ExecutorStep:
     """A step of a device: it runs a segment (an ONNX submodel), or posts a transfer or an output.
 
-    `entry` is the manifest's entry of the segment, transfer or output, and `index` is its index there. The step reads
-    the tensors named `needed`. After the step, no other step needs the tensors named `released`.
+    `entry` is the manifest's entry of the segment, transfer or output, and `index` is the entry's index in its list in
+    the manifest. The step reads the tensors named `needed`. After the step, no other step needs the tensors named
+    `released`.
     """
 
     is_segment: bool
@@ -273,7 +274,10 @@ class EmulatedSpeed:
 
     @staticmethod
     def parse(text: str) -> EmulatedSpeed:
-        """Return the speed that the option --speeds describes: TIME:SPEED, separated by commas."""
+        """Return the speed for a value of the option --speeds: pairs TIME:SPEED, separated by commas.
+
+        TIME (time.perf_counter) is the time of a change, and SPEED is a multiple of the board's normal speed.
+        """
         pairs = (change.split(":") for change in text.split(",") if change)
         return EmulatedSpeed([(float(at), float(speed)) for at, speed in pairs])
 
@@ -324,7 +328,7 @@ class StepExecutor:
         """
         self._schedule = schedule or RoleSchedule.from_manifest(manifest)
         self._run_options = _make_run_options() if can_stop or self._schedule.tolerates_failures else None
-        self._first_valid = 0  # Frames with smaller numbers were stopped.
+        self._first_valid = 0  # Frames with smaller numbers were stopped by `stop_before`.
         self._sessions, self._mailbox, self._loop = sessions, mailbox, loop
         self._post, self._report_overdue = post, report_overdue
         self._min_segment_s, self._emulated_speed = min_segment_s, emulated_speed
@@ -402,7 +406,8 @@ class StepExecutor:
                 try:
                     self._run_segment(step, frame) if step.is_segment else self._post_step(step, frame)
                 except ValueError as error:
-                    if frame.number < self._first_valid:  # Expected: `stop_before` stopped the frame during the step.
+                    # The error is expected if `stop_before` has stopped the frame during the step.
+                    if frame.number < self._first_valid:
                         return True
                     raise _add_senders(error, frame.role) from error
                 for name in step.released:

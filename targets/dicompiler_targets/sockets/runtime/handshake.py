@@ -162,7 +162,7 @@ class ConnectionAcceptor(ConnectionQueue):
         super().__init__()
         self._listener, self._keys, self._greet_connection = listener, keys, greet_connection
         self._is_member_host = is_member_host
-        self._pending: dict[int, _PendingConnection] = {}  # By file descriptor, oldest first.
+        self._pending: dict[int, _PendingConnection] = {}  # Accepted connections by file descriptor, the oldest first.
         self._connections_in_handshake: dict[socket.socket, str] = {}
         self._unknown_allowed_at = 0.0
         self._refusals = threading.Semaphore(MAX_REFUSALS)
@@ -210,7 +210,7 @@ class ConnectionAcceptor(ConnectionQueue):
                 connection, address = self._listener.accept()
             except BlockingIOError:
                 return
-            except OSError:  # The listener is closed, or the process has no free descriptor at the moment.
+            except OSError:  # Either the listener is closed, or no file descriptor is free at the moment.
                 time.sleep(0.05)
                 return
             if len(self._pending) >= MAX_PENDING:
@@ -314,5 +314,5 @@ class ConnectionAcceptor(ConnectionQueue):
 
 
 def _shut_down(connection: socket.socket) -> None:
-    with contextlib.suppress(OSError):  # The socket may be closed already.
+    with contextlib.suppress(OSError):  # shutdown() fails if the socket is closed already.
         connection.shutdown(socket.SHUT_RDWR)

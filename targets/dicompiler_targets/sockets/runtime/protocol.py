@@ -102,7 +102,8 @@ class RoleSchedule:
             )
         ends = [*(start for start, _ in self._changes[1:]), first_frame]
         needed = [change for change, end in zip(self._changes, ends, strict=True) if end > oldest_frame]
-        self._changes = [*needed, (first_frame, chosen)]  # Replaced at once, because other threads read it.
+        # A new list replaces the old one, because other threads read it.
+        self._changes = [*needed, (first_frame, chosen)]
 
     def role_index(self, frame: int) -> int:
         first, chosen = self._changes[-1]
@@ -156,8 +157,8 @@ class MessageType(IntEnum):
     TENSOR = 6  # Device to device: a transfer (tensor for another device) of a frame.
     OUTPUT = 7  # Device to coordinator: an output of a frame.
     DONE = 8  # Device to coordinator: a frame is finished.
-    # Header.index of DONE: microseconds since the frame's first segment began; 0: no segment. The payload is
-    # DONE_FIELDS, followed by RECEIVED_TENSORS for each peer that has sent tensors.
+    # Header.index of DONE: microseconds since the device began the frame's first segment; 0 if it ran none. The
+    # payload is DONE_FIELDS, followed by RECEIVED_TENSORS for each peer that has sent tensors.
     FINISH = 9  # Coordinator to device: there are no more frames.
     BYE = 10  # Device to device: the sender sends no more tensors.
     REPORT = 11  # Device to coordinator: measurements of the run (JSON).
@@ -209,7 +210,7 @@ class ByteSource(Protocol):
     is_drained: bool
 
     def receive_into(self, view: memoryview) -> int | None:
-        """Store received bytes in `view`; return their number, 0 at the end, None if none are available."""
+        """Store received bytes in `view`; return their number, 0 after the last byte, None if none are available."""
 
     def expect_bytes(self, count: int) -> None:
         """Announce that `count` more bytes will arrive, so that the reader need not be woken for fewer bytes."""
@@ -363,7 +364,7 @@ class FrameWindow:
     Attributes:
         oldest: Number of the oldest unfinished frame.
         end: The number of the last frame that may be in flight, plus 1.
-        first: Frames with smaller numbers were dropped. Messages for them may still arrive.
+        first: Number of the first frame that was not dropped. Messages for dropped frames may still arrive.
     """
 
     def __init__(self, size: int | None) -> None:

@@ -163,10 +163,10 @@ MAX_BUFFER_SETS = 8
 
 A frame in flight for which no set is left allocates memory for each tensor.
 """
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Numbers of these parameters of glibc's mallopt.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's numbers of the parameters of mallopt.
 _INITIAL_THRESHOLD_BYTES, _LARGE_THRESHOLD_BYTES = 128 << 10, 32 << 20
 
-# -- tensors as bytes
+# -- conversion between tensors and bytes
 
 
 def value_from_bytes(payload: Any, entry: Mapping[str, Any]) -> Any:
@@ -220,7 +220,7 @@ def value_to_bytes(tensor: Any, entry: Mapping[str, Any]) -> Any:
     return np.concatenate([np.array([len(tensor.shape()), *tensor.shape()], np.int64).view(np.uint8), raw])
 
 
-# -- sessions
+# -- sessions that compute segments
 
 
 def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) -> list[Any]:
@@ -246,7 +246,7 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
                     sessions[segment["file"]] = NetworkSession(directory, segment, threads, not manifest["peers"])
                 else:
                     sessions[segment["file"]] = _make_session(path, manifest, threads)
-        except Exception as error:  # onnxruntime's errors have no narrower class in common.
+        except Exception as error:  # Exception is the only class that all errors of onnxruntime have in common.
             raise ValueError(f"segment {segment['name']!r} cannot be loaded: {one_line(error)}") from error
     return [sessions[segment.get("file")] for segment in segments]
 
@@ -273,7 +273,7 @@ def _make_session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
         options.add_session_config_entry("session.force_spinning_stop", "1")
     try:
         return ort.InferenceSession(path, options, ["CPUExecutionProvider"])
-    except Exception as error:  # onnxruntime's errors have no narrower class in common.
+    except Exception as error:  # Exception is the only class that all errors of onnxruntime have in common.
         if "QuantizeLinear" not in str(error):
             raise
         options.add_session_config_entry("session.qdqisint8allowed", "1")
@@ -307,7 +307,7 @@ def run_segment(
                 binding.bind_output(name)
         session.run_with_iobinding(binding, run_options)
         return dict(zip(segment["outputs"], binding.get_outputs(), strict=True))
-    except Exception as error:  # onnxruntime's errors have no narrower class in common.
+    except Exception as error:  # Exception is the only class that all errors of onnxruntime have in common.
         raise _segment_error(segment, error) from error
 
 
@@ -329,7 +329,7 @@ def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, run_option
     """Run a segment with the inputs and outputs in `binding`; raise ValueError if the engine fails."""
     try:
         session.run_with_iobinding(binding, run_options)
-    except Exception as error:  # onnxruntime's errors have no narrower class in common.
+    except Exception as error:  # Exception is the only class that all errors of onnxruntime have in common.
         raise _segment_error(segment, error) from error
 
 
@@ -417,7 +417,7 @@ class SegmentIO:
     """
 
     def __init__(self, segment: Mapping[str, Any], session: Any) -> None:
-        """Describe a segment by its manifest entry; `session` is None if the segment only copies."""
+        """Prepare the copies of a segment from its manifest entry; `session` is None if it only copies."""
         self._joins, self._cuts = (
             [(tensor, [_make_piece(tensor, piece) for piece in tensor["pieces"]]) for tensor in segment.get(key, ())]
             for key in ("assembled_inputs", "assembled_outputs")
@@ -481,7 +481,7 @@ def _assemble(
 ) -> list[tuple[Mapping[str, Any], Any]]:
     """Return the manifest's entry and the bytes of each assembled tensor, copied from its pieces.
 
-    `find_tensor` returns a tensor that contains a piece, by name.
+    `find_tensor` is called with the name of a tensor that contains a piece, and returns this tensor.
     """
     assembled, memories = list[tuple[Mapping[str, Any], Any]](), dict[str, Any]()
     for tensor, pieces in tensors:
@@ -500,7 +500,7 @@ def _make_piece(tensor: Mapping[str, Any], piece: Mapping[str, Any]) -> CopiedPi
     return piece["name"], {"name": piece["name"], "dtype": tensor["dtype"], "shape": piece["shape"]}, copy
 
 
-# -- reused buffers
+# -- memory that is reused for small tensors
 
 
 class BufferSet:

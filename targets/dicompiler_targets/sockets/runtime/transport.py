@@ -168,7 +168,7 @@ class Connection:
             return 0
 
     def receive_into(self, view: memoryview) -> int | None:
-        """Store received bytes in `view`; return their number, 0 at the end, None if none are available."""
+        """Store received bytes in `view`; return their number, 0 after the last byte, None if none are available."""
         if self.is_drained:
             self.is_drained = False
             return None
@@ -190,8 +190,8 @@ class Connection:
     def _receive(self, view: memoryview) -> int | None:
         """Read from the socket into `view`.
 
-        Set `_drained_socket` to true if all available bytes were read. Return the number of bytes, 0 at the end, None
-        if none are available.
+        Set `_drained_socket` to true if all available bytes were read. Return the number of bytes, 0 after the last
+        byte of the connection, None if none are available.
         """
         if self._is_blocking:
             self._apply_deadline()
@@ -206,11 +206,11 @@ class Connection:
         return count
 
     def linger(self) -> None:
-        """Read and discard data for a while, so that the other end can read the error that was just sent.
+        """Read and discard data for up to LINGER_S, so that the other end can read the error that was just sent.
 
         If the connection were closed at once, the kernel could discard the error.
         """
-        with contextlib.suppress(OSError):  # The other end may have disconnected, or keep sending.
+        with contextlib.suppress(OSError):  # Errors mean that the other end has disconnected, or keeps sending.
             self._socket.shutdown(socket.SHUT_WR)
             self.set_deadline(time.monotonic() + LINGER_S)
             scratch = memoryview(bytearray(CHUNK_BYTES))
@@ -219,7 +219,7 @@ class Connection:
                     break
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # The other end may have closed it already.
+        with contextlib.suppress(OSError):  # shutdown() fails if the other end has closed the connection.
             self._socket.shutdown(socket.SHUT_RDWR)
         self._socket.close()
 
@@ -301,7 +301,7 @@ class TlsConnection(Connection):
 
     def _refuse(self, reason: str) -> None:
         """Send an error to the other end, and give it time to read the error."""
-        with contextlib.suppress(OSError, ssl.SSLError):  # The other end may have disconnected.
+        with contextlib.suppress(OSError, ssl.SSLError):  # No error can be sent if the other end has disconnected.
             self._tls.write(pack_error(reason))
             self._flush()
         self.linger()
