@@ -76,8 +76,8 @@ def _run_trials(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
 
 
 def main() -> None:
-    """Read models from standard input, each after its length, and print the bytes of their arenas."""
-    import_optional(RUNTIME_MODULE)  # The child processes of the trials inherit the imported module.
+    """Read models from standard input, each after its length, and print the smallest arena size of each model."""
+    import_optional(RUNTIME_MODULE)  # Imported here, so that the child processes of the trials inherit the module.
     data, at = sys.stdin.buffer.read(), 0
     while at < len(data):
         (length,) = struct.unpack_from("<Q", data, at)
@@ -162,7 +162,7 @@ def _fits_arena(model: bytes, size: int, runs: bool) -> bool:
             interpreter.invoke()
     except RuntimeError:
         return False
-    except Exception as error:  # Invalid files raise errors of many types.
+    except Exception as error:  # TFLite-micro raises errors of many types for invalid files.
         print(f"{type(error).__name__}: {error}", file=sys.stderr)
         return False
     return True

@@ -28,7 +28,7 @@ class WindowAxis:
         extent: Number of elements of the input along the axis.
         out: Number of windows.
         span: Number of elements from the first to the last element of a window, including the gaps of dilations.
-        stride: Distance between the first elements of two windows.
+        stride: Number of elements from the start of a window to the start of the next window.
         begin_pad: Number of padding elements at the beginning.
         end_pad: Number of padding elements at the end, as the node declares it. `needed_end_pad` is the number that
             the last window reads.

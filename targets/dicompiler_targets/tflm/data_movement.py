@@ -13,7 +13,10 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, AxisForm, TfliteWriter,
 
 
 def get_axis_position(axis: int, rank: int, form: AxisForm) -> int:
-    """Return the position of an ONNX axis in a tensor of a form: plain, or image with channels last."""
+    """Return the position of an ONNX axis in a TFLite tensor with `rank` axes.
+
+    `form` is the axis order of the tensor: "plain" is ONNX's order, and "image" has channels last.
+    """
     axis %= rank
     return NCHW_TO_NHWC.index(axis) if form == "image" else axis
 

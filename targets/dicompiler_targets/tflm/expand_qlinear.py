@@ -53,8 +53,8 @@ class _QLinearRewriter:
     def add_dequantized(self, node: onnx.NodeProto, index: int, axis: int | None = None) -> str:
         """Add a DequantizeLinear of input `index` of a node; return the name of its output.
 
-        The scale and the zero point are the next two inputs of the node. If the scale has several values, they belong
-        to the indices of `axis`.
+        The scale and the zero point are the next two inputs of the node. If the scale has several values, there is one
+        for each index along `axis`.
         """
         inputs = [name for name in node.input[index : index + 3] if name]
         attributes = {} if axis is None or self.get_constant(inputs[1]).size == 1 else {"axis": axis}
@@ -63,7 +63,7 @@ class _QLinearRewriter:
     def add_dequantized_bias(self, node: onnx.NodeProto, index: int, scales: tuple[int, int]) -> str:
         """Add a DequantizeLinear of an int32 bias; return the name of its output.
 
-        The scale of the bias is the product of the two scales at the indices `scales`.
+        The scale of the bias is the product of two scales. `scales` has their indices among the node's inputs.
         """
         name, scale = node.input[index], f"{node.output[0]}/bias scale"
         of_x, of_w = (self.get_constant(node.input[i]).astype(np.float64) for i in scales)

@@ -106,7 +106,7 @@ def convert_to_integer(graph: SegmentGraph) -> SegmentGraph:
 
 
 def _propagate_params(graph: SegmentGraph, params: Mapping[str, QuantizationParams]) -> dict[str, QuantizationParams]:
-    """Return `params`, extended to the int8 inputs and outputs of nodes that only move data.
+    """Return `params` (scale and zero point by tensor), extended to int8 tensors of nodes that only move data.
 
     Such a node has the same quantization at its input and output.
     """

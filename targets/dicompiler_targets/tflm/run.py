@@ -110,7 +110,7 @@ def _make_interpreter(path: Path, arena: int, device: str) -> Any:
         return import_optional(RUNTIME_MODULE).Interpreter.from_bytes(data, arena_size=arena)
     except DicompilerError:
         raise
-    except Exception as error:  # Damaged files raise errors of many types.
+    except Exception as error:  # TFLite-micro raises errors of many types for damaged files.
         cause = f"TFLite-micro cannot run it ({error})"
         raise RunError(f"device {device!r}: {path.name}: {cause}: compile the model again") from None
 

@@ -85,7 +85,7 @@ class TfliteWriter:
         for name in graph.inputs:
             self.add_output(name, get_natural_form(graph.shapes[name]))
 
-    # -- tensors
+    # -- finding and adding tensors
 
     def get_form(self, name: str) -> AxisForm:
         """Return the form (axis order) in which the TFLite graph already has a tensor.
@@ -161,7 +161,7 @@ class TfliteWriter:
         form = self.get_form(name)
         return self.require_tensor(name, form), form
 
-    # -- operations
+    # -- adding operations
 
     def add_operation(
         self, code: str, inputs: Sequence[int], outputs: Sequence[int], options: str = "", **values: Any
