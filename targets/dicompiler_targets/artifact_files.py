@@ -628,7 +628,7 @@ def make_device_contents(
 
 
 def describe_copies(hoisted: HoistedSegment) -> Json:
-    """Return the manifest entries for the copies before and after a segment; {} if there are none."""
+    """Return the entries of a manifest (JSON) for the copies before and after a segment; {} without copies."""
     sides = {"assembled_inputs": hoisted.copied_inputs, "assembled_outputs": hoisted.copied_outputs}
     return {
         key: [_describe_copied_tensor(name, copied, hoisted.values) for name, copied in tensors.items()]
@@ -667,7 +667,10 @@ def make_input_arrays(hoisted: HoistedSegment, values: Mapping[str, NDArray[Any]
 
 
 def make_segment_calls(device: DeviceProgram) -> tuple[SegmentCall, ...]:
-    """Return the model and the copy functions of each segment of a device, so that they can be timed."""
+    """Return the model of each segment of a device, and functions that make the copies before and after it.
+
+    Callers measure the time that these copies and the model take.
+    """
     hoisted = hoist_device_copies(device)
     return tuple(SegmentCall(entry.segment, partial(_make_copy_functions, entry)) for entry in hoisted)
 

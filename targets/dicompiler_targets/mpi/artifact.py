@@ -71,7 +71,7 @@ class MpiArtifact:
 
     @cached_property
     def program(self) -> Mapping[str, Any]:
-        """The content of program.json, which is the same in all packages."""
+        """The content of program.json, which describes the work of all ranks (MPI processes)."""
         program: Mapping[str, Any] = load_json(next(iter(self.packages.values())) / PROGRAM_FILE)
         return program
 

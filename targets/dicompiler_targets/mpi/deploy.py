@@ -219,7 +219,8 @@ def _install_on_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: 
         cause = one_line(done.errors) or f"exit code {done.exit_code}"
         raise RunError(f"{host.title}: the program cannot be built: {cause} (full log: build.log in {state.package})")
     versions = {"Open MPI": state.mpi_version.rpartition(" ")[2]}
-    # The package is copied once for all devices of the host. The first device's entry reports the copied bytes.
+    # The package is copied once for all devices of the host. The first device's entry reports the copied bytes, and
+    # the others report 0.
     counts = [copied_bytes, *[0] * len(host.devices)]
     return [
         InstalledDevice(name, host.location.ssh_destination, f"{state.package}/{name}", count, versions)

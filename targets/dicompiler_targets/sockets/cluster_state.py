@@ -57,13 +57,13 @@ Acceptor = RunAcceptor | DaemonConnector
 
 
 class ReconnectQueue:
-    """The failed devices of a run. They are restarted after a delay, and connect to their peers one after another.
+    """The failed devices of a run. They are restarted after a delay, and join the run again one by one.
 
     The devices in `started_by_others` are not restarted, because users start them manually.
 
     Attributes:
-        connecting: The device that connects to its peers now; '' if there is none. Devices connect one at a time, so
-            that each of them also connects to the devices that returned before.
+        connecting: The device that now connects to the other devices; '' if there is none. Devices connect one at a
+            time, so that each of them also connects to the devices that returned before.
     """
 
     def __init__(self, started_by_others: set[str]) -> None:
@@ -101,7 +101,7 @@ class ReconnectQueue:
         self._greeted.append(name)
 
     def pop_next(self) -> str:
-        """Return the device that may connect to its peers now, and set `connecting`; '' if no device may.
+        """Return the device that may now connect to the other devices, and set `connecting`; '' if none may.
 
         At most one device connects at a time.
         """
@@ -199,7 +199,7 @@ class ClusterState:
     # -- start and end of the run
 
     def join(self, deadline: float) -> None:
-        """Start the devices, and wait until all of them are connected to their peers and ready for frames.
+        """Start the devices, and wait until all of them are connected to each other and ready for frames.
 
         Raise RunError if the run has not started by `deadline` (time.monotonic).
         """
@@ -320,8 +320,9 @@ class ClusterState:
     def handle(self, event: DeviceEvent) -> bool:
         """Update the state of the devices after a message or the end of a connection.
 
-        Return True if the session must update its own state of a frame, because the event is an OUTPUT or DONE message
-        of this frame. Raise RunError if a device has failed and no failure plan covers the failure.
+        Return True if the session must update its own state of a frame, because a device has sent an output of this
+        frame or has finished its work on it (messages OUTPUT and DONE). Raise RunError if a device has failed and no
+        failure plan covers the failure.
         """
         process, header = self.processes[event.device], event.header
         if header is not None and header.type in JSON_MESSAGE_TYPES:
@@ -539,7 +540,7 @@ class ClusterState:
     # -- devices that return after a failure
 
     def _poll_reconnects(self) -> None:
-        """Restart failed devices, accept those that connect, and let them connect to their peers one after another."""
+        """Restart failed devices, accept those that connect, and let each of them connect to the others in turn."""
         for name in self._reconnects.pop_due():
             try:
                 self.processes[name] = self._start_process(name)

@@ -203,7 +203,7 @@ class DeployedState:
 
 
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-    """Copy an artifact's files and keys to the hosts of its devices, as far as the hosts lack them.
+    """Copy an artifact's files and TLS keys to the hosts of its devices, as far as the hosts lack them.
 
     Return a record of the copied bytes and the versions for each device. `Target.install` calls this function.
     """
@@ -327,7 +327,7 @@ def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunErro
 
 
 def _longest_copy_bytes(copies: Mapping[str, Sequence[DirectoryCopy]]) -> int:
-    """Return the total size of a device's files and keys, for the device with the largest total."""
+    """Return the total bytes of a device's files and TLS keys, for the device with the largest total."""
     sizes = (
         [path.stat().st_size for wanted in of_device for path in wanted.files.values()] for of_device in copies.values()
     )
@@ -387,7 +387,7 @@ def device_locations(artifact: SocketsArtifact, options: RunOptions) -> dict[str
 
 
 def _key_files(keys: Path | None, device: str, directory: Path) -> dict[str, Path]:
-    """Return the files of the device's keys by name; none if `keys` is None.
+    """Return the files with the device's TLS keys by name; none if `keys` is None.
 
     `directory` is the artifact's directory. Raise DicompilerError if a file is missing.
     """

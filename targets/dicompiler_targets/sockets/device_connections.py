@@ -61,7 +61,10 @@ TIMELINE_KINDS = ("run", "wait", "send")
 
 
 def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
-    """Return a device's report from its JSON message; raise ProtocolError with the name of an invalid field."""
+    """Return a device's report (its measurements of a run) from the content of a REPORT message.
+
+    Raise ProtocolError with the name of an invalid field.
+    """
     compute_s, wait_s, send_s = (_read_number(report, name) for name in ("compute_s", "wait_s", "send_s"))
     sent, segments, timeline = (
         _read_field(report, name, kind) for name, kind in (("sent", dict), ("segments", list), ("timeline", list))
@@ -97,7 +100,7 @@ class DoneReport:
 
 
 def read_done(device: str, payload: Any, names: Sequence[str]) -> DoneReport:
-    """Return the content of the DONE message of a device.
+    """Return the content of a DONE message, which reports that a device has finished a frame.
 
     `names` are the names of all devices by their index. Raise ProtocolError if a number is invalid.
     """

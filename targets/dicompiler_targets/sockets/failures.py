@@ -90,7 +90,7 @@ def exit_failure(process: DeviceProcess) -> DeviceFailure | None:
 
 
 def exit_failures(processes: Iterable[DeviceProcess]) -> list[DeviceFailure]:
-    """Return the failures of those processes that ended with an error before they sent their report."""
+    """Return the failures of processes that ended with an error before they sent the report of the run."""
     failures = (exit_failure(process) for process in processes if process.report is None)
     return [failure for failure in failures if failure is not None]
 

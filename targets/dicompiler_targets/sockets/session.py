@@ -720,7 +720,7 @@ def default_heartbeat_s(artifact: SocketsArtifact) -> float:
 
 
 def resolve_frames_in_flight(options: RunOptions, devices: int) -> int:
-    """Return how many frames may be in flight with this number of devices.
+    """Return how many frames may be in flight (sent and not finished) with this number of devices.
 
     Raise UsageError for invalid options.
     """

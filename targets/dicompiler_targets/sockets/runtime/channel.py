@@ -103,7 +103,7 @@ class EventLoop:
         self._blocked: set[EventSource] = set()
         self._posted: dict[EventSource, None] = {}
         self._paused: set[EventSource] = set()
-        self._driver_lock = threading.Lock()  # The thread that runs the loop has this lock.
+        self._driver_lock = threading.Lock()  # Only a thread with this lock may run the loop.
         self._helper_drives, self._is_closed = True, False
         self._is_polling = False
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -533,7 +533,7 @@ class MessageChannel:
         assert self._loop is not None
         return self._loop
 
-    # -- methods that the event loop calls with its lock
+    # -- methods that the event loop calls while it holds its lock
 
     def fileno(self) -> int:
         return self._connection.fileno()

@@ -151,7 +151,7 @@ class PeerConnections:
         return {"device": self._name, "digest": self._manifest["digest"], **proof}
 
     def adopt_run(self, message: Mapping[str, Any]) -> None:
-        """Store the run ID and the devices' hosts from `message`, the coordinator's PEERS message.
+        """Store the run ID and the devices' hosts from `message`, in which the coordinator lists all devices.
 
         Raise DeviceError if the message does not prove that the coordinator has sent it.
         """
@@ -809,7 +809,7 @@ class DeviceRun:
         self._get_control().post(MessageType.DONE, payload, min(duration_us, 2**32 - 1), frame.number)
 
     def _finish_run(self, executor: StepExecutor) -> None:
-        """Exchange BYE messages with all peers, then send the measurements of the run to the coordinator."""
+        """Exchange BYE (the last message) with all peers, then send the run's measurements to the coordinator."""
         deadline, disconnected = time.monotonic() + DEADLINE_GRACE_S, self.peers.disconnected
         peers = tuple(self.peers.channels)
         for channel in map(self._channel_after_change, peers):

@@ -290,7 +290,7 @@ FULL_SPEED = EmulatedSpeed()
 
 
 class StepExecutor:
-    """Runs the steps (segments and sends) of all frames in flight on one device.
+    """Runs the steps (segments and sends) of all frames that a device has begun and not finished.
 
     DeviceRun, or a session within the user's process, creates the executor. The executor takes a frame's tensors from
     the mailbox, runs the segments in onnxruntime, and passes results to `post`, which sends them.
@@ -343,8 +343,9 @@ class StepExecutor:
             self._roles.append(RoleSteps(role, first, sessions[first : first + count]))
             first += count
         self.frames: list[FrameExecution] = []
-        self._states: dict[tuple[int, str], Any] = {}  # Keys: number of the frame that reads the state, its name.
-        self._next_number = 0  # The number of the last frame that began, plus 1.
+        # Keys: number of the frame that reads the state, name of the state.
+        self._states: dict[tuple[int, str], Any] = {}
+        self._next_number = 0  # Number of the newest begun frame, plus 1.
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
         self._last_run_s: dict[int, float] = {}  # Seconds of the last call of each segment that has run.

@@ -73,7 +73,7 @@ class FileIntegrity:
 
     def _compute_digest(self, name: str) -> str:
         path = self._directory / name
-        if not path.is_file():  # The file may have become a pipe, and reading that would block.
+        if not path.is_file():  # A file that has been replaced by a pipe is not read, because reading would block.
             return ""
         with path.open("rb") as file:
             if self._records[name]["digest"].startswith("sha256:"):

@@ -356,7 +356,7 @@ class MessageReader:
 
 
 class FrameWindow:
-    """The frames that may be in flight: unfinished frames from number `oldest` to before number `end`.
+    """The frames that may be in flight (announced, not finished): numbers from `oldest` to before `end`.
 
     If the window has a size, `end` is always `oldest` plus this size. If the size is None, each call of `admit_frame`
     increases `end` by 1.

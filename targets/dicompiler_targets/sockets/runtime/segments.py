@@ -163,7 +163,7 @@ MAX_BUFFER_SETS = 8
 
 A frame in flight for which no set is left allocates memory for each tensor.
 """
-_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # glibc's numbers of the parameters of mallopt.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Parameters of glibc's mallopt: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD.
 _INITIAL_THRESHOLD_BYTES, _LARGE_THRESHOLD_BYTES = 128 << 10, 32 << 20
 
 # -- conversion between tensors and bytes
