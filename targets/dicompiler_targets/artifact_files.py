@@ -208,7 +208,7 @@ def hoist_copies(
 
 
 def _find_copyable_tensors(infos: Mapping[str, onnx.ValueInfoProto], dtypes: Container[int]) -> dict[str, CopiedTensor]:
-    """Return each tensor that the runtime can copy, described as a copy of itself, by name.
+    """Return, by name, a description of each tensor that the runtime can copy: a copy of the whole tensor.
 
     The runtime can copy a tensor if its shape is known and its element type is in `dtypes`.
     """
@@ -307,7 +307,7 @@ def _find_copied_tensors(
 
     The first group has the segment's inputs, and results of Slice, Concat and Identity nodes that follow them. The
     second group has results of such nodes that lead to the segment's outputs. `identities` has the tensors that the
-    runtime can copy, each as a copy of itself.
+    runtime can copy, each described as a copy of the whole tensor.
     """
     constants = {
         tensor.name: onnx.numpy_helper.to_array(tensor)
@@ -336,7 +336,7 @@ def _find_copied_tensors(
 
 
 def _make_whole_tensor(name: str, shape: Shape, dtype: int) -> CopiedTensor:
-    """Return the tensor `name` as a copy of itself, with one region that covers it."""
+    """Return the description of a tensor that is a copy of the whole tensor `name`."""
     zero = (0,) * len(shape)
     return CopiedTensor(shape, dtype, (CopiedRegion(name, zero, zero, shape),))
 
@@ -521,7 +521,7 @@ def serialize_model(segment: Segment) -> bytes:
 
 
 def network_weights_file(file: str) -> str:
-    """Return the name of the weights file of a converted segment, given the name of its file of operators."""
+    """Return the name of a converted segment's file of weights from the name of its file of operators."""
     return f"{file.removesuffix(NETWORK_SUFFIX)}.bin"
 
 
@@ -563,7 +563,7 @@ def _assign_offsets(weights: Mapping[str, Weight]) -> dict[str, int]:
 
 
 def _iterate_weights(weights: Mapping[str, Weight], offsets: Mapping[str, int]) -> Iterator[bytes | memoryview]:
-    """Yield the content of the file of weights, with zeros before each weight up to its offset."""
+    """Yield the content of the file of weights: each weight, after zeros that fill the gap before its offset."""
     end = 0
     for name, weight in weights.items():
         yield bytes(offsets[name] - end)

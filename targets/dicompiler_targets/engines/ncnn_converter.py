@@ -263,7 +263,7 @@ def _as_floats(array: NDArray[Any]) -> Array:
 
 
 def _size_parameters(shape: Shape) -> dict[int, Parameter]:
-    """Return ncnn's parameters for the extents of a blob: 0 is the last axis, 1 the axis before it."""
+    """Return ncnn's parameters for the extents of a blob: number 0 is the last axis, 1 the axis before it."""
     return dict(enumerate(reversed(shape)))
 
 

@@ -139,7 +139,7 @@ def assign_output_files(names: Sequence[str]) -> dict[str, str]:
 
 
 class _FunctionWriter:
-    """Writes the C++ function that lists the work of a rank (MPI process), and gives its tensors C++ identifiers."""
+    """Writes the C++ function with the work of a rank (MPI process), and names the rank's tensors in C++."""
 
     def __init__(self) -> None:
         self._identifiers: dict[str, str] = {}
@@ -189,7 +189,8 @@ class _FunctionWriter:
         return _make_list_literal([self._identifiers[source], self._identifiers[target], *counts, loop_literals])
 
     def _add_identifier(self, tensor: str) -> str:
-        # Because of the prefix, an identifier differs from all C++ keywords and from the other names in the functions.
+        # Because of the prefix t_, an identifier differs from all C++ keywords and from the other names in the
+        # functions.
         name = "t_" + re.sub(r"[^A-Za-z0-9]+", "_", tensor).strip("_")[:60]
         unique, count = name, 1
         while unique in self._identifiers.values():

@@ -80,7 +80,7 @@ def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, role
 
 
 def count_kept_frames(frames: int, options: RunOptions) -> int:
-    """Return how many of the `frames` frames of a run keep their outputs, by the option `kept_frames`."""
+    """Return for how many of `frames` frames the option `kept_frames` keeps the outputs."""
     return frames if options.kept_frames is None else min(options.kept_frames, frames)
 
 
@@ -126,7 +126,8 @@ def run_mpirun(
             failed = _wait_for_end(process, timeout + REPORT_GRACE_S, find_failure)
             is_late = process.poll() is None
         finally:
-            # After a failure, mpirun is killed after a short delay, because it would wait for the failed host.
+            # After a failure, mpirun gets only a short time to end, because it would otherwise wait for the failed
+            # host.
             _stop_mpirun(process, FAILURE_DELAY_S if failed else REPORT_GRACE_S)
         output.seek(0)
         text = output.read(MAX_REPORT_BYTES).decode(errors="replace")

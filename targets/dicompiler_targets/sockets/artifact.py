@@ -144,7 +144,7 @@ class SocketsArtifact:
         return RUNTIME_PACKAGES | packages
 
     def required_onnx(self, device: str) -> tuple[int, int] | None:
-        """Return the IR version and opset that a device's onnxruntime must support; None if it is not used."""
+        """Return the IR version and opset that a device's onnxruntime must support; None for devices without it."""
         versions = self.manifests[self.devices.index(device)].get("onnx")
         return versions and (int(versions["ir_version"]), int(versions["opset"]))
 
@@ -194,7 +194,7 @@ class SocketsArtifact:
         return {name: deepcopy(array) for name, array in self.check_inputs(inputs).items()}
 
     def merge_outputs(self, outputs_by_device: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return each output by name; if several devices have sent it, the one of the first device."""
+        """Return each output by name; an output that several devices have sent is taken from the first of them."""
         names = [value["name"] for value in self.outputs]
         devices = outputs_by_device.values()
         return {name: next(outputs[name] for outputs in devices if name in outputs) for name in names}

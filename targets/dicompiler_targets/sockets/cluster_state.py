@@ -331,7 +331,8 @@ class ClusterState:
             return False  # The report is ignored, because its frame was sent again meanwhile.
         failure = find_failure(event, self.processes)
         if failure is not None:
-            if process.report is None:  # A device that has sent its report closes its connection without a failure.
+            # The end of a connection is not a failure if the device has sent its report of the run before.
+            if process.report is None:
                 self._handle_failure(failure)
         elif header is None:
             return False
@@ -445,7 +446,7 @@ class ClusterState:
         self._failed_at = self._failed_at or time.perf_counter()
         # Setting this time delays the next `poll`, because sending the frames again is more urgent.
         self._polled_at = time.monotonic()
-        # A returning device may be connecting to the failed device, so it must start again.
+        # A returning device may be connecting to the failed device, so its return must begin again.
         if self._reconnects.connecting:
             self._give_up_reconnect(self._reconnects.connecting, f"device {name!r} failed in the meantime")
         self.down.add(name)
@@ -531,7 +532,9 @@ class ClusterState:
         if not cause.is_unreachable:
             suffix = "; failure plans are only for unreachable devices" if self.schedule.tolerates_failures else ""
         elif cause.rank == RANK_EXIT and not self._has_joined:
-            suffix = ""  # The runtime cannot start on this device. A failure plan would not help the user.
+            # The runtime cannot start on this device, so the user must repair it. The error then does not mention
+            # failure plans.
+            suffix = ""
         else:
             down = {*self.down, cause.device}
             suffix = f"; {describe_missing_plan(down, self.schedule.covered_failures)}"

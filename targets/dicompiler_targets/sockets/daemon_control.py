@@ -164,7 +164,7 @@ class DaemonHosts:
         self._options = options if cluster is None else cluster.run_options(options)
 
     def start(self, name: str) -> tuple[str, int]:
-        """Start the daemon of a device and return its address; raise RunError with its message if it fails."""
+        """Start a device's daemon and return its address; if the daemon fails, raise RunError with its message."""
         location = self.locations[name]
         arguments = ["--resident", *["--insecure"] * self._options.insecure]
         arguments += ["--log", f"../{STATE_DIRECTORY}/{location.device}.log", "--detach"]

@@ -540,7 +540,8 @@ class RemoteStarter:
         popen = subprocess.Popen(
             ssh.build_command(location, START_SCRIPT, command),
             env=ssh.english_environment(),
-            stdin=subprocess.PIPE,  # The pipe closes when this process ends. Then ssh and the remote device end too.
+            # When this process ends, its end of the pipe closes. Then ssh and the remote device end too.
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,

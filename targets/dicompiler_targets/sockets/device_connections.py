@@ -215,7 +215,8 @@ class DeviceProcess:
         Other users of the host could read an argument or environment variable, but they cannot read standard input.
         """
         if self.popen is not None and self.popen.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):  # The process has ended, which `exit_failures` will notice.
+            # If the pipe is broken, the process has ended, which `exit_failures` will notice.
+            with contextlib.suppress(BrokenPipeError):
                 self.popen.stdin.write(f"{token}\n".encode())
                 self.popen.stdin.flush()
 
@@ -293,7 +294,7 @@ def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]
             [sys.executable, *RUNTIME_COMMAND, "--manifest", str(place / MANIFEST), "--end-with-stdin", *arguments],
             cwd=place,
             env=_child_environment(),
-            stdin=subprocess.PIPE,  # The pipe closes when this process ends. Then the device ends too.
+            stdin=subprocess.PIPE,  # When this process ends, its end of the pipe closes. Then the device ends too.
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C interrupts only this process, which then ends the devices.

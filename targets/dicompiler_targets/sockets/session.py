@@ -528,7 +528,7 @@ class ClusterSession(Session):
         self._resets_states = False
 
     def _admit_frame(self, frame: InFlightFrame, deadline: float) -> None:
-        """Give a frame the next number and the plan (role) for it, and discard outputs of an earlier attempt."""
+        """Give a frame the next number and the plan (role) for it, and discard its outputs from before a failure."""
         frame.number = self._window.admit_frame()
         frame.role = self._cluster.schedule.role_index(frame.number)
         frame.role_io = role_io = self._role_ios[frame.role]

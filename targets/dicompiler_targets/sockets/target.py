@@ -115,13 +115,13 @@ class SocketsTarget(Target):
         return read_benchmark_player("sockets", (".py",))
 
     def install(self, directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-        """Copy each device's directory and keys to its host, whose Python must have numpy and onnxruntime."""
+        """Copy each device's directory and TLS keys to its host, whose Python must have numpy and onnxruntime."""
         from dicompiler_targets.sockets.deploy import install
 
         return install(directory, options)
 
     def uninstall(self, directory: Path, options: RunOptions) -> Mapping[str, bool]:
-        """End the resident devices, and remove the directories, keys and logs of all devices from their hosts."""
+        """End the resident devices, and remove directories, TLS keys and logs of all devices from their hosts."""
         from dicompiler_targets.sockets.daemon_control import uninstall
 
         return uninstall(directory, options)

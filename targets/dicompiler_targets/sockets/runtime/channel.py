@@ -68,7 +68,7 @@ class EventSource(Protocol):
         """Return the seconds until `push` should be called again, while the channel has paused sending."""
 
     def tick(self, tick_s: float, interval_s: float) -> None:
-        """Send a heartbeat every `interval_s` seconds, and end the connection if the other end is silent for long.
+        """Send a heartbeat every `interval_s` seconds, and end the connection after a long silence of the other end.
 
         The loop calls this method every `tick_s` seconds.
         """
@@ -495,7 +495,10 @@ class MessageChannel:
                 loop.post(self)
 
     def send(self, message_type: MessageType, payload: Any = b"", index: int = 0, frame: int = 0) -> None:
-        """Send all queued messages and then this one, as soon as the kernel and `SendPacing` accept them."""
+        """Send all queued messages and then this one.
+
+        Bytes that the kernel or the limit of unacknowledged bytes (`SendPacing`) does not allow yet are sent later.
+        """
         with self._get_loop().lock:
             self.post(message_type, payload, index, frame)
             self.push()

@@ -442,7 +442,7 @@ class DeviceRun:
             listener = stack.enter_context(bind_socket(host, port))
             check_encryption(listener.getsockname()[0], self._settings.keys, self._settings.is_insecure)
             # Creating the onnxruntime sessions takes long. Unknown clients could fill the listener's queue meanwhile,
-            # and peers could not connect. Therefore connections are accepted before.
+            # and peers could not connect. Therefore, accepting connections begins before the sessions are created.
             acceptor = stack.enter_context(
                 contextlib.closing(
                     ConnectionAcceptor(listener, self._settings.keys, self._greet_peer, self.peers.is_member_host)
