@@ -482,7 +482,8 @@ def _fetch_outputs(commands: ssh.RemoteCommands, host: PackageHost, target: Path
         return  # The run directory is missing, so the host has written no outputs.
     try:
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(done.output))) as archive:
-            # The archive comes from another host. Only regular files below the target directory are extracted.
+            # The archive comes from another host, which may be compromised. Therefore, only regular files below the
+            # target directory are extracted.
             for member in archive:
                 path, content = target.parent / member.name, archive.extractfile(member)
                 if content is not None and path.resolve().is_relative_to(target.parent.resolve()):

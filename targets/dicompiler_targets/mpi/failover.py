@@ -112,7 +112,7 @@ class _FailoverRun:
             raise RunError(f"{unfinished.failure}; {cause}") from None
         self.roles = roles
         # If no frame was finished since the previous failure, the interruption that began with that failure continues.
-        # Its times are then kept.
+        # The variables with its times then keep their values.
         if unfinished.finished_frames or not self.events:
             self._noticed_at = unfinished.failure.noticed_at
             self._working_until = self._noticed_at - failed.silent_s

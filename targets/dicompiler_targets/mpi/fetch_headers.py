@@ -92,7 +92,8 @@ def _fetch_headers(target: Path) -> None:
         _run_command([*command, "download", DEBIAN_PACKAGE], scratch)
         _run_command(["dpkg", "-x", str(next(iter(scratch.glob("*.deb")))), str(scratch / "unpacked")], scratch)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # If another process has just fetched the headers, `target` exists and cannot be replaced.
+        # If another process has just fetched the headers, `target` exists and cannot be replaced. It is then used as
+        # it is.
         with contextlib.suppress(OSError):
             (scratch / "unpacked" / "usr" / "include" / "onnxruntime").rename(target)
 

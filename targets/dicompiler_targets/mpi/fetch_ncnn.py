@@ -84,7 +84,7 @@ def get_ncnn_directory(version: str, machine: str = "") -> Path:
     directory = get_cache_directory() / "ncnn" / machine
     directory.parent.mkdir(parents=True, exist_ok=True)
     with directory.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # Another process may be building ncnn in the same directory.
+        fcntl.flock(lock, fcntl.LOCK_EX)  # The lock lets only one process at a time build ncnn in this directory.
         if _read_version(directory) != version:
             if machine != platform.machine() and shutil.which(f"{machine}-linux-gnu-g++") is None:
                 raise DicompilerError(

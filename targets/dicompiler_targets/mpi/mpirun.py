@@ -238,7 +238,8 @@ def find_cause(artifact: MpiArtifact, errors: str, exit_code: int) -> str:
 
 
 def _clean_lines(errors: str) -> list[str]:
-    stripped = (line.strip("\0 \t") for line in errors.splitlines())  # mpirun adds null bytes to remote ranks' lines.
+    # mpirun adds null bytes to the lines of ranks on other hosts.
+    stripped = (line.strip("\0 \t") for line in errors.splitlines())
     return [line for line in stripped if line and "plm:ssh: Warning: " not in line]
 
 

@@ -444,7 +444,7 @@ class ClusterState:
         """
         self._last_failed = name = failure.device
         self._failed_at = self._failed_at or time.perf_counter()
-        # Setting this time delays the next `poll`, because sending the frames again is more urgent.
+        # Setting the time of the last `poll` delays the next one, because sending the frames again is more urgent.
         self._polled_at = time.monotonic()
         # A returning device may be connecting to the failed device, so its return must begin again.
         if self._reconnects.connecting:

@@ -306,7 +306,7 @@ class DaemonConnector:
             if self._processes.get(process.device) is process:
                 process.channel, process.address = answer[1:]
                 return process
-            answer[1].close()  # Not used, because the device failed while its connection waited.
+            answer[1].close()  # The connection is not used, because its device failed while it waited in the queue.
         return None
 
     def _connect(self, process: DaemonProcess, previous: threading.Event, done: threading.Event) -> None:

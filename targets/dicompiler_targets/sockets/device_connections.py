@@ -457,7 +457,8 @@ class RunAcceptor:
         if joined is None:
             return None
         process, channel, address = joined
-        # The device may have failed while its connection waited in the queue. Then another process replaces it.
+        # The device may have failed while its connection waited in the queue. Another process has then replaced the
+        # device's process, and the connection is useless.
         if self._processes[process.device] is not process:
             channel.close()
             return None

@@ -80,7 +80,7 @@ def open_session(directory: Path, options: RunOptions) -> Session:
 
         install(directory, options)
     elif access.connector is None and len(artifact.devices) == 1 and not _needs_process(options):
-        # Imported only here, because loading onnxruntime takes long.
+        # The module is imported only here, because it loads onnxruntime, which takes long.
         from dicompiler_targets.sockets.in_process_session import InProcessSession
 
         return InProcessSession(artifact, access.options)

@@ -23,7 +23,7 @@ steps, of each frame. `value_codec` encodes values of unknown size, and `integri
 
 import os
 
-# onnxruntime 1.32 creates a device ID and sends usage data, unless this variable is set before it is imported.
+# onnxruntime 1.32 creates a device ID and sends usage data, unless ORT_DISABLE_TELEMETRY is set before its import.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 STATE_DIRECTORY = ".resident"

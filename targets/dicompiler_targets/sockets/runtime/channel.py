@@ -108,7 +108,7 @@ class EventLoop:
         self._is_polling = False
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.can_spin, self._last_wait_s = cores > 1 + local_processes, 0.0
-        self._helper_event = threading.Event()  # Set while the helper thread should run the loop.
+        self._helper_event = threading.Event()  # This event is set while the helper thread should run the loop.
         self._helper_event.set()
         self._wake_read, self._wake_write = os.pipe()
         os.set_blocking(self._wake_read, False)
@@ -279,7 +279,7 @@ class EventLoop:
                 for channel in tuple(self._sources.values()):
                     with self.lock:
                         channel.tick(tick_s, self._interval_s)
-                self.wake()  # The main thread may wait for a channel that `tick` has just ended.
+                self.wake()  # The main thread may be waiting for a channel that `tick` has just ended.
 
 
 MAX_MESSAGES_PER_SEND = 32
@@ -580,7 +580,7 @@ class MessageChannel:
             is_blocked, is_paused = self._send_queued()
         except OSError as error:
             self._stop_writing()
-            self.receive()  # The other end may have sent the reason before it closed the connection.
+            self.receive()  # The other end may have sent the reason before it closed the connection, so read it.
             self._stop_reading(error)
         else:
             self._update_watch(is_blocked, is_paused)

@@ -50,7 +50,8 @@ class DaemonLog:
     """The log of a daemon: its messages and all output of its process, in a file if a path is given."""
 
     def __init__(self, path: Path | None) -> None:
-        self._path, self._lock = path, threading.RLock()  # The lock is needed, because several threads write.
+        # The lock is needed, because several threads write to the log.
+        self._path, self._lock = path, threading.RLock()
         if path is not None:
             path.parent.mkdir(mode=0o700, exist_ok=True)
             file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)

@@ -543,7 +543,9 @@ class DeviceRun:
         message = self._mailbox.take(self._loop, "peers", deadline, "the list of devices")
         self._loop.let_helper_run(math.inf)
         self.peers.adopt_run(message)
-        with self._loop.lock:  # Without the lock, the helper thread could apply a CHANGE_ROLES message meanwhile.
+        # Without the lock, the helper thread could apply a CHANGE_ROLES message (use of other plans) between these
+        # statements.
+        with self._loop.lock:
             self._window = FrameWindow(max(1, min(MAX_FRAMES_IN_FLIGHT, int(message["in_flight"]))))
             self._window.drop(self._last_change)
             self._input_filter = self._make_input_filter()
@@ -602,7 +604,7 @@ class DeviceRun:
         elif header.type is MessageType.FINISH:
             self._mailbox.put_order("finish", True)
         elif header.type is MessageType.BEGIN_FRAME:
-            # The index of BEGIN_FRAME is the frame's time limit in milliseconds.
+            # In the header of a BEGIN_FRAME message, `index` is the frame's time limit in milliseconds.
             self._announce_frame(header.frame, header.index / 1000)
 
     def _announce_frame(self, frame: int, timeout_s: float) -> None:
@@ -797,7 +799,7 @@ class DeviceRun:
         return next_frame
 
     def _finish_frame(self, frame: FrameExecution) -> None:
-        with self._loop.lock:  # Without the lock, the helper thread could drop frames meanwhile.
+        with self._loop.lock:  # Without the lock, the helper thread could drop frames between these statements.
             # `_window` is updated before DONE is sent. After DONE, the coordinator announces another frame, and
             # `_window` must already admit the tensors of that frame.
             self._window.finish(frame.number)

@@ -96,6 +96,7 @@ def check_precision(ncnn: Any, precision: str) -> None:
 def _has_fp16(ncnn: Any) -> bool:
     if platform.machine() not in ("x86_64", "AMD64"):
         return bool(ncnn.cpu_support_arm_asimdhp())
-    # ncnn's Python package does not show whether an x86 processor has the extension F16C, but Linux does.
+    # ncnn's Python package does not show whether an x86 processor has the extension F16C, so Linux's list of processor
+    # features is read.
     cpuinfo = Path("/proc/cpuinfo")
     return not cpuinfo.exists() or " f16c " in cpuinfo.read_text(encoding="utf-8", errors="replace")

@@ -343,12 +343,13 @@ class StepExecutor:
             self._roles.append(RoleSteps(role, first, sessions[first : first + count]))
             first += count
         self.frames: list[FrameExecution] = []
-        # Keys: number of the frame that reads the state, name of the state.
+        # The keys are pairs: number of the frame that reads the state, and name of the state.
         self._states: dict[tuple[int, str], Any] = {}
         self._next_number = 0  # Number of the newest begun frame, plus 1.
         self.wait_s = 0.0
         self.segments_s = [0.0] * len(sessions)
-        self._last_run_s: dict[int, float] = {}  # Seconds of the last call of each segment that has run.
+        # Seconds that the last call of each segment took, by the segment's index.
+        self._last_run_s: dict[int, float] = {}
         self.announced_at = 0.0
         self.timeline: list[tuple[str, int, int, float, float]] = []
 

@@ -265,7 +265,7 @@ class ConnectionAcceptor(ConnectionQueue):
             if len(self._connections_in_handshake) >= MAX_GREETINGS:
                 dropped = self._choose_dropped(self._connections_in_handshake)
                 del self._connections_in_handshake[dropped]
-                _shut_down(dropped)  # The handshake of this connection fails, and its thread ends.
+                _shut_down(dropped)  # The connection's handshake then fails, and its thread ends.
             self._connections_in_handshake[pending.socket] = pending.host
         threading.Thread(target=self._greet, args=(pending,), daemon=True).start()
 

@@ -102,7 +102,7 @@ class RoleSchedule:
             )
         ends = [*(start for start, _ in self._changes[1:]), first_frame]
         needed = [change for change, end in zip(self._changes, ends, strict=True) if end > oldest_frame]
-        # A new list replaces the old one, because other threads read it.
+        # The old list is replaced and not changed, because other threads may be reading it.
         self._changes = [*needed, (first_frame, chosen)]
 
     def role_index(self, frame: int) -> int:

@@ -587,7 +587,8 @@ def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) ->
     candidates += [(value["tensor"], value["dtype"], value["shape"]) for value in manifest["outputs"]]
     for session in filter(None, sessions):
         for value in (*session.get_outputs(), *session.get_inputs()):
-            candidates.append((value.name, value.type[7:-1].upper(), value.shape))  # "tensor(float)" becomes "FLOAT".
+            # The type "tensor(float)" becomes "FLOAT".
+            candidates.append((value.name, value.type[7:-1].upper(), value.shape))
     excluded = {name for name, dtype, shape in candidates if not _is_small(dtype, shape)}
     for name, dtype, shape in candidates:
         if name not in excluded and found.setdefault(name, (dtype, list(shape))) != (dtype, list(shape)):
@@ -631,7 +632,8 @@ def return_freed_memory() -> Iterator[None]:
 def peak_memory_bytes() -> int:
     """Return the largest resident memory that this process has had, in bytes."""
     try:
-        # On Linux, getrusage also counts memory that the parent process had when it started this one.
+        # On Linux, getrusage also counts memory that the parent process had when it started this one. Therefore, the
+        # kernel's file about this process is read.
         status = Path("/proc/self/status").read_text()
         return int(status.split("VmHWM:")[1].split()[0]) * 1024
     except (OSError, IndexError):

@@ -184,7 +184,7 @@ class Connection:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
             if low_water > 1:
                 # By default, the kernel delays acknowledgements by 40 ms. The other end limits its unacknowledged
-                # bytes, so it might send nothing until then.
+                # bytes, so it might send nothing until then. With TCP_QUICKACK, the kernel acknowledges at once.
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
@@ -335,7 +335,7 @@ class TlsConnection(Connection):
                 return received
             try:
                 count = int(self._tls.read(size, view))
-            except ssl.SSLWantReadError:  # The TLS record has not arrived completely.
+            except ssl.SSLWantReadError:  # The TLS record is incomplete, so read more bytes from the socket.
                 self._may_have_plain = False
                 continue
             except ssl.SSLZeroReturnError:
