@@ -516,7 +516,7 @@ class DeviceContents:
 
 
 def serialize_model(segment: Segment) -> bytes:
-    """Return the serialized model of a segment. Segments with equal bytes share their files."""
+    """Return the serialized model of a segment. Segments with equal serialized models share their files."""
     return bytes(segment.model.SerializeToString(deterministic=True))
 
 

@@ -255,10 +255,11 @@ def describe_program(
 def _describe_role(
     program: Program, rank: int, files: Sequence[str], hoisted: Sequence[HoistedSegment], first_transfer: int
 ) -> list[list[Any]]:
-    """Return the calls in a rank's function for one role (the normal plan, a replica or a failure plan).
+    """Return the calls (lists in program.json) that a rank's function makes for one role.
 
-    The role's transfers (tensors from one device to another) are numbered from `first_transfer`, so that the numbers of
-    two roles differ. `files` and `hoisted` have the file name and the copies of each segment of the rank's device.
+    A role is the normal plan, a replica or a failure plan. The role's transfers (tensors from one device to another)
+    are numbered from `first_transfer`, so that the numbers of two roles differ. `files` and `hoisted` have the file
+    name and the copies of each segment of the rank's device.
     """
     calls: list[list[Any]] = []
     device = program.devices[rank]
@@ -297,7 +298,7 @@ def _describe_tensor(value: TensorSpec) -> list[Any]:
 
 
 def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[list[Any]]:
-    """Return the calls that declare the tensors of a segment, copy its inputs, run it, and copy its outputs.
+    """Return a segment's calls in program.json: declare tensors, copy inputs, run the model, copy outputs.
 
     `file` is the name of the segment's file, and `hoisted` has the copies.
     """

@@ -101,7 +101,7 @@ def place_ranks(program: Program, platform: Platform | None, threads: int) -> tu
 
 
 def _parse_cores(device: str, host: str) -> tuple[int, ...]:
-    """Return the indices of the cores that a device's name lists; empty if the name lists no cores."""
+    """Return the indices of the cores in a device's name, such as nx01_cpu10-11; empty if there are none."""
     match = re.fullmatch(re.escape(host) + r"_(?:arm|cpu)(\d+(?:-\d+)*-?)", device)
     if match is None:
         return ()

@@ -53,7 +53,7 @@ class BenchmarkRun:
         self.log = tempfile.TemporaryFile()  # noqa: SIM115
 
     def run(self, seconds: float) -> dict[str, Any]:
-        """Run frames for at least this many seconds.
+        """Run frames for at least `seconds` seconds.
 
         Return a dictionary: `frames` has the seconds of each frame, and `send` has the median seconds for sending a
         tensor to another device (None if nothing was sent).

@@ -193,7 +193,7 @@ class ClusterState:
 
     @property
     def up(self) -> list[str]:
-        """The names of the devices that are up, in device order."""
+        """The names of the devices that are not failed at present, in the artifact's order."""
         return [name for name in self._artifact.devices if name not in self.down]
 
     # -- start and end of the run

@@ -132,7 +132,7 @@ class ResidentCluster:
 
     @property
     def is_remote(self) -> bool:
-        """True if a device runs on another host."""
+        """True if at least one device runs on another host than this process."""
         return not all(is_loopback(host) for host, _ in self.addresses.values())
 
     def run_options(self, options: RunOptions) -> RunOptions:

@@ -425,7 +425,7 @@ class RunAcceptor:
         self._listener.close()
 
     def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
-        """Accept the devices of `processes` that have the artifact with this digest."""
+        """Accept the devices in `processes` from now on, if their artifact has the digest `digest`."""
         self._processes, self._digest = processes, digest
         self._acceptor = ConnectionAcceptor(self._listener, self._keys, self._greet_device, self._is_member_host)
 

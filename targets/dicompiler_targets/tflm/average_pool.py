@@ -205,10 +205,10 @@ def _average_block(
 
 
 def _crop(writer: TfliteWriter, x: int, blocks: tuple[WindowBlock, WindowBlock]) -> int:
-    """Add a slice that crops an image to the region that some windows read; return the result's index.
+    """Add a slice that crops an image to the region that `blocks` read; return the result's tensor index.
 
-    `x` is the index of the image. If the windows read the whole image, return `x`. `blocks` are the windows along
-    height and along width.
+    `x` is the tensor index of the image. `blocks` are the windows along height and along width. If they read the whole
+    image, return `x`.
     """
     batch, height, width, channels = writer.get_shape(x)
     if all((block.start, block.stop) == (0, extent) for block, extent in zip(blocks, (height, width), strict=True)):

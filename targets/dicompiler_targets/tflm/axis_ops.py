@@ -97,7 +97,7 @@ def lower_lrn(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def _negative_power(writer: TfliteWriter, x: int, beta: float) -> int:
-    """Add operations that compute x ^ -beta for positive numbers; return the index of the result."""
+    """Add operations that compute x ^ -beta for positive numbers; return the result's tensor index."""
 
     def unary(code: str, source: int, options: str = "") -> int:
         output = writer.add_like(source, writer.get_shape(source))

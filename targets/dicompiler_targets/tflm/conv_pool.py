@@ -83,9 +83,9 @@ def make_window_axes(graph: SegmentGraph, node: SegmentNode, kernel: Sequence[in
 
 
 def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0) -> int:
-    """Add an operation that puts padding of `value` around an image; return the index of the padded image.
+    """Add an operation that puts padding of `value` around an image; return the tensor index of the result.
 
-    `index` is the tensor of the image. The windows along height and width determine the amount of padding.
+    `index` is the tensor index of the image. The windows along height and width determine the amount of padding.
     """
     shape = list(writer.get_shape(index))
     amounts = [[0, 0], *([axis.begin_pad, axis.needed_end_pad] for axis in windows), [0, 0]]
@@ -218,7 +218,7 @@ def add_pool(
 ) -> None:
     """Add the operator `code` (MAX_POOL_2D or AVERAGE_POOL_2D) that computes the node's output.
 
-    `x` is the input image, and `padding` is TFLite's padding, SAME or VALID.
+    `x` is the tensor index of the input image, and `padding` is TFLite's padding, SAME or VALID.
     """
     output = writer.add_output(node.output, "image")
     values = {"Padding": padding, "StrideW": windows[1].stride, "StrideH": windows[0].stride}

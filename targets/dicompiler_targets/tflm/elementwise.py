@@ -28,7 +28,7 @@ def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) ->
 
 
 def read_operand(writer: TfliteWriter, name: str, form: AxisForm, rank: int) -> int:
-    """Return the index of an operand in the given form (axis order), with `rank` axes.
+    """Return the tensor index of an operand in the given form (axis order), with `rank` axes.
 
     Leading axes of length 1 are added, as ONNX's broadcasting does.
     """
@@ -58,9 +58,9 @@ def add_binary(writer: TfliteWriter, code: str, inputs: Sequence[int], output: i
 
 
 def add_scalar_chain(writer: TfliteWriter, x: int, steps: Sequence[tuple[str, float]]) -> int:
-    """Apply operations one after another to the tensor with index `x`; return the index of the result.
+    """Apply operations one after another to the tensor with index `x`; return the result's tensor index.
 
-    A step is the name of a TFLite operator and its second operand, a number.
+    Each step is a pair: the name of a TFLite operator, and its second operand, a number.
     """
     for code, number in steps:
         output = writer.add_like(x, writer.get_shape(x))

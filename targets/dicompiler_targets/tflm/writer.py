@@ -101,7 +101,7 @@ class TfliteWriter:
         return self.tensors[index].shape
 
     def add_tensor(self, name: str, dtype: str, shape: Shape, quantization: QuantizationParams | None = None) -> int:
-        """Add a tensor that an operation computes, and return its index.
+        """Add a tensor that an operation computes, and return its index among the graph's tensors.
 
         `shape` has the axis order of the TFLite graph.
         """
@@ -139,7 +139,7 @@ class TfliteWriter:
         return self.add_tensor(name or f"{tensor.name}/{len(self.tensors)}", tensor.dtype, shape, quantization)
 
     def require_tensor(self, name: str, form: AxisForm = "plain") -> int:
-        """Return the index of a tensor in the given form (axis order); convert the tensor if necessary."""
+        """Return the TFLite index of a tensor in the given form (axis order); convert the tensor if necessary."""
         if (name, form) in self._tensor_indices:
             return self._tensor_indices[name, form]
         if name in self.graph.constants:
@@ -157,7 +157,7 @@ class TfliteWriter:
         return index
 
     def require_known_form(self, name: str) -> tuple[int, AxisForm]:
-        """Return the index of a tensor in the form (axis order) in which the graph has it, and that form."""
+        """Return the TFLite index of a tensor in the form (axis order) in which the graph has it, and that form."""
         form = self.get_form(name)
         return self.require_tensor(name, form), form
 
@@ -173,7 +173,7 @@ class TfliteWriter:
         self.operations.append(TfliteOperation(code, tuple(inputs), tuple(outputs), options, values))
 
     def add_reshape(self, index: int, shape: Shape, output: int | None = None) -> int:
-        """Add a RESHAPE and return the index of its result.
+        """Add a RESHAPE of the tensor with this index, and return the tensor index of the result.
 
         If the shape does not change and there is no `output`, no operation is added.
         """

@@ -56,7 +56,7 @@ class EventSource(Protocol):
     """
 
     def fileno(self) -> int:
-        """Return the file descriptor to watch."""
+        """Return the connection's file descriptor, which the event loop polls."""
 
     def receive(self) -> None:
         """Read the data that has arrived, and deliver complete messages."""

@@ -209,7 +209,7 @@ class RoleSteps:
 
 
 class StateSource(enum.Enum):
-    """Source of a frame's states (inputs that are outputs of the previous frame)."""
+    """The source of the values of a frame's states (inputs that are usually outputs of the previous frame)."""
 
     PREVIOUS_FRAME = enum.auto()
     """The states continue from the previous frame."""

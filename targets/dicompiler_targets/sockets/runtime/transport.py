@@ -367,7 +367,7 @@ def limit_buffers(buffers: Sequence[bytes | memoryview], size: int) -> list[byte
 
 
 class TlsKeys:
-    """The keys and the certificate of this end, from a directory with the files KEY_FILES.
+    """The TLS keys and the certificate of this process, from a directory with the files KEY_FILES.
 
     Attributes:
         expiry_notice: A warning that the certificate expires soon; '' otherwise.
