@@ -37,8 +37,8 @@ LITERT_MODULE = "ai_edge_litert.interpreter"
 def make_tolerances(model: Model) -> dict[str, Tolerance]:
     """Return the tolerance of each output, for `Target.tolerances`.
 
-    In float32, the tolerance is 1e-4 of the largest magnitude in the reference. In a quantized network,
-    `quantized_tolerances` computes it from the scale of the output.
+    In float32, the tolerance is 1e-4 of the largest magnitude in the reference. In a quantized network, it is
+    MAX_QUANTIZATION_STEPS quantization steps of the output; `quantized_tolerances` computes it.
     """
     outputs = model.proto.graph.output
     floats = [value.name for value in outputs if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]

@@ -64,8 +64,8 @@ class TflmTarget(Target):
     def tolerances(self, model: Model) -> Mapping[str, Tolerance]:
         """Return the tolerance of each output in `verify`.
 
-        In float32, the tolerance is 1e-4 of the largest magnitude in the reference. In a quantized network, it is a
-        few quantization steps, each as large as the output's scale.
+        In float32, the tolerance is 1e-4 of the largest magnitude in the reference. In a quantized network, it is
+        MAX_QUANTIZATION_STEPS quantization steps of the output.
         """
         from dicompiler_targets.tflm.reference_checks import make_tolerances
 
