@@ -142,7 +142,7 @@ class Comparison:
             "limit_reason": self.limit_reason,
             "single_device": asdict(self.single_device),
         }
-        # This turns tuples into lists, so that the document equals one that is read from a comparison file.
+        # Writing and reading JSON turns tuples into lists, so the document equals one that is read from a file.
         plain: dict[str, Any] = json.loads(json.dumps(document))
         return plain
 
@@ -156,7 +156,7 @@ class Comparison:
 
     @property
     def limit_reason(self) -> str:
-        """Text that says why no plan can be better, or why none was found; empty if no strategy has a plan."""
+        """Text that says why no better plan exists, or why none was found; empty if no strategy has a plan."""
         best, bound = self.best, self.lower_bound
         if best is None or best.metrics is None:
             return ""
@@ -248,7 +248,7 @@ def compare(
 
 
 def parse_strategies(strategies: str | Sequence[str | Strategy]) -> dict[str, Strategy]:
-    """Return each strategy by the text that describes it, such as "cpsat{time=10}".
+    """Return a mapping from the text of each strategy, such as "cpsat{time=10}", to the strategy object.
 
     `strategies` is one text with commas, or a sequence of texts and objects. Raises UsageError for unknown names.
     """

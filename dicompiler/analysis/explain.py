@@ -156,7 +156,7 @@ def _computing_devices(plan: Plan) -> set[str]:
 def _shared_plan(problem: Problem, plan: Plan) -> Plan:
     """Return a plan that splits each layer over all computing devices.
 
-    Layers that cannot be split have the parts of `plan`.
+    A layer that cannot be split keeps the parts (pieces of the layer on devices) that it has in `plan`.
     """
     parts = {
         layer.name: next(_possible_splits(problem, layer), plan.layers[layer.name]) for layer in problem.layers.layers
@@ -187,7 +187,8 @@ def _explain_layer(problem: Problem, layer: Layer, home: str) -> LayerReason:
     reasons = [_evaluate_split(problem, layer, home, operator, parts) for parts in fitting]
 
     def rank(reason: LayerReason) -> tuple[float, float]:
-        # The best split has the lowest break-even bandwidth. Among equal ones, it saves the most time.
+        # The best split has the lowest break-even bandwidth (above which it is faster than one device). Of splits with
+        # the same bandwidth, the one that saves the most time is best.
         bandwidth = math.inf if reason.break_even_bandwidth is None else reason.break_even_bandwidth
         return bandwidth, -reason.saved_s
 
@@ -293,7 +294,8 @@ def _explain_split(problem: Problem, result: StrategyResult) -> SplitReason:
 def _is_worthwhile_with_wire_dtype(problem: Problem, plan: Plan, dtype: str) -> bool:
     """Return True if the plan is better than one device when all tensors are sent in the type `dtype`.
 
-    The gain must be at least MIN_SPLIT_GAIN.
+    Better means that the objective (such as the latency) on one device is at least MIN_SPLIT_GAIN times that of the
+    plan.
     """
     dtypes = ((ALL_TENSORS, dtype),)
     narrowed = replace(problem, layers=with_wire_dtypes(problem.layers, dtypes), target=None)
@@ -308,7 +310,8 @@ def _is_worthwhile(problem: Problem, plan: Plan) -> bool:
 def _break_even_bandwidth(problem: Problem, plan: Plan) -> float | None:
     """Return the bandwidth in bit/s above which the plan is better than one device; None if there is none.
 
-    The gain must be at least MIN_SPLIT_GAIN. The bandwidth is accurate to 3 %.
+    Better means that the objective (such as the latency) on one device is at least MIN_SPLIT_GAIN times that of the
+    plan. The bandwidth is accurate to 3 %.
     """
     network, hosts = problem.platform.network, problem.platform.hosts
 

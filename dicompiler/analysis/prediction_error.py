@@ -153,8 +153,8 @@ def on_emulation_host(
 ) -> Problem:
     """Return the problem with the runtime costs (for messages, calls and copies) of a host that emulates all boards.
 
-    An emulated segment (ONNX submodel) is delayed until it has taken as long as on its board. Copies and cold caches
-    are a part of segments, so they have the costs of the boards. All other costs are those of the host.
+    An emulated segment (ONNX submodel) is delayed until it has taken as long as on its board, including copies and
+    cold caches. These therefore keep the costs of the boards. All other costs are those of the host.
 
     Args:
         problem: The problem with the boards' own costs.
@@ -202,7 +202,7 @@ def segment_seconds(workload: Workload) -> SegmentSeconds:
     """
     return {
         device.device: tuple(
-            # Rounding errors can make the difference slightly negative, but a time is at least 0.
+            # The call's time is subtracted. Rounding errors can make the result slightly negative, so it is set to 0.
             max(0.0, job.seconds - device.runtime.call)
             for replica in workload.replicas
             for job in replica.devices[i].jobs
@@ -212,10 +212,11 @@ def segment_seconds(workload: Workload) -> SegmentSeconds:
 
 
 def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> Workload:
-    """Return the workload with other seconds for its segments (ONNX submodels).
+    """Return the workload (the work of all devices in a frame) with `seconds` as the times of its segments.
 
-    `seconds` has, for each device by name, the seconds of its segments without the overhead of a call. The segments of
-    the first replica (a copy of the plan for some of the frames) come first, then those of the next one.
+    A segment is an ONNX submodel. `seconds` has, by device name, the seconds of the device's segments without the
+    overhead of a call. The segments of the first replica (a copy of the plan for some of the frames) come first, then
+    those of the next one.
     """
     remaining = {name: iter(values) for name, values in seconds.items()}
 
@@ -361,7 +362,8 @@ def find_wrong_bytes(log: Mapping[str, Any], program: Program) -> list[tuple[str
     sent = {int(index): nbytes for entry in log["devices"] for index, nbytes in entry["sent_bytes"].items()}
     roles = [i for i, role in enumerate(program.replica_roles) for _ in role.transfers]
     counts: dict[tuple[str, str], list[int]] = {}
-    # `roles` has no entries for the transfers of failure plans, which come last, so zip() omits these transfers.
+    # `roles` has the replica of each transfer. The transfers of failure plans come last and have no entry, so zip()
+    # omits them.
     for transfer, role in zip(program.all_transfers, roles, strict=False):
         count = counts.setdefault((transfer.sender, transfer.receiver), [0, 0])
         count[0] += transfer.value.nbytes * len(range(role, frames, replicas))

@@ -37,7 +37,8 @@ def atomic_file(path: Path, cannot: str = "it cannot be written") -> Iterator[Pa
 
     If `path` already contains the same bytes, it is not touched. If it is a symbolic link, the file to which it points
     is replaced. A failed block leaves no files behind, and the next call for the same path removes scratch files of
-    killed processes. An error of the file system becomes a DicompilerError with the text `cannot`.
+    killed processes. An error of the file system becomes a DicompilerError with `path` and the text `cannot` ("it cannot
+    be written").
 
     A device or named pipe, such as /dev/stdout, is never replaced. The bytes are written into it at the end.
     """
@@ -61,7 +62,7 @@ def is_special_file(path: Path) -> bool:
     """Return True if the path exists and is neither a regular file nor a directory, for example a device or a pipe."""
     try:
         return path.exists() and not path.is_file() and not path.is_dir()
-    except OSError:  # For example, the name is too long. The caller reports the error when it writes.
+    except OSError:  # The name is too long, for example. The caller gets the same error when it writes the file.
         return False
 
 
@@ -89,8 +90,8 @@ def _check_replaceable(output: Path, main_file: str, kind: str) -> None:
 
 
 def _is_replaceable(output: Path, main_file: str) -> bool:
-    # The list is looked for last, because another process may write the directory at this moment. A directory that
-    # appears during the first check then has its list, because no process removes a list.
+    # The file list of `output` is looked for last, because another process may write this directory at this moment. If
+    # the directory appears during the first check, its file list exists during the second one.
     if not output.exists() or (output.is_dir() and not _has_any_file(output)):
         return True
     return (output / TRACKED_LIST_NAME).is_file() and tracked_files(output)[0] == main_file
@@ -106,15 +107,16 @@ def check_writable(path: Path | None) -> None:
     if not path.parent.is_dir():
         raise DicompilerError(f"{path}: there is no directory {str(path.parent)!r}: create it, or choose another place")
     try:
-        place = path.resolve() if path.is_symlink() else path  # This raises an OSError if the name is too long.
-        tempfile.TemporaryFile(dir=place.parent).close()  # A file without a name, which no interrupt can leave behind.
+        place = path.resolve() if path.is_symlink() else path  # is_symlink() raises OSError if the name is too long.
+        # The test file has no name in the directory, so an interrupt cannot leave it behind.
+        tempfile.TemporaryFile(dir=place.parent).close()
     except OSError as error:
         raise DicompilerError(f"{path}: it cannot be written: {error.strerror}: choose another place") from None
 
 
 @contextmanager
 def _os_errors_as_ours(path: Path, cannot: str = "it cannot be written") -> Iterator[None]:
-    """Convert an OSError of the block into a DicompilerError that names `path` and has the text `cannot`."""
+    """Convert an OSError of the block into a DicompilerError: `path`, the text `cannot`, and the system's message."""
     try:
         yield
     except OSError as error:
@@ -144,7 +146,7 @@ def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
         files, _ = _relative_entries(stage)
         names = [main_file, *sorted(files - {main_file})]
         (stage / TRACKED_LIST_NAME).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
-        # The list gets the permissions of the main file, so that the same users can read it.
+        # The list of generated files gets the permissions of the main file, so that the same users can read both.
         shutil.copymode(stage / main_file, stage / TRACKED_LIST_NAME)
         if _move_to_free_path(stage, place):
             return
@@ -156,7 +158,7 @@ def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
 
 
 def _move_to_free_path(stage: Path, place: Path) -> bool:
-    """Rename `stage` to `place`; return False if there is a directory, which another process may have just written."""
+    """Rename the directory `stage` to `place`; return False if `place` exists, even if it was created just now."""
     if place.exists():
         return False
     try:
@@ -172,8 +174,8 @@ def _move_to_free_path(stage: Path, place: Path) -> bool:
 def _replacement_lock(place: Path) -> Iterator[None]:
     """Prevent other processes from replacing the directory `place` until the block ends.
 
-    The lock is on the directory itself, so no lock file remains. The process that had the lock before may have put
-    another directory at the path, which is then locked instead.
+    The lock is on the directory itself, so no lock file remains. While this process waits for the lock, another
+    process may put a new directory at the path. The new directory is then locked instead.
     """
     deadline = time.monotonic() + _MAX_LOCK_WAIT_S
     while time.monotonic() < deadline:
@@ -212,7 +214,9 @@ def _scratch_directory(place: Path) -> Iterator[Path]:
     scratch = Path(tempfile.mkdtemp(prefix=f".{place.name[:_MAX_NAME_CHARS]}.", dir=place.parent))
     try:
         with (scratch / "unlocked").open("wb") as file:
-            with suppress(OSError):  # If the file system does not support locks, the directory gets no owner mark.
+            # The owner mark is a file that this process keeps locked, so that others do not remove the directory. If
+            # the file system does not support locks, the directory gets no owner mark.
+            with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The file is renamed to the owner mark only after it is locked: a process that finds an unlocked owner
                 # mark removes the directory.
@@ -223,7 +227,8 @@ def _scratch_directory(place: Path) -> Iterator[Path]:
 
 
 def _remove_scratch(scratch: Path) -> None:
-    # The owner mark is removed last, so that the next call can continue an interrupted removal.
+    # The owner mark (by which abandoned scratch directories are recognized) is removed last. If the removal is
+    # interrupted, the next call therefore finds the directory and removes the rest.
     for name in ("new", "old"):
         shutil.rmtree(scratch / name, ignore_errors=True)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -241,10 +246,12 @@ def _remove_if_abandoned(place: Path, scratch: Path) -> None:
         if scratch.lstat().st_uid != os.geteuid() or not stat.S_ISREG((scratch / OWNER_MARK_NAME).lstat().st_mode):
             return
         with (scratch / OWNER_MARK_NAME).open("rb") as file:
-            # If the creator is alive, it has locked the file. This call then raises an OSError, and nothing is removed.
+            # While the process that created the scratch directory runs, it has locked this file. This call then raises
+            # an OSError, and nothing is removed.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             old = scratch / "old"
-            # `old` is the only copy of the output if its creator was killed between two renames of `atomic_directory`.
+            # `atomic_directory` renames the previous output to `old`, and then the new one to `place`. If it was
+            # killed in between, `old` is the only copy of the output, so it is moved back.
             if old.is_dir() and not os.path.lexists(place):
                 old.rename(place)
             if not _has_unsaved_files(old, place):
@@ -349,8 +356,8 @@ def _link_or_copy(old: Path, new: Path) -> None:
     try:
         os.link(old, new, follow_symlinks=False)
     except OSError as error:
-        # EXDEV: `old` is on another file system, mounted inside the output directory. Such files are not copied, so the
-        # error is raised.
+        # EXDEV means that `old` is on another file system, which is mounted inside the output directory. Such files are
+        # not copied, so the error is raised.
         if error.errno == errno.EXDEV:
             raise
         shutil.copy2(old, new, follow_symlinks=False)

@@ -15,7 +15,8 @@ def _declared_modules(module: str) -> dict[str, str]:
     """Return the names that a module imports under `if TYPE_CHECKING:`, each with the module from which it comes."""
     import ast
 
-    # `inspect.getsource` would look up attributes of the module, and so call this function again.
+    # The file is read directly: `inspect.getsource` would look up attributes of the module, and so call this function
+    # again.
     source = ast.parse(Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8"))
     checks = [node for node in source.body if isinstance(node, ast.If)]
     imports = [node for check in checks for node in check.body if isinstance(node, ast.ImportFrom)]

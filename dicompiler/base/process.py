@@ -28,7 +28,7 @@ def memory_limit(more: int) -> Iterator[None]:
     """
     try:
         import resource
-    except ImportError:  # Windows has no resource limits.
+    except ImportError:  # Windows has no resource limits, so the block runs without a limit.
         yield
         return
     before, most = resource.getrlimit(resource.RLIMIT_AS)

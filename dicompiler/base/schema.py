@@ -156,8 +156,8 @@ def check_format(document: Any, name: str, place: str) -> None:
 
 
 def _error_priority(error: Any) -> tuple[int, int, str]:
-    # A wrong value of the key "format" comes first, because another version of the format explains all other errors.
-    # Wrong constants at other keys come last.
+    # Of several errors, a wrong value of the key "format" is shown first: another version of the format explains all
+    # other errors. Wrong constants at other keys have the lowest priority.
     is_wrong_value = error.validator == "const" and list(error.absolute_path) != ["format"]
     kinds = [kind for kind in _VALIDATOR_PRIORITY if kind == error.validator and not is_wrong_value]
     priority = _VALIDATOR_PRIORITY.index(kinds[0]) if kinds else len(_VALIDATOR_PRIORITY)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class TerminationError(SystemExit):
-    """The exception in the main thread when the process is asked to end. Its code is 128 plus the signal's number.
+    """The exception in the main thread after SIGTERM or SIGHUP. Its exit code is 128 plus the signal's number.
 
-    Unlike KeyboardInterrupt, it also ends searches that return the best plan so far.
+    On KeyboardInterrupt, a search for plans ends early and returns the best plan so far. This exception ends the
+    search without a plan.
     """

@@ -120,7 +120,7 @@ class DepfileRule:
     has_empty_rules: bool = False
 
     def write(self) -> None:
-        """Write the depfile, if there is one."""
+        """Write the depfile (the make rule with the files that the command reads), if the user asked for one."""
         if self.depfile is None:
             return
         from dicompiler.base.atomic_output import atomic_file
@@ -135,7 +135,7 @@ class DepfileRule:
         return depfile.format_rule(self.target, self.find_prerequisites(), self.has_empty_rules)
 
     def find_prerequisites(self) -> tuple[Path, ...]:
-        """Return the files that the command reads. After its work there may be more: the plugins that it has loaded."""
+        """Return the files that the command reads. After its work, these include the plugins that it has loaded."""
         from dicompiler.driver import depfile
 
         return depfile.find_prerequisites(self.request.model, self.request.options, self.plugins)

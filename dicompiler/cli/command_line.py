@@ -55,7 +55,8 @@ class LazyGroup(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as error:  # click prints an empty line for KeyboardInterrupt, but not for Abort.
+        # click would print an empty line for KeyboardInterrupt. It prints nothing for Abort, so Abort replaces it.
+        except KeyboardInterrupt as error:
             raise click.Abort from error
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
@@ -115,8 +116,9 @@ def root(ctx: click.Context) -> None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)
     set_up_log(ctx)
-    # From here on, an interrupt raises KeyboardInterrupt, so that the command can clean up. Before, nothing has to be
-    # cleaned up, so an interrupt ends the process at once. The module of the command is already imported here.
+    # From here on, an interrupt (Ctrl-C) raises KeyboardInterrupt, so that the command can clean up. Until here, an
+    # interrupt has ended the process at once, because nothing had to be cleaned up. This includes the time in which
+    # click has imported the module of the command.
     interrupt_handler.begin_command()
 
 
@@ -131,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command-line arguments. Default: the arguments of this process (`sys.argv`).
     """
     for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # The parent process has closed the stream, so it is replaced by /dev/null.
+        if getattr(sys, name) is None:  # stdout or stderr is closed, so it is replaced by /dev/null.
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     # An earlier command of this process may have opened a log file. This command must not write to it.
     if "dicompiler.cli.log_handlers" in sys.modules:
@@ -169,7 +171,7 @@ def _run_command(arguments: list[str]) -> int:
                 code == EXIT_INTERNAL_ERROR or isinstance(error, PluginError) or "--debug" in arguments
             )
             sys.modules["dicompiler.cli.log_handlers"].log_error(message, error if is_traceback_useful else None)
-        # One write for the whole line, so that lines of parallel commands do not mix.
+        # The whole line is written by one call, so that lines of commands that run at the same time do not mix.
         sys.stderr.write(f"dicompiler: {line}\n")
         if "--json" in arguments:
             print(json.dumps({"error": {"message": message, "exit_code": code}}))
@@ -178,7 +180,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _is_click_exit(error: BaseException) -> bool:
-    """Return True if click has ended the process, as it does after a broken pipe."""
+    """Return True if click itself has raised SystemExit, as it does after a broken pipe."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -201,7 +203,7 @@ def _describe_error(error: BaseException, arguments: Sequence[str]) -> tuple[int
         return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
     if isinstance(error, click.ClickException):
         return error.exit_code, f"error: {_describe_usage_error(error, arguments)}"
-    if interrupt_handler.was_raised:  # A library has turned the interrupt into another error.
+    if interrupt_handler.was_raised:  # A library has turned the KeyboardInterrupt into another exception.
         return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
     # Lack of memory is reported before the next steps, because they import modules, which needs memory.
     if is_out_of_memory(error):
@@ -226,9 +228,13 @@ The other commands have names that are also names of inputs: "plan: lost: …" i
 
 
 def _with_own_label(message: str, arguments: Sequence[str]) -> str:
-    """Return the message with the name of the called command in place of another command's name."""
+    """Return the error message so that it begins with the name of the command that the user called.
+
+    Shared functions begin their messages with the name of one command ("run: …"), which this function replaces.
+    """
     label, separator, rest = message.partition(": ")
-    # A label that is also an argument is the name of a file or of the called command, so it must stay.
+    # The label is the text before the first colon of the message. If it is also an argument of the command line, it is
+    # the called command or a file of the user, so it stays.
     if not separator or label not in _SHARED_LABELS or label in arguments:
         return message
     return f"{_called_command(arguments) or label}: {rest}"
@@ -260,7 +266,7 @@ def _plugin_error_line(error: BaseException) -> str | None:
 
     try:
         plugins = registry().plugins
-    except UsageError:  # DICOMPILER_PLUGINS has an unknown name, so that no plugin was loaded.
+    except UsageError:  # The variable DICOMPILER_PLUGINS names an unknown plugin, so no plugin was loaded.
         return None
     third_party = [plugin for plugin in plugins if not is_builtin_distribution(plugin.distribution)]
     return format_plugin_error(error, {top_level_package(plugin.value): str(plugin) for plugin in third_party})
@@ -269,7 +275,7 @@ def _plugin_error_line(error: BaseException) -> str | None:
 def _describe_usage_error(error: click.ClickException, arguments: Sequence[str]) -> str:
     """Return the message for an error that click found: command, cause, and the nearest valid name."""
     context = getattr(error, "ctx", None)
-    # click gives no context if an option has no value.
+    # If the value of an option is missing, click's error has no context, so the command is read from the arguments.
     path = context.command_path if context is not None else f"dicompiler {_called_command(arguments)}".rstrip()
     place = path.removeprefix("dicompiler").strip()
     if isinstance(error, click.NoSuchOption):

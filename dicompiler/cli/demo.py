@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from dicompiler.measure.emulation.demo import DemoSplit, EmulatedTimes
     from dicompiler.verify.comparison import Verification
 
-# This strategy is fast and has no time limit, so that its plan does not depend on the load of the machine.
+# The demo uses a fast strategy without a time limit, so that the plan does not depend on the load of the machine.
 DEMO_STRATEGY = "cpsat{tries=0}"
 
 
@@ -85,7 +85,7 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
 
 @contextmanager
 def _output_directory(output: Path | None) -> Iterator[Path]:
-    """Yield `output`, or a temporary directory."""
+    """Yield `output`; if it is None, yield a temporary directory, which is removed at the end of the block."""
     if output is not None:
         yield output
         return

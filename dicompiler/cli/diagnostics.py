@@ -29,7 +29,8 @@ up the log.
 def make_diagnostic_options() -> list[click.Parameter]:
     """Return the options --debug, --quiet and --log-file."""
     return [
-        # No value is passed on: `main` looks for --debug itself, because parsing the arguments may already fail.
+        # Commands do not get the value of --debug. The function `main` looks for it in the arguments, because click
+        # may fail before it has parsed them.
         click.Option(["--debug"], is_flag=True, expose_value=False, help="Print a traceback with every error."),
         click.Option(
             ["--quiet"],

@@ -67,7 +67,8 @@ class InterruptHandler:
         Raise KeyboardInterrupt if the command is finished, but an interrupt is still delayed. Interrupts that arrive
         during an import are delayed until the import has ended.
         """
-        # `_retries` is read before `_is_in_command` changes, because the handler resets it as soon as no command runs.
+        # `_retries` counts the delays of the current interrupt. It is read before `_is_in_command` changes, because
+        # the signal handler may set it to 0 as soon as no command runs.
         is_delayed = self._retries > 0
         self._is_in_command = False
         if is_finished and is_delayed:

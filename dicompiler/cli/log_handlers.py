@@ -62,7 +62,7 @@ def set_handlers(is_quiet: bool, log_file: Path | None) -> None:
 
 
 def is_log_file(path: Path) -> bool:
-    """Return True if log records are written to this file."""
+    """Return True if log records are written to the file `path`."""
     files = [handler.baseFilename for handler in log.handlers if isinstance(handler, logging.FileHandler)]
     return str(path.absolute()) in files
 

@@ -134,7 +134,7 @@ def refuse_options(condition: str, *names: str) -> None:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 output_option = functools.partial(click.option, "-o", "--output", type=PATH)
 
-# Options of the compilation: fields of `CompileOptions`.
+# The following options configure the compilation. Their values become fields of `CompileOptions`.
 
 model_argument = click.argument("model", type=PATH)
 platform_option = click.option(
@@ -293,7 +293,7 @@ def takes_compile_request(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-# Options of a run: fields of `StreamOptions` and `RunOptions`.
+# The following options configure a run. Their values become fields of `StreamOptions` and `RunOptions`.
 
 directory_argument = click.argument("directory", metavar="DIR", type=PATH)
 inputs_option = click.option(

@@ -28,12 +28,12 @@ def progress(first: str) -> Iterator[ProgressText]:
     from dicompiler.base.process import forward_progress
 
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    # `redirect_stdout=False` is needed because rich would write stdout to the console on stderr.
+    # Without `redirect_stdout=False`, rich would write the command's stdout to stderr, where the progress is shown.
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(first, total=None)
 
         def tell(text: str) -> None:
-            room = bar.console.width - 12  # The other columns of the line need 12 characters.
+            room = bar.console.width - 12  # The spinner and the elapsed time in the line need 12 characters.
             bar.update(task, description=text if len(text) <= room else text[: room - 1] + "…", refresh=True)
 
         with forward_progress(tell):

@@ -149,7 +149,7 @@ def show_discrepancies(expected: ExpectedTiming | None, log: Mapping[str, Any]) 
         return
     measured = measured_timing(log, expected.program)
     click.echo()
-    if log["location"] != "emulated":  # The command emulate prints these times itself.
+    if log["location"] != "emulated":  # The command `emulate` prints the measured and predicted frame time itself.
         place = " on this host only" if log["location"] == "local" else ""
         unit = f"each of {len(log['frames_s'])} frames" if measured.is_stream else "a frame without the first one"
         times = f"{format_seconds(measured.frame_s)}, predicted for the platform: {expected.timing.frame_text}"

@@ -105,7 +105,8 @@ def command(
     if adapt and (not changes or trace is not None):
         raise UsageError("simulate: --adapt needs --slow and excludes --trace: change these options")
     more_options = {}
-    # `tolerate_failures` is the integer 0 only if the user did not give the option: a given option is a string.
+    # Without the option --tolerate-failures, `tolerate_failures` is the integer 0. If the user gives the option, it is
+    # a string, so a given "0" is not replaced here.
     if outages and request.options.plan is None and request.options.tolerate_failures == 0:
         more_options["tolerate_failures"] = len({outage.device for outage in outages})
     with progress(f"planning {request.model.name}") as tell:

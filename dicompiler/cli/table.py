@@ -92,7 +92,9 @@ class _Table:
             widths[wrap] = min(text_width, max(MAX_NAME_WIDTH, *map(_count_columns, words)))
         for columns in self._group_columns(widths):
             room = self.width - _sum_widths([widths[column] for column in columns])
-            if room < 0:  # Only a block of one or two columns can be too wide. Its last column is narrowed.
+            # A block has the columns that are printed next to each other. Only a block of one or two columns can be
+            # wider than the page. Its last column is then narrowed.
+            if room < 0:
                 widths[columns[-1]] = max(MAX_NAME_WIDTH, widths[columns[-1]] + room)
             elif wrap in columns and text_width:
                 widths[wrap] = min(text_width, widths[wrap] + room)

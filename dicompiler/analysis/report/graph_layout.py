@@ -42,8 +42,8 @@ class GraphLayout:
         x: Horizontal centre of each node.
         row: Row of each node.
         edge_gaps: Position and row (x, row) of each edge gap.
-        edge_pieces: For each piece of an edge: its ends, the node at which the edge begins, and the node at which the
-            piece ends (-1 if it ends in an edge gap).
+        edge_pieces: For each piece of an edge (between two adjacent rows): position and row of both ends, the node at
+            which the edge begins, and the node at which the piece ends (-1 if it ends in an edge gap).
         width: Width of the graph.
         rows: Number of rows.
     """

@@ -64,8 +64,8 @@ def _draw_band(
 ) -> Markup:
     """Return a band (a group of rows) of the layer graph: the rows from `start` to `stop` - 1.
 
-    The band has the edges that end in these rows. `boxes` are the drawn nodes. `moving` are the edges, as (from node,
-    to node), whose tensors are sent between devices.
+    The band includes the edges that end in these rows. `boxes` has the drawn box of each node. `moving` has the edges
+    of tensors that are sent between devices, as (index of the first node, index of the second node).
     """
     top = start * ROW_HEIGHT_PX - (ROW_HEIGHT_PX - BOX_HEIGHT_PX)
     lines: list[Markup] = []

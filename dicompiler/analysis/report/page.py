@@ -27,7 +27,8 @@ from dicompiler.driver.compile_result import describe_engines, find_bottleneck
 from dicompiler.ir.frame_prediction import HOST_COSTS_NOTE
 
 GENERIC_GRAPH_NAMES = ("", "main", "main_graph", "graph", "torch_jit", "torch_jit_export", "tf2onnx")
-# Names come from the model. Even if one contained markup, the browser would load nothing because of this policy.
+# The page shows names from the model. Even if a name contained markup that is not escaped, this policy would keep the
+# browser from loading anything.
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
@@ -188,7 +189,7 @@ def _render_tiles(data: ReportData) -> list[Markup]:
         ),
         _comparison_tile("sent per frame", format_bytes(plan.total_bytes), format_bytes(single.total_bytes), 0, 0),
     ]
-    if plan.energy_j:  # Without powers in the platform, the energy is 0, so its tile is omitted.
+    if plan.energy_j:  # If the platform states no powers, the energy is 0, and its tile (box in the page) is omitted.
         joules = format_joules(plan.energy_j), format_joules(single.energy_j)
         tiles.insert(2, _comparison_tile("energy per frame", *joules, single.energy_j, plan.energy_j))
     frame_times = () if data.run_log is None else data.run_log["frames_s"]

@@ -73,12 +73,12 @@ class ReportData:
 
     @property
     def is_emulated(self) -> bool:
-        """True if the run was emulated. The simulation then uses the message costs of the emulating host."""
+        """True if the logged run was emulated. The simulation then uses the message costs of the emulating host."""
         return self.run_log is not None and self.run_log["location"] == "emulated"
 
     @cached_property
     def devices(self) -> tuple[str, ...]:
-        """The devices of the program. Their order determines their numbers and colours."""
+        """Names of the program's devices. Their order determines their numbers and colours in the report."""
         return tuple(device.device for device in self.program.devices)
 
     @cached_property
@@ -228,8 +228,8 @@ def _memory_timelines(program: Program) -> dict[str, MemoryTimeline]:
 def load_comparison(path: Path, model_digest: str, platform: str) -> dict[str, Any]:
     """Return the comparison of a model on a platform from the output of `dicompiler compare --json`.
 
-    If the file has several comparisons, the one of this model and platform is returned. A single comparison may be one
-    of another platform.
+    If the file has a list of comparisons, the one of this model and platform is returned. If it has only one
+    comparison, this is returned even if it was made for another platform.
     """
     document = load_json(path)
     if not isinstance(document, list):

@@ -107,7 +107,7 @@ def draw_timeline(data: ReportData, bars_by_row_name: Mapping[str, Sequence[Time
         name: Title of the chart.
     """
     end = max((bar.end for bars in bars_by_row_name.values() for bar in bars), default=0.0) or 1.0
-    scale = 1e6 / end  # Converts seconds to SVG units: the chart is always a million units wide.
+    scale = 1e6 / end  # Factor from seconds to SVG units: the chart is always a million units wide.
     height = ROW_HEIGHT_PX * len(data.devices) * len(bars_by_row_name)
     drawn: list[Markup] = []
     labels: list[Markup] = []
