@@ -37,8 +37,8 @@ def atomic_file(path: Path, cannot: str = "it cannot be written") -> Iterator[Pa
 
     If `path` already contains the same bytes, it is not touched. If it is a symbolic link, the file to which it points
     is replaced. A failed block leaves no files behind, and the next call for the same path removes scratch files of
-    killed processes. An error of the file system becomes a DicompilerError with `path` and the text `cannot` ("it cannot
-    be written").
+    killed processes. An error of the file system becomes a DicompilerError with `path` and the text `cannot`, such as
+    "it cannot be written".
 
     A device or named pipe, such as /dev/stdout, is never replaced. The bytes are written into it at the end.
     """
@@ -356,8 +356,8 @@ def _link_or_copy(old: Path, new: Path) -> None:
     try:
         os.link(old, new, follow_symlinks=False)
     except OSError as error:
-        # EXDEV means that `old` is on another file system, which is mounted inside the output directory. Such files are
-        # not copied, so the error is raised.
+        # EXDEV means that `old` is on another file system, which is mounted inside the output directory. Such files
+        # are not copied, so the error is raised.
         if error.errno == errno.EXDEV:
             raise
         shutil.copy2(old, new, follow_symlinks=False)

@@ -123,7 +123,7 @@ class EngineMeasurements:
     layers: Mapping[str, tuple[PieceMeasurement, ...]]
 
 
-# `eq=False` keeps the hash by identity, which is fast: the memoized methods hash the profile at each call.
+# With `eq=False`, profiles are hashed by identity, which is fast: memoized methods hash the profile at each call.
 @dataclass(frozen=True, eq=False)
 class Profile(Memoizing):
     """The content of a profile file.

@@ -98,7 +98,7 @@ def fit_roofline(profile: Profile) -> RooflineFit | None:
         return None
     flops, nbytes, seconds = rows.T
     rates, bandwidths = np.quantile(flops / seconds, RATE_QUANTILES), np.quantile(nbytes / seconds, RATE_QUANTILES)
-    # `predicted` has the shape (rates, bandwidths, pieces).
+    # `predicted` has the shape (number of candidate rates, number of candidate bandwidths, number of measured pieces).
     predicted = np.maximum(flops / rates[:, None, None], nbytes / bandwidths[:, None])
     medians = np.median(np.abs(predicted / seconds - 1), axis=2)
     i, j = np.unravel_index(np.argmin(medians), medians.shape)

@@ -119,8 +119,8 @@ class ProfileModel(ProfileBasedModel):
         for i, device in enumerate(devices):
             if device.can_compute:
                 profile = self._profiles.for_device(layers, device.with_engine_of(layer.name))
-                # The key has the rate and the memory bandwidth of the device, because layers that were not measured are
-                # predicted from them.
+                # Devices with equal keys have equal times, so these are predicted once. The key includes the device's
+                # rate and memory bandwidth, from which the times of layers that were not measured are predicted.
                 key = (profile.place, profile.engine, device.rate, device.memory_bandwidth)
                 if key not in columns:
                     columns[key] = [self.seconds(layers, layer, share, device) for share in shares]

@@ -62,7 +62,8 @@ class SharedLink(Generic[T]):
     def remove_flow(self, flow: Flow[T]) -> None:
         self.load -= self.flows.pop(flow)
         if not self.flows:
-            # Repeated subtraction leaves rounding errors, so the load of an unused link is set to exactly 0.
+            # Repeated subtraction of the flows' shares leaves rounding errors, so the load of a link without flows is
+            # set to exactly 0.
             self.load = 0.0
 
 
@@ -152,7 +153,7 @@ class LinkScheduler(Generic[T]):
         The result has the removed message and its start time.
         """
         (message, _, _), started_at = flow.queue.popleft(), flow.started_at
-        # If more messages wait, the flow stays on its links, so that the speeds of the other flows do not change.
+        # If the flow has more messages to send, it stays on its links, so the speeds of other flows stay the same.
         if flow.queue:
             flow.started_at, flow.remaining_s, flow.updated_at = now, flow.queue[0][1], now
             self._plan_departure(now, flow)
@@ -164,11 +165,15 @@ class LinkScheduler(Generic[T]):
         return message, started_at
 
     def _update_speeds(self, now: float, changed_links: Iterable[SharedLink[T]]) -> None:
-        """Compute the speeds of all flows (connections) on the links `changed_links` again, as their load changed."""
+        """Update the speed of each flow (connection) that uses one of the links `changed_links`.
+
+        The load of these links has changed, because a flow was added to them or removed from them.
+        """
         for link in changed_links:
             for flow in link.flows:
                 load = 1.0
-                for used_link in flow.links:  # A loop is faster than max(), and most of a simulation is spent here.
+                # This loop finds the largest load. It is faster than max(), and most of a simulation is spent here.
+                for used_link in flow.links:
                     if used_link.load > load:
                         load = used_link.load
                 speed = 1.0 / load
@@ -404,8 +409,8 @@ class _ReplicaJobs:
         for number, job in enumerate(self.jobs):
             for message in dict.fromkeys(job.waits_for):
                 self.paths[message].readers.append(number)
-        # For each job that reads states (outputs of the previous frame): the jobs of the previous frame that compute
-        # these states.
+        # For each job (run of a segment) that reads states (outputs of the previous frame): the indices of the jobs
+        # that compute these states.
         self.state_makers: dict[int, list[int]] = {}
         for first_job, device in zip(self.first_jobs, workload.devices, strict=True):
             for i, job in enumerate(device.jobs):
@@ -506,8 +511,8 @@ class _EventSimulator:
         self.spans: list[Span] | None = [] if keep_spans else None
         self.events: list[tuple[float, int, _Handler, _FrameState, Any]] = []
         self.event_order = count()
-        # The finished jobs of the frame that was started last, by the number of this frame. They are kept, because the
-        # next frame may read states that they computed.
+        # The number of the frame that was started last, and the indices of its finished jobs (runs of segments). They
+        # are kept, because the next frame may read states (outputs of this frame) that these jobs computed.
         self.finished_jobs: dict[int, set[int]] = {}
         # For each (frame number, job) that computes states: the frames and jobs that wait for these states.
         self.state_readers: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}
@@ -542,9 +547,9 @@ class _EventSimulator:
         )
 
     def _start_frames(self, now: float, idle_devices: Iterable[int] = ()) -> None:
-        """Start the next frame.
+        """Start the next frame of the stream.
 
-        A frame in which no device computes an output of the network ends at once, so the frame after it is started too.
+        If no device computes an output of the network in this frame, it ends at once, and another frame is started.
         `idle_devices` are the indices of devices that have just become idle. Each starts its next job if one is ready.
         """
         while self.released < self.frame_count:
@@ -636,7 +641,8 @@ class _EventSimulator:
         self._schedule_departures(frame)
         if job.outputs:
             frame.missing_outputs -= job.outputs
-            if not frame.missing_outputs:  # The frame ends here, even if devices still compute unused regions for it.
+            # A frame ends with its last output, even if devices still compute regions for it that nothing reads.
+            if not frame.missing_outputs:
                 self.frame_times[frame.number] = (frame.start, now, frame.started_at - frame.start)
                 self._start_frames(now, (device.number,))
         self._advance(now, device)
@@ -1032,7 +1038,8 @@ def _peak_activations(routing: Routing) -> dict[str, int]:
         for tree in routing.reads.get(task_id(task), {}).values():
             hold(tree, step)
     for box in routing.received_boxes:
-        if box.origin is not None:  # Inputs that a source (device with the inputs) only sends are stored there too.
+        # A source (a device with the graph inputs) also stores inputs that it only sends and does not read itself.
+        if box.origin is not None:
             last.setdefault(box.origin, 0)
     for delivery in routing.deliveries:
         if delivery.assembly is not None:

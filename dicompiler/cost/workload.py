@@ -55,7 +55,7 @@ class Message:
 class Job:
     """The simulator's record of a segment (an ONNX submodel that a device runs).
 
-    Messages and jobs are referred to by their indices.
+    The attributes `waits_for`, `sends` and `state_makers` contain indices of messages or jobs.
 
     Attributes:
         name: Name of the segment.

@@ -71,7 +71,8 @@ def _open_artifact(
         checked |= files.keys() - shared
     check_files(path, files, sorted(checked))
     if "target" in (provenance := _load_provenance(path)):
-        # artifact.json names the target without its options, so the target is made again from provenance.json.
+        # artifact.json names the target without its options. provenance.json has the options too, so the target object
+        # is created again from it.
         target = registry().make("targets", provenance["target"])
     return path, target, Model.load(path / REFERENCE_FILE)
 

@@ -33,7 +33,8 @@ class DaskExecutor(Executor):
         except ImportError:
             raise UsageError("executor dask: Dask is not installed: pip install 'dicompiler[dask]'") from None
         for name in ("distributed", *(name for name in logging.root.manager.loggerDict if name[:12] == "distributed.")):
-            # Every error that matters is raised as an exception, so log messages would repeat it.
+            # Dask's log messages are turned off. Every error that matters is raised as an exception, so they would
+            # only repeat it.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._name = f"executor dask={address}"
         try:

@@ -232,7 +232,7 @@ def _network_seconds(layers: LayerGraph, device: Device, cost: CostModel) -> flo
 
 
 def _has_only_one_rate(device: Device) -> bool:
-    """Return True if the platform states no rate of the device's engine for a particular kind of layers."""
+    """Return True if the platform states at most one rate of the device's engine, for all kinds of layers."""
     return {entry.kind for entry in device.engine_rates if entry.engine == device.engine} <= {OTHER_KINDS}
 
 
@@ -324,7 +324,10 @@ def _split_role(program: Program, engines: Mapping[str, Engine]) -> Program:
 
 
 def _first_pieces(pieces: Sequence[Sequence[Segment]]) -> list[int]:
-    """Return the index of the first piece of each segment (submodel), among the pieces of all segments of a device."""
+    """Return the index of each segment's first piece, if all pieces of a device's segments are numbered in order.
+
+    A segment is a submodel that was split into pieces. `pieces` has the pieces of each segment.
+    """
     return [sum(map(len, pieces[:i])) for i in range(len(pieces))]
 
 

@@ -235,7 +235,7 @@ def _load_keys(keys: Path) -> ssl.SSLContext:
         context.load_cert_chain(directory / "cert.pem", directory / "key.pem")
         for name in ("ca.pem", "crl.pem"):
             context.load_verify_locations(directory / name)
-    except OSError as error:  # This includes ssl.SSLError, which is raised for invalid keys.
+    except OSError as error:  # Invalid keys raise ssl.SSLError, which is a subclass of OSError.
         raise UsageError(
             f"metrics: the keys in {directory} cannot be used ({error.strerror or error}): create them with "
             "'dicompiler keys'"

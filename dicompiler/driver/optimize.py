@@ -110,10 +110,10 @@ def _add_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
 
 
 def _refuse_wire_types(is_partitioned: bool) -> None:
-    """Raise UsageError, because wire types can be set only after the pipeline and before the final pass `partition`.
+    """Raise UsageError, because wire types (element types in which tensors are sent) cannot be set in the pipeline.
 
-    Wire types are the element types in which tensors are sent. If `is_partitioned` is True, the pipeline itself
-    contains `partition`. Otherwise it makes no plan, so there is nothing to partition.
+    They can be set only in a plan that is not yet applied by the pass `partition`. If `is_partitioned` is True, the
+    pipeline itself contains `partition`. Otherwise the pipeline makes no plan.
     """
     if is_partitioned:
         raise UsageError(

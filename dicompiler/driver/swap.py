@@ -77,8 +77,9 @@ class _Use:
 
     Attributes:
         version: The artifact that the call uses.
-        thread: The thread that last ran the call. A swap with a pause in this thread would wait for itself.
-        in_flight: Number of a stream's frames that were read and whose outputs the caller has not taken.
+        thread: The thread that last ran the call. A swap with a pause waits until all calls have ended. It is rejected
+            in this thread, because it would wait for itself.
+        in_flight: Number of frames that a call of `stream` has read, and of which the outputs were not yet taken.
     """
 
     version: _Version
@@ -150,7 +151,8 @@ class SwappableSession(Session):
         self._first_directory = directory.resolve()
         self._specialize = specialize or (lambda _directory, options: options)
         self._current: _Version | None = self._start_version(directory, self._options_of(directory))
-        self._paused: _Version | None = None  # the version that a swap with a pause replaces
+        # During a swap with a pause: the version (artifact with its devices) that is being replaced.
+        self._paused: _Version | None = None
         self._end_requested = threading.Event()
         self._follower: threading.Thread | None = None
         if link is not None:
@@ -480,6 +482,7 @@ class _FrameSource:
 
     After a swap, the session of the new artifact reads the remaining frames. It first gets the frame that the old
     session has read but not taken, if there is one.
+
     Attributes:
         is_exhausted: Whether all frames were read.
     """
@@ -498,7 +501,7 @@ class _FrameSource:
                 self.is_exhausted = True
 
     def take(self) -> Mapping[str, Any]:
-        """Return the frame that `read_next` has read."""
+        """Return the frame that `read_next` has read, and let the next `read_next` read another one."""
         frame, self._next = self._next, None
         assert frame is not None
         return frame

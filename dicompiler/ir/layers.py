@@ -28,7 +28,8 @@ class TensorKey(NamedTuple):
     reduce: Interval | None = None
 
 
-@dataclass(frozen=True, eq=False)  # Compared by identity: layers are keys of memoized results and need a fast hash.
+# With `eq=False`, layers are compared by identity: they are keys of memoized results and need a fast hash.
+@dataclass(frozen=True, eq=False)
 class Layer:
     """Unit that a plan divides: an anchor node (the main operator) with the element-wise nodes fused into it.
 

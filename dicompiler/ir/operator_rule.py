@@ -48,7 +48,8 @@ class TensorInfo:
     value: NDArray[Any] | None = field(default=None, compare=False)
 
 
-@dataclass(frozen=True, eq=False)  # Compared by identity: nodes are keys of memoized results and need a fast hash.
+# With `eq=False`, nodes are compared by identity: they are keys of memoized results and need a fast hash.
+@dataclass(frozen=True, eq=False)
 class Node:
     """ONNX node in the form that operator rules use.
 

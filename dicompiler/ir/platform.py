@@ -439,7 +439,7 @@ def platform_from_toml(text: str, place: str = "platform") -> Platform:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        # Python's message does not say that a key appears twice, so a hint is added.
+        # If a key appears twice, the message of Python's TOML parser does not say so, and a hint is added.
         hint = ": a key appears twice, or [x] is written for [[x]]" if "overwrite" in str(error) else ""
         raise DicompilerError(f"{place}: not TOML: {error}{hint}") from None
     validate(document, "platform", place)

@@ -69,7 +69,8 @@ def _is_random(
 ) -> bool:
     """Return True if a node can draw random numbers.
 
-    The mode of a Dropout may be defined by one of `nodes` or `constants`, which are in the same graph.
+    A Dropout draws random numbers unless its input for the training mode is constant and false. `nodes` and
+    `constants` (of the same graph) are searched for the value of this input.
     """
     if node.op_type == "Dropout":
         mode = node.input[2] if len(node.input) > 2 else ""

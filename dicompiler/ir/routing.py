@@ -22,7 +22,8 @@ TaskId = tuple[str, int]
 """Name of a layer, and the index of a part in the plan's list of the layer's parts."""
 
 
-@dataclass(frozen=True, eq=False)  # Compared by identity: task nodes are keys of memoized results and need a fast hash.
+# With `eq=False`, task nodes are compared by identity: they are keys of memoized results and need a fast hash.
+@dataclass(frozen=True, eq=False)
 class TaskNode:
     """A node of a task (the computation of a piece of a layer), with the region of its output that the task computes.
 

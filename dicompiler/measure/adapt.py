@@ -202,8 +202,8 @@ class _Observation:
     def add(self, times: FrameTimes) -> dict[str, float] | None:
         """Add a frame, and return the measured seconds of the window; None if they are not due or not stable.
 
-        The window has the last observed frames. The seconds are due CHECKS_PER_WINDOW times until all frames of the
-        window are new. They are stable if the seconds in the whole window and in its newer half hardly differ. The
+        The window has the last observed frames. Its seconds are due each time that 1 / CHECKS_PER_WINDOW of its frames
+        are new. They are stable if the seconds in the whole window and in its newer half hardly differ. The
         result has, for each device, the median seconds of computing, summed over one frame of each replica. For each
         connection, it has the mean seconds per byte.
 
@@ -406,9 +406,11 @@ class AdaptiveSession(SwappableSession):
             observation = self._observation
             if observation.directory != directory:
                 return
-            # Frames of failure plans have no prediction.
+            # Seconds are predicted only for the replicas of the main plan. Frames that a failure plan computes cannot
+            # be compared with a prediction, so they are not observed.
             has_prediction = not down and times.role < observation.replica_count
-            # While the search process is being prepared, it slows down the device on this host, so times are not used.
+            # While the search process is being prepared, it slows down the device on this host. The times of frames
+            # are not used until it is ready.
             if not has_prediction or not self._can_search.is_set():
                 observation.clear()
                 return
@@ -420,7 +422,8 @@ class AdaptiveSession(SwappableSession):
         return self._specialize_others(directory, replace(options, on_event=record_event, on_frame=record))
 
     def _adapt_until_closed(self) -> None:
-        with contextlib.suppress(RunError):  # A RunError means that the session was closed during the preparation.
+        # A RunError is ignored: it means that the session was closed while the search process was being prepared.
+        with contextlib.suppress(RunError):
             self._search.prepare(self._make_request(self._first, {}, self._first))
         self._can_search.set()
         while (found := self._measurements.get()) is not None:
@@ -470,7 +473,8 @@ class AdaptiveSession(SwappableSession):
         self._platform = answer.platform
         artifact, gain = Path(answer.artifact), 1 - answer.new_value / answer.value
         if artifact == observation.directory or gain <= self._adapt.min_gain:
-            # From now on, the measured seconds are expected. Otherwise they would start the same search again.
+            # No swap is made. From now on, the measured seconds count as the prediction, because the same difference
+            # from the old prediction would start the same search again.
             expected_s = {**observation.expected_s, **measured}
             self._observation = self._make_observation(observation.directory, expected_s, observation.replica_count)
             return adaptation

@@ -185,7 +185,7 @@ class _LinkFit:
         parameters: The bandwidths and latencies to fit.
         workloads: Workloads of frames of which the pauses were observed.
         typical_frames: Workloads of frames of which only the total seconds were observed.
-        observed: All pauses of all runs, followed by the weighted seconds of the typical frames.
+        observed: Measured seconds: all pauses of all runs, then the total of each typical frame times its weight.
     """
 
     platform: Platform
@@ -201,9 +201,10 @@ class _LinkFit:
         return platform
 
     def simulate_pauses(self, coordinates: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the pauses between segments in a simulation, followed by the weighted seconds of the typical frames.
+        """Return the simulated pauses between segments of all runs, then the weighted seconds of typical frames.
 
-        The order is that of `observed`.
+        Typical frames are those of which only the total seconds were measured. The order is that of `observed`, with
+        which the result is compared.
         """
         import numpy as np
 

@@ -235,8 +235,9 @@ def _time_pieces(
 ) -> dict[str, str]:
     """Measure all pieces of layers once, and append their times to `times`, by the name of the piece's file.
 
-    Progress messages start with `prefix`. For each layer that cannot be measured, the result has the reason, by the
-    layer's first name.
+    Equal layers are measured once. An entry of tasks.json therefore has the names of all layers that are equal. If a
+    layer cannot be measured, the result has the reason by the first of these names. Progress messages start with
+    `prefix`.
     """
     reasons: dict[str, str] = {}
     for number, layer in enumerate(tasks["layers"], 1):
@@ -321,7 +322,8 @@ def _warm_median(piece: tuple[Any, dict[str, Any], list[str], Any]) -> float:
 def lower_quartiles(run_turn: Callable[[], list[float]], options: argparse.Namespace) -> list[float]:
     """Call a function again and again, and return the lower quartile of each number that it returns.
 
-    `run_turn` is called at least three times, and for NETWORK_TIMING_S seconds with the default of --repeat.
+    The function `run_turn` is called at least three times, and until NETWORK_TIMING_S seconds have passed. If --repeat
+    differs from its default, these seconds change in proportion.
     """
     turns = [run_turn() for _ in range(3)]
     end = time.perf_counter() + NETWORK_TIMING_S * options.repeat / DEFAULT_REPEAT

@@ -32,7 +32,8 @@ class SearchProcess:
     def __init__(self) -> None:
         """Create the object. The process is started by the first call of `prepare` or `search`."""
         self.popen: subprocess.Popen[str] | None = None
-        # The process writes its errors to a file, because it would block when a pipe that is not read is full.
+        # The search process writes stderr to a file. No thread reads its stderr, so a pipe would become full, and the
+        # process would block.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._lock, self._is_closed = threading.Lock(), False
 
@@ -91,8 +92,8 @@ class SearchProcess:
             if self.popen is None or self.popen.poll() is not None:
                 command = [sys.executable, "-m", "dicompiler.measure.adapt_search"]
                 pipe = subprocess.PIPE
-                # The search process has a session of its own, so that Ctrl-C interrupts only this process, which then
-                # ends it.
+                # With `start_new_session`, Ctrl-C does not interrupt the search process. It interrupts only the
+                # calling process, which then ends the search process.
                 self.popen = subprocess.Popen(
                     command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, start_new_session=True
                 )

@@ -66,7 +66,7 @@ def simulate_adaptation(
         UsageError: A change names an unknown device or host.
     """
     stated, current, plan_count = first.platform, first, 1
-    # The result of this call is not used: the call raises an error if a name is unknown.
+    # This call only checks the names of the devices: it raises UsageError if one is unknown.
     list_speeds(changes, [device.name for device in stated.devices])
     finished, found = list[float](), list[Adaptation]()
     assumed, start_s, seen_s = stated, 0.0, -math.inf

@@ -358,7 +358,8 @@ def _load_tuning(directory: Path, identity: Mapping[str, Any], platform: Platfor
     corrected = [directory / trial.directory / PLATFORM_FILE for trial in trials if trial.state != "failed"]
     platform = Platform.load(corrected[-1]) if corrected else platform
     known = tuple(plans.load_plan(directory / trial.directory / PLAN_FILE) for trial in trials)
-    # Failed trials at the end are removed and so repeated, because the board that failed may be on again.
+    # If the last trials failed, they are removed from the list, so that they are repeated: the board that failed may
+    # work again.
     while trials and trials[-1].state == "failed":
         trials, known = trials[:-1], known[:-1]
     return Tuning(platform, trials, known)

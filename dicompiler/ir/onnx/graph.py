@@ -62,7 +62,7 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
     @cached_property
     def dtype(self) -> Any:
         """The numpy type, or the number of the onnx type if graphsurgeon has no numpy type for it."""
-        with G_LOGGER.suppress():  # Otherwise, graphsurgeon prints a warning about types that numpy lacks.
+        with G_LOGGER.suppress():  # This hides graphsurgeon's warning about element types that numpy lacks.
             return onnx_importer.get_onnx_tensor_dtype(self.source)
 
     @property
@@ -155,8 +155,8 @@ class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
             self.__dict__.pop(key, None)
 
     def to_constant(self, values: Any, export_dtype: Any = None) -> gs.Constant:
-        # The inherited method deletes the attributes `dtype` and `shape`. They are set first, because they may not
-        # exist yet: they are computed at their first use.
+        # The inherited method deletes the attributes `dtype` and `shape`. It would fail if they did not exist yet
+        # (they are computed at their first use), so they are set before.
         self.__dict__.update(dtype=None, shape=None)
         super().to_constant(values, export_dtype)
         self.__class__, self.source, self.weight = Constant, None, None
@@ -167,7 +167,7 @@ def tensor_info(info: onnx.ValueInfoProto | None, key: str) -> Any:
     """Return a property of a tensor ("dtype", "shape" or "type") in the form that graphsurgeon uses."""
     if info is None or not info.HasField("type"):
         return "tensor_type" if key == "type" else None
-    with G_LOGGER.suppress():  # Otherwise, graphsurgeon prints a warning about types that numpy lacks.
+    with G_LOGGER.suppress():  # This hides graphsurgeon's warning about element types that numpy lacks.
         return getattr(onnx_importer, f"get_onnx_tensor_{key}")(info)
 
 

@@ -119,7 +119,8 @@ class Model:
             with staged_data.open("wb") as file:
                 file.writelines(buffers)
         if before is not None and not os.path.samestat(before, data.stat()):
-            # The data file was replaced. Build systems look only at the model file, so its time is renewed too.
+            # The file with the external data was replaced. Build systems look only at the model file, so its
+            # modification time is renewed too.
             os.utime(path)
         return (path, data)
 

@@ -101,7 +101,8 @@ def check_tensor_size(dtype: int, dims: Sequence[int], place: str) -> None:
     if len(dims) > MAX_TENSOR_AXES:
         raise DicompilerError(f"{place} has {len(dims)} axes: export the model with at most {MAX_TENSOR_AXES}")
     known_dims = tuple(dim for dim in dims if dim > 0)
-    # With so few elements, the tensor is small enough for every element type: the largest has 16 bytes.
+    # The largest element type has 16 bytes. A tensor with at most this number of elements is therefore small enough,
+    # so its type need not be checked.
     if math.prod(known_dims) <= MAX_TENSOR_BYTES // 16:
         return
     try:

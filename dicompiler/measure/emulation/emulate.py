@@ -74,8 +74,8 @@ class CallTimer:
     """Measures the processor time of a call, which executes several functions in order.
 
     Calls are grouped into turns. In one turn, all segments of one device are called several times; in the next turn,
-    those of another device. The value of a turn is the median time of the timed call in the turn, without the first
-    time, because the caches then still contain data of another device.
+    those of another device. The value of a turn is the median time of its calls. The first call is ignored, because
+    the caches then still contain data of another device.
     """
 
     def __init__(self, *functions: Callable[[], object]) -> None:

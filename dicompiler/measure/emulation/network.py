@@ -153,7 +153,7 @@ def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
 def _remove_abandoned_networks(ip: str) -> None:
     """Remove the network namespaces that processes left behind when they were killed."""
     for path in NAMESPACES.glob("dc*x*"):
-        # The digits are the id of the process that created the namespace.
+        # The digits in the namespace's name are the id of the process that created it.
         match = re.fullmatch(r"dc(\d+)x\w+", path.name)
         if match and not Path("/proc", match[1]).exists():
             subprocess.run([ip, "netns", "del", path.name], capture_output=True)

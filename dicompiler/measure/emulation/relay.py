@@ -27,7 +27,7 @@ from dicompiler.ir.platform import Platform
 MAX_QUEUE_S = 0.05
 """Longest time in seconds that a packet may wait for a pair of hosts with a rate limit; later packets are dropped."""
 CLONE_NEWNET = 0x40000000
-_TUN_REQUEST = (0x400454CA, 0x0001 | 0x1000)  # Linux constants: TUNSETIFF; IFF_TUN | IFF_NO_PI
+_TUN_REQUEST = (0x400454CA, 0x0001 | 0x1000)  # The Linux constants are TUNSETIFF, and IFF_TUN | IFF_NO_PI.
 
 RelayRule = tuple[str, str, float, float | None]
 """Rule for the packets from one host to another.
@@ -38,7 +38,7 @@ limit).
 
 
 def make_relay_rules(platform: Platform, addresses: Mapping[str, str]) -> list[RelayRule]:
-    """Return a rule for each pair of hosts; [] if no pair needs a delay or a rate limit.
+    """Return the latency and rate limit of each pair of hosts as a rule; [] if no pair needs either.
 
     `addresses` are the IP addresses of the hosts by name.
     """

@@ -89,7 +89,8 @@ def emulate_speed_changes(
         )
 
     with (
-        open_boards(boards, {}, first) as emulation,  # No segment times yet: `with_segment_times` adds them.
+        # The boards are opened without the seconds of segments ({}). `with_segment_times` adds those of each artifact.
+        open_boards(boards, {}, first) as emulation,
         _change_links(emulation, link_changes),
     ):
         session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))

@@ -81,13 +81,13 @@ class _KeptDevices:
         """Copy an artifact and let the devices load it. An error in the `with` block stops the devices."""
         try:
             service = open_service(artifact, self._options)
-        except UsageError:  # The target has no resident devices, so the run starts its own.
+        except UsageError:  # The target does not support resident devices, so each run starts its own devices.
             install(artifact, self._options)
             yield
             return
         try:
             if not self._artifacts:
-                service.stop()  # An interrupted tuning may have left devices running, so they are stopped.
+                service.stop()  # An earlier tuning that was interrupted may have left devices running.
             elif self._artifacts[-1] != artifact:
                 open_service(self._artifacts[-1], self._options).hand_over(artifact)
             self._artifacts.append(artifact)
