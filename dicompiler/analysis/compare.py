@@ -106,7 +106,7 @@ class Comparison:
 
     @property
     def best(self) -> StrategyResult | None:
-        """The first result with the least value of the objective; None if no strategy has a plan."""
+        """The result of the strategy whose plan is best in the objective, such as the latency; None without plans."""
         valid = [result for result in self.results if result.metrics is not None]
         return min(valid, key=self.objective_value, default=None)
 
@@ -170,7 +170,10 @@ class Comparison:
 
 
 def _describe_gap(objective: str, metrics: Metrics) -> str:
-    """Return a text that explains why the plan with these metrics does not reach the lower bound of the objective."""
+    """Return a text that explains why a plan does not reach the lower bound of the objective.
+
+    The lower bound is a value that no plan can beat. `metrics` are those of the plan.
+    """
     if objective == "memory":
         fullest = max(metrics.devices, key=lambda entry: entry.memory)
         weights, tensors = format_bytes(fullest.weights), format_bytes(fullest.activations)

@@ -121,7 +121,7 @@ def _with_model_digest(front: ParetoFront, digest: str) -> ParetoFront:
 def _drop_unknown_energy(front: ParetoFront) -> ParetoFront:
     """Return the front without its energy objectives if the platform states no powers.
 
-    The energies of all plans are then 0, and say nothing about the plans.
+    Without powers of devices, the energies of all plans are 0, so that they cannot be compared.
     """
 
     def is_known(name: str) -> bool:

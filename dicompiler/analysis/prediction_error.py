@@ -297,8 +297,8 @@ def typical_frame_s(frames_s: Sequence[float], replica_count: int) -> float:
 def segment_calls(program: Program, device: int, frames: int) -> list[int]:
     """Return how many times a device calls each of its segments (ONNX submodels) in a run of `frames` frames.
 
-    `device` is the index of the device. The segments of failure plans come last. They have 0 calls, because the run is
-    assumed to have no failures.
+    `device` is the index of the device. The segments of failure plans (for the remaining devices) come last. They have
+    0 calls, because the run is assumed to have no failures.
     """
     calls = _call_counts([len(role.devices[device].segments) for role in program.replica_roles], frames)
     return calls + [0] * (sum(len(role.devices[device].segments) for role in program.roles) - len(calls))

@@ -87,7 +87,10 @@ def _footprint_document(result: PipelineState) -> dict[str, Any]:
 
 
 def _relative_multiplications(result: PipelineState) -> float:
-    """Return the multiplications of all devices, including halos, divided by those of the unsplit network."""
+    """Return the multiplications of all devices divided by those of the unsplit network.
+
+    The ratio is above 1 if several devices compute the same elements, because they need them for their own parts.
+    """
     from dicompiler.cost.op_counts import count_macs, count_task_macs
 
     assert result.layers is not None and result.routing is not None

@@ -136,7 +136,7 @@ def _describe_level(front: ParetoFront) -> str:
 
 
 def _format_value(objective: str, value: float, unit: str) -> str:
-    """Return the value of an objective as text. As in `compare`, the time between frames is shown as frames/s."""
+    """Return the value of an objective as text; the value of throughput (seconds per frame) is shown as frames/s."""
     if objective == "throughput":
         return format_number(1 / value, 3)
     if unit == "s":

@@ -111,7 +111,7 @@ class CostModel(ABC):
 
         Args:
             device: Device on which the runtime runs.
-            stated: Costs that the target states for its reference host.
+            stated: Costs that the target states for its reference host (the host on which they were measured).
             target: Name of the target.
 
         Returns:

@@ -113,7 +113,7 @@ def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
     """Return the memory of each device at each step of one frame, by device name.
 
     The frame uses the main plan, or its first replica if the plan has replicas (copies on other devices). The other
-    replicas and the failure plans are ignored.
+    replicas, and the failure plans for the remaining devices, are ignored.
     """
     states = (state.value for device in program.devices for state in device.states)
     values: Sequence[TensorSpec] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *states)
@@ -198,9 +198,9 @@ def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
 def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int, int]:
     """Return (bytes of buffers, bytes of activations) of a device if `frames` frames are in flight.
 
-    `roles` has the memory of each replica of a plan. The frames in flight are spread evenly over the replicas. A device
-    computes one segment (an ONNX submodel) at a time. Therefore only one frame needs the memory of a running segment,
-    and each other frame only needs the tensors that are stored between segments.
+    `roles` has the memory of each replica (copy of a plan on other devices). The frames in flight are spread evenly
+    over the replicas. A device computes one segment (an ONNX submodel) at a time. Therefore only one frame needs the
+    memory of a running segment, and each other frame only needs the tensors that are stored between segments.
     """
     largest = sorted(roles, key=lambda role: -max(role.live_bytes))
     counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]

@@ -163,7 +163,9 @@ def activation_nbytes(layers: LayerGraph, task: ShareTask) -> int:
 
 
 def count_task_macs(layers: LayerGraph, task: ShareTask) -> int:
-    """Return the number of multiply-adds of a task. A node without static shapes contributes 0.
+    """Return the number of multiply-adds of a task (one device's share of a layer).
+
+    A node without static shapes contributes 0.
 
     Args:
         layers: The layers of the network.

@@ -12,7 +12,7 @@ import numpy as np
 class TimeCurve:
     """The time of a layer's piece as a piecewise linear function of its size, never negative and never decreasing.
 
-    Below the first and above the last measured size, the neighbouring line segment is extended.
+    Below the first and above the last measured size, the nearest piece of the function is extended as a straight line.
 
     Attributes:
         sizes: Sizes at which the line segments meet, increasing from 0.

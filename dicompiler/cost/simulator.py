@@ -514,7 +514,8 @@ class _EventSimulator:
         # The number of the frame that was started last, and the indices of its finished jobs (runs of segments). They
         # are kept, because the next frame may read states (outputs of this frame) that these jobs computed.
         self.finished_jobs: dict[int, set[int]] = {}
-        # For each (frame number, job) that computes states: the frames and jobs that wait for these states.
+        # For each (frame number, job) that computes states (outputs that the next frame reads): the frames and jobs
+        # that wait for these states.
         self.state_readers: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}
 
     def run(self, link_speeds: Mapping[str, Speeds]) -> SimulationResult:

@@ -350,8 +350,8 @@ class _VerifiedRun:
     def checks(self, model: Model, target: Target, routing: Routing, engines: Mapping[str, str]) -> list[Check]:
         """Return the checks that compare the outputs of the run with those of onnxruntime.
 
-        `routing` has the tensors that are sent. Sending tensors in narrower types increases the tolerance. `engines`
-        has the engines other than onnxruntime, by device name.
+        `routing` says which regions of tensors devices send to each other. Sending tensors in narrower types increases
+        the tolerance. `engines` has the engines other than onnxruntime, by device name.
         """
         from dicompiler.verify.wire_error import wire_error_bound
 

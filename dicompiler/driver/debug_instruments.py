@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass
 class VerifyEach(NoOpInstrument):
-    """An instrument that runs the model after each pass, and compares the outputs with those before the pass.
+    """An instrument (an object that is called after each pass) that checks the outputs of the model.
+
+    It runs the model after each pass, and compares the outputs with those before the pass.
 
     The model runs in onnxruntime. Comparisons begin when all graph inputs have static shapes. After a pass with
     `preserves_outputs = False`, such as `quantise`, the new outputs become the reference. A difference raises
@@ -95,7 +97,7 @@ class LayerStatistics:
 class PartitionStatistics(NoOpInstrument):
     """An instrument that counts the pieces, received elements and redundant multiply-adds of each partitioned layer.
 
-    The numbers are taken after the pass `partition`.
+    An instrument is an object that is called before and after each pass. This one counts after the pass `partition`.
 
     Attributes:
         rows: One entry for each layer; empty before `partition`.
@@ -130,6 +132,8 @@ class PartitionStatistics(NoOpInstrument):
 @dataclass
 class Reproducer(NoOpInstrument):
     """An instrument that writes files with which the failure of a pass can be reproduced.
+
+    An instrument is an object that is called before and after each pass. This one writes:
 
     - `reproducer.onnx`: the model before the first pass, with zeros instead of its weights.
     - `reproducer.plan.json`: the plan, if there was one.

@@ -233,7 +233,7 @@ def on_platform(problem: Problem, platform: Platform, target: Target) -> Problem
 
 
 def check_powers(platform: Platform, objective: str) -> None:
-    """Raise UsageError if the objective contains the energy and the platform states no powers.
+    """Raise UsageError if energy is to be minimized and the platform states no powers of devices.
 
     The energies of all plans would be 0, so that every plan would be the best one.
     """

@@ -213,7 +213,7 @@ class SwappableSession(Session):
             yield source.take()
 
     def _is_in_force(self, use: _Use) -> bool:
-        """Return True if a call of the session is still running and its artifact is still in force."""
+        """Return True if a call of the session is still running, and new frames still use the call's artifact."""
         return self._current is use.version and use in use.version.uses
 
     def _limit_frames_in_flight(self, count: float) -> None:
@@ -306,7 +306,10 @@ class SwappableSession(Session):
         self._record_event(RunEvent(kind, "", reason, (), time.perf_counter() - self._opened_at, frame_count))
 
     def _follow_link(self, link: Path) -> None:
-        """Swap whenever a symbolic link points to another artifact. A failed swap is not tried again."""
+        """Replace the session's artifact whenever a symbolic link points to another one.
+
+        A replacement (swap) that failed is not tried again.
+        """
         followed = missing = self._first_directory
         while not self._end_requested.wait(FOLLOW_INTERVAL_S):
             target = link.resolve()
@@ -415,7 +418,7 @@ class SwappableSession(Session):
     def _register_use(self) -> Iterator[_Use]:
         """Register a call that uses the artifact in force until the `with` block ends.
 
-        If a swap with a pause is under way, wait for its end first.
+        A swap with a pause replaces the artifact while no frames are computed. If one is under way, wait for its end.
         """
         with self._condition:
             self._condition.wait_for(lambda: self._current is not None or self._end_reason)

@@ -116,9 +116,10 @@ class Plan:
 
     @property
     def devices(self) -> tuple[str, ...]:
-        """Names of all devices that the plan, its replicas or its failure plans use, in order of first mention.
+        """Names of all devices that the plan, its replicas (copies on other devices) or its failure plans use.
 
-        The order is: sources, devices that compute layers (one replica after another), sinks, devices of failure plans.
+        They are in the order of first mention: sources, devices that compute layers (one replica after another), sinks,
+        devices of failure plans.
         """
         unrenamed = tuple(dict.fromkeys(part.device for parts in self.layers.values() for part in parts))
         computing = [renaming.get(name, name) for renaming in self.replicas or ({},) for name in unrenamed]
@@ -129,15 +130,15 @@ class Plan:
     def roles(self) -> tuple[Plan, ...]:
         """Plan of each role (one way in which the devices can compute a frame).
 
-        The roles are the replicas of this plan (or the plan itself, if it has none), then the failure plans (or their
-        replicas). The returned plans have neither replicas nor failure plans.
+        The roles are the replicas of this plan (copies on other devices; the plan itself, if it has none), then the
+        failure plans (plans for the remaining devices; or their replicas). The returned plans contain neither.
         """
         plans = (self, *(failure.plan for failure in self.failures))
         return tuple(role_plan for plan in plans for role_plan in plan.replica_roles)
 
     @property
     def role_failures(self) -> tuple[tuple[str, ...], ...]:
-        """Names of the failed devices for which each plan in `roles` is used.
+        """For each plan in the property `roles`, the names of the failed devices in whose absence it is used.
 
         The entry is () for a plan that is used while no device is down.
         """
@@ -146,9 +147,9 @@ class Plan:
 
     @property
     def replica_roles(self) -> tuple[Plan, ...]:
-        """Plan of each of the n replicas: frame i uses entry i mod n while no device is down.
+        """Plan of each of the n replicas (copies on other devices).
 
-        If there are no replicas, the only entry is the plan itself.
+        While no device is down, frame i uses entry i mod n. Without replicas, the only entry is the plan itself.
         """
         if not self.replicas:
             return (replace(self, failures=()) if self.failures else self,)
@@ -267,8 +268,9 @@ def plan_to_text(plan: Plan) -> str:
 def _format_plan(plan: Plan, first: Json, before_replicas: Json | None = None, last: Json | None = None) -> str:
     """Return the JSON text of a plan or of a failure plan, with one line per part.
 
-    Additional JSON entries are `first` (before the sources), `before_replicas` and `last` (directly before and directly
-    after the replicas). Replicas and additional entries are omitted if they are empty, except entries of `first`.
+    Replicas are copies of the plan on other devices. The arguments `first` (before the sources), `before_replicas` and
+    `last` (directly before and after the replicas) are additional JSON entries. Replicas and additional entries are
+    omitted if they are empty, except entries of `first`.
     """
     replicas = [dict(renaming) for renaming in plan.replicas]
     optional = {**(before_replicas or {}), "replicas": replicas, **(last or {})}

@@ -184,7 +184,7 @@ class Platform(Memoizing):
 
     @property
     def shared_link(self) -> str:
-        """Name that `occupied_links` uses for the medium or gateway that all hosts share."""
+        """Name, in the results of `occupied_links`, of the network medium or gateway that all hosts share."""
         return f"the {self.network.kind} network"
 
     @memoized
@@ -340,7 +340,7 @@ def _parse_if_given(text: str | None, old: float, quantity: Quantity, place: str
 
 
 def _split_options(source: str | Path) -> tuple[str, bool]:
-    """Return the name or path in `source` without options, and whether there are options."""
+    """Return the name or path of a platform without its options in braces, and whether `source` has options."""
     if isinstance(source, Path) or not source.endswith("}"):
         return str(source), False
     return source.partition("{")[0], True
@@ -419,7 +419,7 @@ def builtin_families() -> tuple[PlatformFamily, ...]:
 
 
 def _copy_board(board: BuiltinBoard, count: int) -> Platform:
-    """Return a platform with `count` copies of a board. The hosts are numbered from 01."""
+    """Return a platform with `count` boards of one type. The names of their hosts end in 01, 02, …."""
     names = [f"{board.prefix}{number:02d}" for number in range(1, count + 1)]
     return Platform(
         f"{board.name}{count}",

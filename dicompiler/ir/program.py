@@ -29,7 +29,7 @@ NO_MODEL = onnx.ModelProto()
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Name, element type and shape of a tensor that is sent, or that is an input or output of a segment or the program.
+    """Name, element type and shape of a tensor that is sent, or that is an input or output of a submodel or a program.
 
     Attributes:
         name: Name of the tensor.
@@ -96,7 +96,7 @@ class Segment:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a device: a receive, a run of a segment, or a send.
+    """One step of a device: a receive, a run of a segment (ONNX submodel), or a send.
 
     Attributes:
         kind: `receive`, `run` or `send`.
@@ -132,8 +132,8 @@ class DeviceProgram:
     """Steps of one device for a frame.
 
     All receives come first, because a target such as `mpi` starts them before it computes. The sends of the model's
-    inputs follow, and then the segments, each followed by the sends of its outputs. A segment waits for its inputs; a
-    send does not wait.
+    inputs follow, and then the segments (ONNX submodels), each followed by the sends of its outputs. A segment waits
+    for its inputs; a send does not wait.
 
     Attributes:
         device: Name of the device.
@@ -186,16 +186,25 @@ class Program:
 
     @property
     def roles(self) -> tuple[Program, ...]:
-        """Program of each role (one way to compute a frame): of the plan or its replicas, then of failure plans."""
+        """Program of each role (way to compute a frame).
+
+        The roles are the plan or its replicas (copies on other devices), then the failure plans.
+        """
         return (replace(self, other_roles=()), *self.other_roles)
 
     @property
     def replica_roles(self) -> tuple[Program, ...]:
-        """Programs of the plan or of its n replicas, for use while no device is down: frame i uses entry i mod n."""
+        """Programs of the plan's n replicas (copies on other devices), or of the plan itself.
+
+        While no device is down, frame i uses entry i mod n.
+        """
         return tuple(role for role in self.roles if not role.failed)
 
     @property
     def all_transfers(self) -> tuple[Transfer, ...]:
-        """Transfers of the plan, its replicas and failure plans, numbered consecutively as in artifacts and reports."""
+        """Transfers of the plan, its replicas (copies on other devices) and its failure plans, in this order.
+
+        They are numbered consecutively over all of these plans, as in the files of artifacts and in reports of runs.
+        """
         every = [transfer for role in self.roles for transfer in role.transfers]
         return tuple(replace(transfer, index=i) for i, transfer in enumerate(every))

@@ -75,7 +75,7 @@ class Task(ShareTask):
 
 
 def task_id(task: Task) -> TaskId:
-    """Return the key of a task in a routing: the name of the layer and the index of the part."""
+    """Return the key of a task (the computation of a part of a layer): the layer's name and the part's index."""
     return task.layer, task.index
 
 
@@ -135,8 +135,8 @@ class OutputDelivery:
     Attributes:
         output: Name of the model output.
         device: Name of the sink.
-        assembly: Tree that builds the output from stored boxes. It is None for an output without static shape; such an
-            output is delivered by a device that computes it, preferably a sink.
+        assembly: Tree that builds the output from boxes (regions stored on the sink). It is None for an output without
+            static shape; such an output is delivered by a device that computes it, preferably a sink.
     """
 
     output: str
@@ -196,12 +196,18 @@ class Routing:
 
     @property
     def roles(self) -> tuple[Routing, ...]:
-        """Routing of each role (one way to compute a frame): of the plan or its replicas, then of failure plans."""
+        """Routing of each role (way to compute a frame).
+
+        The roles are the plan or its replicas (copies on other devices), then the failure plans.
+        """
         return (replace(self, other_roles=()), *self.other_roles)
 
     @property
     def replica_roles(self) -> tuple[Routing, ...]:
-        """Routings of the plan or of its n replicas, for use while no device is down: frame i uses entry i mod n."""
+        """Routings of the plan's n replicas (copies on other devices), or of the plan itself.
+
+        While no device is down, frame i uses entry i mod n.
+        """
         return tuple(role for role in self.roles if not role.failed)
 
     def nbytes(self, box: Box) -> int:

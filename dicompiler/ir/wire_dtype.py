@@ -71,9 +71,10 @@ class WireFormat:
 
     @property
     def with_exact_stand_ins(self) -> WireFormat:
-        """The wire format for the exact check of `verify`, in which all tensors are sent with their full precision.
+        """The wire format for the exact check of `verify`: each tensor is sent in a type with enough precision.
 
-        The check computes with integers, and narrow types cannot represent all of them.
+        In this check, models compute with integers in place of their weights. Narrow types, such as float16, cannot
+        represent all of these integers.
         """
         return WireFormat(tuple((name, kind if kind == UNCHANGED else EXACT_STAND_IN) for name, kind in self.dtypes))
 
@@ -83,9 +84,10 @@ class WireFormat:
 
 
 def parse_wire_format(source: str | Mapping[str, str] | WireFormat | None) -> WireFormat | None:
-    """Return a wire format from text or a mapping, such as "float16,conv1=float32" or {"conv1": "float32"}.
+    """Return the wire format (element types in which tensors are sent) that a text or a mapping describes.
 
-    The name "*", or a type without a name, means all tensors. None and a WireFormat are returned unchanged.
+    Examples are "float16,conv1=float32" and {"conv1": "float32"}, with names of layers. The name "*", or a type
+    without a name, means all tensors. None and a WireFormat are returned unchanged.
 
     Raises:
         UsageError: A type is unknown, or a name has two types.
@@ -118,7 +120,7 @@ def wire_format_to_json(wire: WireFormat) -> dict[str, Any]:
 
 
 def wire_format_from_json(document: Mapping[str, Any]) -> WireFormat:
-    """Return the wire format of a plan file. The document must match the schema of plans."""
+    """Return the wire format (element types of sent tensors) in the JSON of a plan, which must match the schema."""
     wire = parse_wire_format(document["wire_dtype"]) if "wire_dtype" in document else WireFormat()
     assert wire is not None
     return replace(wire, ranges={name: (low, high) for name, (low, high) in document.get("wire_ranges", {}).items()})
@@ -144,7 +146,10 @@ def with_wire_dtypes(layers: LayerGraph, types: WireDtypes, place: str = "wire")
 
 @memoized
 def wire_name_by_tensor(layers: LayerGraph) -> Mapping[str, str]:
-    """Return, by tensor name, the name of the layer or model input for which a wire format lists the tensor's type."""
+    """Return, by tensor name, the name under which a wire format (element types of sent tensors) lists the tensor.
+
+    This is the name of the layer that computes the tensor, or of the model input.
+    """
     wire_names = {name: name for name in layers.inputs}
     wire_names |= {name: layer.name for layer in layers.layers for node in layer.nodes for name in node.outputs if name}
     return wire_names
@@ -180,7 +185,7 @@ def sent_dtype(layers: LayerGraph, tensor: str) -> int:
     """Return the element type in which a tensor, or a partial sum of it, is sent.
 
     Args:
-        layers: The layers, with the wire types that the plan requests.
+        layers: The layers, with the wire types (element types for sending) that the plan requests.
         tensor: Name of the tensor.
 
     Returns:
@@ -194,7 +199,7 @@ def sent_nbytes(layers: LayerGraph, tensor: str, shape: Shape) -> int:
     """Return the number of bytes that are sent for a region of a tensor, or for a partial sum of it.
 
     Args:
-        layers: The layers, with the wire types that the plan requests.
+        layers: The layers, with the wire types (element types for sending) that the plan requests.
         tensor: Name of the tensor.
         shape: Shape of the region.
 
@@ -208,7 +213,7 @@ def sent_nbytes(layers: LayerGraph, tensor: str, shape: Shape) -> int:
 
 
 def block_count(value_count: int) -> int:
-    """Return the number of blocks in which the wire type `int8-block` sends a number of values.
+    """Return the number of blocks in which a number of values is sent, if they are sent as `int8-block`.
 
     Each block has BLOCK_SIZE values and a scale of one byte; the last block can have fewer values.
     """

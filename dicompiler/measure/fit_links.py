@@ -120,7 +120,7 @@ def _host_parameter(index: int, name: str) -> NetworkParameter:
 
 
 def find_pauses(spans: SegmentSpans, inputs_s: float = 0.0) -> Pauses:
-    """Return the pauses of each device: the seconds from the end of each of its segments to the start of the next one.
+    """Return the pauses of each device: the seconds from the end of a segment (submodel) to the start of the next one.
 
     The first pause begins at `inputs_s`, the time at which the inputs of the frame had arrived.
     """
@@ -162,8 +162,8 @@ def fit_links(
     bandwidths = {parameter.name for parameter in parameters if parameter.unit != "s"}
     too_fast = bandwidths & fit.find_undetermined(coordinates).keys() - reasons.keys()
     if too_fast:
-        # The first fit made these bandwidths so large that they no longer affect the pauses, so the fit is repeated
-        # without them.
+        # The first fit made these bandwidths so large that they no longer affect the pauses of devices. The fit is
+        # repeated without them, with the values from before the fit.
         reasons |= dict.fromkeys(too_fast, "messages are too short to determine it")
         coordinates = fit.fit_coordinates(start, reasons)
     fitted = fit.platform_at(coordinates)
@@ -285,9 +285,9 @@ class _LinkFit:
 
 
 def _simulated_pauses(workload: Workload, platform: Platform) -> Pauses:
-    """Return the pauses between the segments of each device in a simulation.
+    """Return the pauses of each device between its segments (submodels) in a simulation of one frame.
 
-    Like measured pauses, they include the time of calling a segment.
+    Like measured pauses, they include the time of calling the next segment.
     """
     call_s = {device.device: device.runtime.call for device in workload.devices}
     spans: dict[str, list[tuple[float, float]]] = {device.device: [] for device in workload.devices}

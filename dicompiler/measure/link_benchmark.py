@@ -1,8 +1,8 @@
 """Measurement of the bandwidth and latency of the TCP link between two hosts.
 
-A profile package contains a copy of this module, which needs Python only. The client sends requests to the server: "p"
-(the server answers at once), "b" (the server receives bytes), "g" (the server sends bytes) and "q" (the measurement
-ends).
+The directory with which `dicompiler profile` measures boards contains a copy of this module, which needs Python only.
+The client sends requests to the server: "p" (the server answers at once), "b" (the server receives bytes), "g" (the
+server sends bytes) and "q" (the measurement ends).
 """
 
 from __future__ import annotations

@@ -84,7 +84,9 @@ def write_package(
     targets: Sequence[Target] = (),
     engines: Sequence[Engine] = (),
 ) -> None:
-    """Write the profile package of a model that was divided into layers. The same input gives the same bytes.
+    """Write the profile package of a model: a directory with a script that measures the model's layers on a device.
+
+    The same input gives the same bytes.
 
     Args:
         state: A pipeline state with the model and its layers.

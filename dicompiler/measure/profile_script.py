@@ -177,7 +177,7 @@ def save_profile(path: Path, profile: dict[str, Any]) -> None:
 
 
 def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all pieces of layers in the tasks file, and return their profile.
+    """Measure all pieces of layers that tasks.json lists, and return their profile (the measured times).
 
     If the output file exists, its measurements of network links are kept.
     """

@@ -153,7 +153,9 @@ def measure_boards(
     force: bool,
     progress: Callable[[str], object],
 ) -> BoardMeasurements:
-    """Run a profile package on each host, then measure the links between the hosts.
+    """Measure the layers of a network on each host, then the links between the hosts.
+
+    The layers are measured by the script of a profile package, which is copied to the hosts.
 
     Args:
         package: Directory of the package.
@@ -255,7 +257,7 @@ def _measure_board(
 ) -> MeasuredBoard:
     """Measure a device over ssh; return the board with its profile, or with the reason why it has none.
 
-    `files` is the profile package: local files by their path on the host.
+    `files` is the profile package (the script that measures, and its models): local files by their path on the host.
     """
     location = hosts.locate_device(device, host, "profile")
     commands = ssh.RemoteCommands(time.monotonic() + timeout, hosts.file)

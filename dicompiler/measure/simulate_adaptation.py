@@ -45,7 +45,9 @@ def simulate_adaptation(
     in_flight: int,
     adapt: AdaptOptions,
 ) -> SpeedTrial:
-    """Simulate a stream in an adaptive session.
+    """Simulate a stream of frames in an adaptive session.
+
+    Such a session changes its plan if devices or links change their speed.
 
     A search starts when `adapt.frames` frames were finished after a change of speed. Unlike a real session, which
     estimates the changed speeds by measurements, the search uses them exactly. Its plan is used `SWAP_S` seconds later.
@@ -105,7 +107,7 @@ def simulate_adaptation(
 def _in_order(finished: Sequence[float]) -> tuple[float, ...]:
     """Return the times at which a session delivers frames, given the times at which they are finished.
 
-    The session delivers all frames of an old plan before those of the next plan.
+    The session returns all frames of an old plan before those of the next plan, even if these are finished earlier.
     """
     return tuple(itertools.accumulate(finished, max))
 

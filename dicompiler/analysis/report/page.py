@@ -267,7 +267,11 @@ def _render_timelines(data: ReportData) -> list[Markup]:
 
 
 def _render_events(events: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return a table of a run's events, such as failures, takeovers (by failure plans) and swaps of the artifact."""
+    """Return a table of a run's events.
+
+    Events are, for example, failures of devices, takeovers (the other devices go on with another plan), and swaps of
+    the artifact by another one.
+    """
     rows = [
         (
             format_seconds(event["at_s"]),

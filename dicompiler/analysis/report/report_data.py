@@ -214,7 +214,7 @@ def _memory_timelines(program: Program) -> dict[str, MemoryTimeline]:
     """Return the memory of each device over the steps of a frame that no failure affects.
 
     If the plan has replicas (copies on other devices), the frame is one of the first replica. The constants (weights)
-    are those of all replicas and failure plans, because devices store all of them.
+    are those of all replicas and failure plans (plans for the remaining devices), because devices store all of them.
     """
     timelines, *others = (memory_timeline(role) for role in program.roles)
     for role_timelines in others:

@@ -169,7 +169,8 @@ def render_front_points(document: Mapping[str, Any], data: ReportData | None = N
 def _draw_scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str, float] | None) -> Markup:
     """Return a chart of objective `y` against objective `x` for all points of a Pareto front.
 
-    Points near the lower left corner are best. `plan` has the objectives of a plan to be marked.
+    Each point is a plan. Points near the lower left corner are best. `plan` has the values of the objectives of a plan
+    that is marked in the chart.
     """
     units, points = document["objectives"], document["points"]
     all_points = [*points, plan] if plan is not None else points

@@ -134,7 +134,7 @@ def _export_constant(constant: gs.Constant, weights: dict[str, Weight] | None) -
 def _export_weight(
     name: str, weight: Weight, source: onnx.TensorProto | None, weights: dict[str, Weight] | None
 ) -> onnx.TensorProto:
-    """Return an initializer with new data, and with the `doc_string` and the metadata of the message `source`.
+    """Return an initializer with new data, and with the `doc_string` and the metadata of the old initializer `source`.
 
     Large data is added to `weights`. If `weights` is None, the data is stored in the message.
     """

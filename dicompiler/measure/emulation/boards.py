@@ -145,8 +145,8 @@ def runtime_cost_factor(name: str, count: int) -> float:
 def _measure_target(target: Target) -> RuntimeCosts:
     """Return the measured costs of a target's runtime.
 
-    Each benchmark program is run in several rounds. The round with the smallest median frame time is used, because
-    other load on this host can only delay frames.
+    Each benchmark program (a program that only sends messages and calls submodels) is run several times. The run with
+    the smallest median frame time is used, because other load on this host can only delay frames.
     """
     if not target.can_emulate:
         raise UsageError("its programs cannot run on emulated boards")

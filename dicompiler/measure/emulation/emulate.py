@@ -73,9 +73,9 @@ The lower quartile of its values is used, because a host that other programs use
 class CallTimer:
     """Measures the processor time of a call, which executes several functions in order.
 
-    Calls are grouped into turns. In one turn, all segments of one device are called several times; in the next turn,
-    those of another device. The value of a turn is the median time of its calls. The first call is ignored, because
-    the caches then still contain data of another device.
+    Calls are grouped into turns. In one turn, all segments (submodels) of a device are called several times. In the
+    next turn, those of another device are called. The value of a turn is the median time of its calls. The first call
+    is ignored, because the caches then still contain data of another device.
     """
 
     def __init__(self, *functions: Callable[[], object]) -> None:
@@ -104,8 +104,9 @@ class CallTimer:
 def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any], is_long: bool) -> SegmentSeconds:
     """Return the seconds of each segment (submodel) on this host, by device name.
 
-    The segments of the main plan come first, then those of replicas and failure plans. All segments of a device are
-    called in turn, so that the caches contain the same weights as in a frame.
+    The segments of the main plan come first, then those of its replicas (copies on other devices) and failure plans
+    (plans for the remaining devices). All segments of a device are called in turn, so that the caches contain the same
+    weights as in a frame.
 
     Args:
         target: The target; its way of calling segments is timed.
@@ -379,7 +380,8 @@ def _open_artifact(
 def with_failure_segments(board_s: SegmentSeconds, program: Program) -> SegmentSeconds:
     """Return the times of segments (ONNX submodels) with a 0 appended for each segment of a failure plan.
 
-    A 0 means that the segment is not delayed: it runs at the speed of this host.
+    A failure plan is for the devices that remain after a failure. A 0 means that the segment is not delayed: it runs
+    at the speed of this host.
 
     Args:
         board_s: Seconds of the segments of all replicas.
