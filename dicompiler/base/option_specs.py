@@ -79,7 +79,7 @@ class _SpecParser:
 
     def __init__(self, text: str, label: str) -> None:
         self.text, self.label, self.position = text, label, 0
-        # Printable text is shown without escapes, so that users can count its columns.
+        # Error messages show printable text without escapes, so that users can find the named column in it.
         self.shown_text = f"'{text}'" if text.isprintable() else repr(text)
 
     def syntax_error(self, expected: str, note: str = "") -> UsageError:

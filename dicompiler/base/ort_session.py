@@ -27,7 +27,7 @@ def create_session(model: bytes, options: Any) -> Any:
 
     try:
         return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])
-    except Exception as error:  # The errors of onnxruntime have no other common base class.
+    except Exception as error:  # `Exception` is the only common base class of onnxruntime's errors.
         if "QuantizeLinear" not in str(error):
             raise
         options.add_session_config_entry("session.qdqisint8allowed", "1")

@@ -4,5 +4,6 @@ import sys
 
 from dicompiler.cli import main
 
-if __name__ == "__main__":  # Worker processes import this module again and must not run the command.
+# Worker processes of a search import this module again under another name. They must not run the command.
+if __name__ == "__main__":
     sys.exit(main())

@@ -118,9 +118,8 @@ def command(
     stream.check_paths()
     warn_of_expiry(options.keys)
     check_writable(options.logs)
-    insecure = (
-        options.insecure or copy_only or stop or remove
-    )  # --copy-only, --stop and --remove send no tensors that need encryption.
+    # --copy-only, --stop and --remove send no tensors, so they need no keys for encryption.
+    insecure = options.insecure or copy_only or stop or remove
     options = dataclasses.replace(options, hosts=Hosts.load(hosts_file), insecure=insecure)
     if stop:
         _stop_devices(directory, options, as_json)

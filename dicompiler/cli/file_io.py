@@ -43,7 +43,7 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
 
     with atomic_file(path) as stage, zipfile.ZipFile(stage, "w") as archive:
         for name, array in _flatten_tensors(arrays):
-            # A ZipInfo without a date makes the bytes independent of the clock.
+            # A ZipInfo without a date is used, so that equal arrays give equal bytes at any time.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, _require_tensor(array, f"{path}: {name!r}"), allow_pickle=False)
 
@@ -113,7 +113,8 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except OSError as error:
         raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        # NumPy suggests that a file without a zip header is a pickle. Users need the real cause instead.
+        # If a file has no zip header, NumPy's message suggests that it is a pickle. The message is replaced by the real
+        # cause: the file is not an npz file.
         cause = "it is not a zip archive" if "pickle" in str(error) else " ".join(str(error).split())
         if "Object arrays" in str(error):
             cause = "it contains Python objects"

@@ -30,7 +30,8 @@ class TimeCurve:
         replaced by their mean.
         """
         sizes = sorted(points)
-        blocks: list[tuple[float, int]] = []  # (mean seconds, number of points) of each block of merged points
+        # A block is a group of adjacent points that are replaced by their mean: (mean seconds, number of points).
+        blocks: list[tuple[float, int]] = []
         for size in sizes:
             blocks.append((max(0.0, points[size]), 1))
             while len(blocks) > 1 and blocks[-2][0] > blocks[-1][0]:

@@ -174,7 +174,8 @@ class Profile(Memoizing):
         If the engine was not measured for a layer, or for a kind of piece of a layer, the times of onnxruntime remain,
         because onnxruntime computes the layers that the engine does not support.
         """
-        # Profiles have only the times of fp32, which also predict the engine's reduced precisions.
+        # The precision is removed from the engine's name. Profiles have only the times in fp32, which are also used for
+        # the reduced precisions of the engine.
         engine = engine_name(engine)
         if engine not in self.engines:
             return self

@@ -291,8 +291,8 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
         for source, tree in reads.items():
             leaves = assembly_leaves(tree)
             regions = [leaf.region for leaf in leaves if leaf.region != leaf.box.region]
-            # A received box (region of a tensor) is cast back once for each lane (group of the device's parts), because
-            # the tasks in one lane share the result.
+            # A box (region of a tensor) that was sent in a smaller type is cast back by the receiver. The parts of a
+            # device are grouped into lanes. There is one cast for each lane, because its tasks share the result.
             if source.tensor in narrowed:
                 boxes = {(leaf.box, lanes[key]) for leaf in leaves if leaf.box.origin is not None} - widened
                 passes, extra_calls = count_conversion(source.tensor, BLOCK_DECODER)

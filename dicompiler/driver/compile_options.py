@@ -158,7 +158,7 @@ def takes_fields_of(
             return function(model, record(*args, **kwargs))
 
         fields = inspect.signature(record).parameters
-        # With this signature, help() and documentation tools show the fields of the record as parameters.
+        # `call` gets a signature in which the fields of the record are parameters, for help() and documentation tools.
         signature = inspect.signature(function)
         model = signature.parameters["model"].replace(kind=inspect.Parameter.POSITIONAL_ONLY)
         call.__signature__ = signature.replace(parameters=[model, *fields.values()])  # type: ignore[attr-defined]

@@ -415,7 +415,7 @@ def measure_footprints(compilation: PipelineState, problem: Problem) -> Pipeline
     try:
         single_device_footprints = problem.target.device_footprints(single_device_program)
     except DicompilerError:
-        # The whole model is too large for the target, so there is nothing to compare with.
+        # The whole model is too large for one device, so the plan cannot be compared with one device.
         single_device_footprints = ()
     return replace(compilation, footprints=footprints, single_device_footprints=single_device_footprints)
 
@@ -471,7 +471,8 @@ def write_artifact(compilation: PipelineState, target: Target, output: Path) -> 
         provenance = json.dumps(provenance_document(compilation, target), indent=1)
         (stage / PROVENANCE_FILE).write_text(f"{provenance}\n", encoding="utf-8")
         inputs = [value.name for value in compilation.reference.proto.graph.input]
-        # With the sizes of lookup tables, clients reject a row number beyond a table before they send a frame.
+        # With the sizes of lookup tables (Gather), clients reject a frame with an index beyond a table before they send
+        # it.
         tables = find_lookup_tables(compilation.reference, inputs)
         write_digests_and_checksum(stage, {"lookup_tables": tables} if tables else {})
     return replace(compilation, artifact_directory=output)

@@ -16,8 +16,8 @@ from dicompiler.ir.platform import platform_file
 from dicompiler.plugin.entry_points import Plugin, is_builtin_distribution, top_level_package
 from dicompiler.plugin.registry import registry
 
-# File names for which no escape sequence works in both Make and Ninja. All characters were tried in GNU Make 4.3 and
-# Ninja 1.11.
+# This pattern matches the file names that cannot be written such that both Make and Ninja read them. All characters
+# were tried in GNU Make 4.3 and Ninja 1.11.
 _UNSUPPORTED_NAME = re.compile(r"""["&'*;<=>?\[^`|\x00-\x1f\x7f]|^~|[ :\\]$|\\(?=[ #$:])|\(.*\)$""")
 _PATTERN_CHARACTER = "%"
 """A rule with this character in its target is a pattern rule for Make. Prerequisites may contain the character."""

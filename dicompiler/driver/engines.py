@@ -400,7 +400,8 @@ def _collect_ready_nodes(graph: onnx.GraphProto, supported: Sequence[bool]) -> l
     while rest:
         first = next(i for i in rest if needs[i] <= done)
         group = []
-        for i in rest:  # The nodes are in topological order, so one pass finds all nodes that can run.
+        # The nodes are in topological order, so one pass over them finds all nodes of the group.
+        for i in rest:
             if supported[i] == supported[first] and needs[i] <= done:
                 group.append(i)
                 done.add(i)

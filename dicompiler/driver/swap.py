@@ -315,7 +315,8 @@ class SwappableSession(Session):
             target = link.resolve()
             if target == followed or self._swap_lock.locked():
                 continue
-            # The link may be set before the artifact is written, so the target is checked again later.
+            # Users may set the link before they write the artifact to which it points. A target that is not yet an
+            # artifact is therefore checked again later.
             if not (target / ARTIFACT_FILE).is_file():
                 if target != missing:
                     log.warning("swap: %s points to %s, which is not an artifact (yet)", link, target)

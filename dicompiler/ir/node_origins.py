@@ -115,7 +115,8 @@ class NodeOrigins:
         that reads its output, directly or through other removed nodes. Without such a reader it has no entry.
         """
         kept, nodes = set(self.origin_of.values()), self._file_nodes
-        # Index of the first remaining node that reads each tensor, directly or through removed nodes.
+        # For each tensor: the index of the first node that passes have not removed, and that reads the tensor, directly
+        # or through removed nodes.
         reader: dict[str, int] = {}
         successor_of: dict[str, str] = {}
         for index in reversed(range(len(nodes))):

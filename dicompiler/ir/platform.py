@@ -276,7 +276,8 @@ class Platform(Memoizing):
             if platform is not None:
                 return _apply_options(platform, str(source)) if options else platform
         path = Path(name)
-        # File formats have names such as *.txt, so they are not in the list of built-in platforms.
+        # `families` also has file formats of platforms. Their names, such as *.txt, do not belong in an error message
+        # that lists the built-in platforms.
         names = ", ".join(family.name for family in families if not family.name.startswith("*"))
         if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
             if options:

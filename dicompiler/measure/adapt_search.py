@@ -260,7 +260,7 @@ def main() -> int:
     for line in sys.stdin:
         message = json.loads(line)
         if "prepare" in message:
-            # An error is ignored here, because the first search will report it.
+            # An error of the preparation is ignored, because the first search will meet it again and report it.
             with contextlib.suppress(DicompilerError):
                 prepare_search(SearchRequest(**message["prepare"]))
             print("{}", flush=True)

@@ -326,8 +326,8 @@ def _predicted_compute_s(case: CalibrationCase, runs: Sequence[LoggedRun], workl
     seconds = segment_seconds(workload)[workload.devices[device].device]
     total = 0.0
     for run in runs:
-        # `calls` is longer than `seconds`, because it also has the segments of failure plans at its end. They are
-        # ignored, because they were never called.
+        # `calls` has the number of calls of each segment. It is longer than `seconds`, because the segments of failure
+        # plans follow at its end. These were never called, so zip() omits them.
         calls = segment_calls(case.program, device, run.frame_count)
         total += sum(segment_s * count for segment_s, count in zip(seconds, calls, strict=False))
     return total
@@ -373,7 +373,8 @@ def fit_rates(
         divided by measured ones; it is 0 for devices without measured or predicted seconds.
     """
     factors: dict[str, float] = {}
-    # One correction is not enough, because the predicted time of copies is not inversely proportional to the rate.
+    # The rates are corrected repeatedly. One correction is not enough, because the predicted time of copies is not
+    # inversely proportional to the rate.
     for _ in range(MAX_RATE_CORRECTIONS):
         predicted_s = predict(platform)
         factors = {

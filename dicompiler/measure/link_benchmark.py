@@ -86,7 +86,7 @@ def measure_link(host: str, port: int, name: str, transfers: int, nbytes: int) -
             round_trip_s = statistics.median(_time_request(connection, b"p", 0, 1) for _ in range(20 * transfers))
             send_s = statistics.median(_time_request(connection, b"b", nbytes, 1) for _ in range(transfers))
             receive_s = statistics.median(_time_request(connection, b"g", nbytes, nbytes) for _ in range(transfers))
-            # A round trip is subtracted, because each transfer also includes a request and an answer.
+            # The time of a round trip is subtracted, because each measured transfer includes a request and an answer.
             transfer_s = max(send_s, receive_s) - round_trip_s
             if transfer_s > 0:
                 break

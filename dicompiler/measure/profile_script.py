@@ -29,8 +29,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# Without this variable, onnxruntime 1.32 stores an identifier of the device and reports how it is used. The variable
-# must be set before onnxruntime is imported.
+# Without the variable ORT_DISABLE_TELEMETRY, onnxruntime 1.32 stores an identifier of the device and reports how it is
+# used. The variable must be set before onnxruntime is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 SCRIPT_DIRECTORY = Path(__file__).resolve().parent
 PROFILE_FORMAT = "dicompiler.profile/2"
@@ -480,8 +480,8 @@ class EngineTimes:
 
     def _measure_task(self, task: dict[str, Any] | None, options: argparse.Namespace) -> None:
         if task is not None and self._name in task["engines"]:
-            # A ValueError means that the engine cannot run the piece. Onnxruntime will compute it, so no time is
-            # needed.
+            # A ValueError means that the engine cannot run the piece. In programs, onnxruntime computes such pieces, so
+            # no time of the engine is needed.
             with suppress(ValueError):
                 self.times.setdefault(task["file"], []).append(time_piece(task, options, self._name))
 

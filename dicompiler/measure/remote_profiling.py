@@ -278,8 +278,8 @@ def _measure_board(
     board = replace(board, document=after["profile"])
     profile = board.profile
     assert profile is not None
-    # Bits 0 to 3 are the present state. Bits 16 to 19 are sticky: if one is newly set, the board was throttled during
-    # the run.
+    # In the board's report, bits 0 to 3 say why it is throttled now. Bits 16 to 19 stay set after the same events: if
+    # one is newly set, the board was throttled during the run.
     throttled = (before["throttled"] | after["throttled"]) & 15
     throttled |= (after["throttled"] & ~before["throttled"]) >> 16 & 15
     reason = profile.busy_message

@@ -139,7 +139,8 @@ def _place_items(
         near = above if sweep % 2 == 0 else below
         for row in items if sweep % 2 == 0 else reversed(items):
             wanted = [_find_wanted_position(item, near.get(item, ()), x, rows) for item in row]
-            # An edge gap has a small weight, so that boxes move edge gaps and edge gaps hardly move boxes.
+            # An edge gap (a gap through which a long edge passes) has a small weight: if it is in the way of a box, the
+            # gap is moved and not the box.
             weights = [EDGE_GAP_WEIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
             x.update(zip(row, _separate_items(wanted, weights, [size[item] for item in row]), strict=True))
     return x
@@ -173,7 +174,8 @@ def _separate_items(wanted: Sequence[float], weights: Sequence[float], sizes: Se
     for size in sizes:
         offsets.append(left + size / 2)
         left += size + BOX_GAP_PX
-    # (mean position, total weight, number of items) of each block. A block is a group of items that touch each other.
+    # A block is a group of items that touch each other. The list has (mean position, total weight, number of items) of
+    # each block.
     blocks: list[tuple[float, float, int]] = []
     for target, weight, offset in zip(wanted, weights, offsets, strict=True):
         mean, total, count = target - offset, weight, 1

@@ -428,7 +428,8 @@ def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: 
         if name in tensors:
             return tensors[name]
         new = Variable(name, infos.get(name))
-        if name:  # Omitted tensors share the name "" but must be separate objects, so they are not stored.
+        # Omitted inputs and outputs have the name "". Each needs an object of its own, so they are not stored by name.
+        if name:
             visible[name] = local[name] = new
         return new
 

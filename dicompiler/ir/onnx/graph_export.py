@@ -203,7 +203,7 @@ def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onn
             if old_dim.denotation:
                 new_dim.denotation = old_dim.denotation
         if tensor.dtype == tensor_info(info, "dtype"):
-            # graphsurgeon's export loses element types that numpy does not have, such as INT4, so the old one is used.
+            # graphsurgeon's export loses element types that numpy lacks, such as INT4, so the old type is copied.
             new_type.elem_type = old_type.elem_type
         old_type.CopyFrom(new_type)
     return kept

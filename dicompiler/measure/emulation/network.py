@@ -205,8 +205,8 @@ class _NamespaceBuilder:
         rates = [] if own_rate is None else [own_rate]
         network = self.platform.network
         if network.kind == "switch":
-            # A host's link must be as fast as the fastest link between hosts. The relay limits pairs of hosts with
-            # slower links.
+            # A platform can state links between two hosts. The emulated link of each host is as fast as the fastest of
+            # these links. The relay process then slows down the pairs of hosts with slower links.
             rates.append(max([network.bandwidth, *(link.bandwidth for link in network.links)]))
         return min(rates, default=None)
 
