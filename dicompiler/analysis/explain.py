@@ -86,7 +86,7 @@ class Explanation:
 
 
 def break_even_text(bandwidth: float | None, wire_dtypes: Sequence[str]) -> str:
-    """Return the conditions under which a split is faster, as text."""
+    """Return the conditions under which a split is faster, such as "above 80 Mbit/s, or with --wire-dtype float16"."""
     if bandwidth is None:
         return "at no bandwidth"
     text = f"above {format_number(bandwidth / 1e6, 3)} Mbit/s"

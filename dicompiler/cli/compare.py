@@ -60,7 +60,7 @@ def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[
 
 
 def _make_metric_cells(comparison: Comparison, result: StrategyResult) -> tuple[float | str, ...]:
-    """Return the cells of the columns from `latency_s` to `failure_latency_s` in HEADERS."""
+    """Return nine cells of a strategy's table row: the columns from `latency_s` to `failure_latency_s` in HEADERS."""
     metrics, worst = result.metrics, result.worst_failure
     if metrics is None:
         return ("",) * 9

@@ -166,7 +166,7 @@ def _device_records(program: Program) -> list[dict[str, Any]]:
 
 
 def _prediction_document(result: PipelineState) -> dict[str, Any]:
-    """Return the metrics of the plan and of the best single device."""
+    """Return the predicted metrics of the plan and of the best single device, as a JSON object."""
     both = {"metrics": result.metrics, "single_device": result.single_device_metrics}
     return {name: None if metrics is None else dataclasses.asdict(metrics) for name, metrics in both.items()}
 

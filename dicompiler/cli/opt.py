@@ -202,7 +202,7 @@ def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
 
 
 def _write_outputs(state: PipelineState, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
-    """Write the model and the plan, both or neither; return the paths of the written files."""
+    """Write the model and the plan; if one cannot be written, write neither. Return the paths of the written files."""
     from dicompiler.base.atomic_output import atomic_file
     from dicompiler.ir.plan import plan_to_text
 

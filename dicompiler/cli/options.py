@@ -82,7 +82,7 @@ class SecondsRange(click.FloatRange):
         super().__init__(0.1, 1e7)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the number; reject NaN, which click's range accepts."""
+        """Return the given number of seconds; reject NaN, which click's range accepts."""
         seconds = super().convert(value, param, ctx)
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a time", param, ctx)
@@ -400,7 +400,7 @@ class StreamOptions:
     metrics: str = ""
 
     def check_paths(self) -> None:
-        """Raise DicompilerError if an output file cannot be written."""
+        """Raise DicompilerError if the file of --outputs or --log cannot be written."""
         check_output_file(self.outputs)
         check_output_file(self.log)
 

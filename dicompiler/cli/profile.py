@@ -154,7 +154,7 @@ def command(
 
 
 def _write_package(write: Callable[[Path], None], package: Path, as_json: bool) -> None:
-    """Write the package that measures on another device, and print how to use it."""
+    """Write the package (a directory with a script) that measures layers on another device; print how to use it."""
     from dicompiler.base.atomic_output import atomic_file
     from dicompiler.cli.table import print_json
     from dicompiler.measure import profile_package as profiling
@@ -225,7 +225,7 @@ def _profile_document(profile: Profile) -> dict[str, Any]:
 
 
 def _engine_document(profile: Profile) -> dict[str, Any]:
-    """Return the seconds of the network in an engine. `profile` was measured with this engine."""
+    """Return the seconds of all layers together, and of the whole network, in the engine of a profile."""
     return {"total_s": profile.isolated_s, "whole_model_s": profile.whole_model_s}
 
 

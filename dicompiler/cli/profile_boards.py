@@ -97,7 +97,7 @@ def profile_boards(options: ProfileBoardsOptions, output: Path, as_json: bool, p
 
 
 def _show_measurements(measurements: BoardMeasurements, platform: Platform) -> None:
-    """Print a row for each board and for each link."""
+    """Print a table row for each measured board and for each measured link."""
     from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, format_quantity, format_seconds
     from dicompiler.cli.table import print_table
     from dicompiler.measure.fit_links import round_to_4_digits

@@ -126,7 +126,7 @@ class _Table:
 
 
 def _sum_widths(widths: Sequence[int]) -> int:
-    """Return the width of a row with columns of these widths."""
+    """Return the width of a table row with columns of these widths, including the gaps between them."""
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 

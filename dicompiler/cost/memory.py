@@ -70,7 +70,7 @@ class MemoryTimeline:
 
     @property
     def peak_bytes(self) -> int:
-        """Largest number of bytes at once: `MemoryUse.total` of a single frame."""
+        """Largest number of bytes at any step: `MemoryUse.total` without `added`, for a single frame in flight."""
         return self.weights + max(self.live_bytes)
 
 

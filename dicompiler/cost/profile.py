@@ -288,7 +288,7 @@ class Profile(Memoizing):
 
     @property
     def busy_message(self) -> str:
-        """Message that the host was busy during the measurement; empty if it was idle."""
+        """Error message if the host was busy while the profile was measured; empty if it was idle."""
         if self.median_to_min <= MAX_MEDIAN_TO_MIN:
             return ""
         layers = sorted(

@@ -140,7 +140,7 @@ class RuntimeCosts:
 
     @property
     def with_tls(self) -> RuntimeCosts:
-        """The costs of the same device if messages are encrypted with TLS."""
+        """The runtime costs of the same device if messages are encrypted with TLS."""
         return replace(
             self,
             per_byte=self.per_byte + self.per_tls_byte,

@@ -312,7 +312,7 @@ def run_strategy(problem: Problem, strategy: Strategy) -> Plan:
 
 
 def check_search_is_complete(plan: Plan) -> None:
-    """Raise DicompilerError if the note of a plan says that a budget or an interrupt ended the search."""
+    """Raise DicompilerError if a plan's note says that its search was ended early by a budget or an interrupt."""
     if any(text in plan.note for text in (BUDGET_NOTE, INTERRUPTED_NOTE)):
         raise DicompilerError(
             f"plan: {plan.note}, so that another run may give another plan: use a larger budget, as in "
@@ -337,7 +337,10 @@ def check_given_plan(problem: Problem, plan: Plan) -> Plan:
 
 
 def with_engines(plan: Plan, platform: Platform) -> Plan:
-    """Return the plan with the engines that the platform states for the plan's devices."""
+    """Return the plan with the engines of those of its devices that do not compute with onnxruntime.
+
+    The engines (libraries that compute) are those that the platform states.
+    """
     engines = platform.engines
     return replace(plan, engines={name: engines[name] for name in plan.devices if name in engines})
 

@@ -93,7 +93,7 @@ def check_precision(precision: str | None, engine: str | None) -> None:
 
 
 def _check_precision(engine: Engine, place: str) -> None:
-    """Raise UsageError if the engine cannot compute with its precision."""
+    """Raise UsageError if an engine cannot compute with the precision in its options, such as `precision=fp16`."""
     if engine.precision not in (FULL_PRECISION, *engine.precisions):
         able = [name for name in registry().engines if engine.precision in make_engine(name).precisions]
         remedy = f"use --engine {' or '.join(able)}, or " if able else "use "
@@ -192,7 +192,10 @@ def _cpu_devices(platform: Platform) -> list[Device]:
 
 
 def _warn_unknown(platform: Platform, cost: CostModel) -> None:
-    """Log a warning if the cost model predicts the times of onnxruntime for a device with another engine."""
+    """Log one warning with all devices of which the cost model does not know the engine.
+
+    For these devices, the cost model predicts the times of onnxruntime.
+    """
     unknown = [device for device in platform.computing_devices if not cost.knows_engine(device, device.engine)]
     if unknown:
         log.warning(
@@ -237,9 +240,9 @@ def _has_only_one_rate(device: Device) -> bool:
 
 
 def _stated_share(layers: LayerGraph, device: Device) -> float:
-    """Return the share of a network's operations that are in layers with a stated rate.
+    """Return the fraction of a network's FLOPs that are in layers with a stated rate.
 
-    These are layers of the kinds for which the platform states a compute rate of the device's engine.
+    These are layers of the kinds (such as Conv) for which the platform states a compute rate of the device's engine.
     """
     kinds = {entry.kind for entry in device.engine_rates if entry.engine == device.engine}
     flops = {layer.name: count_flops(layers, layer) for layer in layers.layers}

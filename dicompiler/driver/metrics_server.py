@@ -211,7 +211,7 @@ class MetricsServer:
                 self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
-                """Do not write requests to stderr."""
+                """Write nothing, unlike the inherited method, which writes a line about each request to stderr."""
 
         return Handler
 

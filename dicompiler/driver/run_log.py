@@ -31,7 +31,7 @@ RUN_FORMAT = "dicompiler.run/2"
 
 
 def platform_digest(platform: Platform) -> str:
-    """Return the SHA-256 of a platform as TOML."""
+    """Return the SHA-256 digest of a platform's TOML text, by which a log names its platform."""
     return hashlib.sha256(platform_to_toml(platform).encode()).hexdigest()
 
 

@@ -201,7 +201,7 @@ class SwappableSession(Session):
                     use.thread = threading.get_ident()
 
     def _frames_of_version(self, source: _FrameSource, use: _Use) -> Iterator[Mapping[str, Any]]:
-        """Yield the frames of a stream that one artifact computes: those that are read while it is in force."""
+        """Yield the frames of a stream that one artifact computes: those that are read before it is replaced."""
         while True:
             source.read_next()
             with self._condition:

@@ -102,7 +102,7 @@ class LayerGraph(Memoizing):
 
     @cached_property
     def layer_by_name(self) -> Mapping[str, Layer]:
-        """Layers by name."""
+        """The layers of the graph, by layer name."""
         return {layer.name: layer for layer in self.layers}
 
     @cached_property

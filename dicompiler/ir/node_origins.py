@@ -44,7 +44,7 @@ class NodeOrigins:
 
     @cached_property
     def added_nodes(self) -> Mapping[str, str]:
-        """First output of each layer node with a name that is not in the model file, by node name."""
+        """For each node in a layer whose name is not in the model file: its first output, by node name."""
         return {
             node.name: _first_output(node.outputs)
             for node in self._layer_nodes()

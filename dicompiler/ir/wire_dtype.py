@@ -127,15 +127,15 @@ def wire_format_from_json(document: Mapping[str, Any]) -> WireFormat:
 
 
 def range_name(key: TensorKey) -> str:
-    """Return the key in `WireFormat.ranges` for a tensor, or for one of its partial sums."""
+    """Return the key of a tensor in `WireFormat.ranges`; for partial sums over channels 0 to 7: `NAME+0:8`."""
     return key.tensor if key.reduce is None else "{}+{}:{}".format(key.tensor, *key.reduce)
 
 
 @memoized
 def with_wire_dtypes(layers: LayerGraph, types: WireDtypes, place: str = "wire") -> LayerGraph:
-    """Return the layers with the wire types; raise UsageError if a name is neither a layer nor a model input.
+    """Return the layers with `types` as the wire types (the element types in which tensors are sent).
 
-    A wire type is the element type in which a tensor is sent. The error message begins with `place`.
+    Raises UsageError if a name in `types` is neither a layer nor a model input. The message begins with `place`.
     """
     names = [ALL_TENSORS, *layers.layer_by_name, *layers.inputs]
     for name, _ in types:

@@ -356,7 +356,7 @@ class AdaptiveSession(SwappableSession):
         return _Observation(directory, expected_s, replica_count, self._adapt.frames)
 
     def _observe_artifact(self, directory: Path) -> _Observation:
-        """Return an observation of an artifact that the user gave, with newly predicted seconds."""
+        """Predict the seconds of an artifact that the user gave, and return an observation that compares with them."""
         compilation, _, problem = reopen_artifact(directory, platform=platform_from_toml(self._platform))
         assert compilation.plan is not None
         expected_s = expected_seconds(compilation, problem, self._in_flight)

@@ -310,7 +310,10 @@ def _strip_metadata(segment: Segment) -> onnx.ModelProto:
 def _write_piece(
     piece: LayerPiece, layers: LayerGraph, layer: Layer, directory: Path, file: str, engines: Sequence[Engine]
 ) -> dict[str, Any]:
-    """Write the model of a piece, and return its entry of tasks.json."""
+    """Write the ONNX model of a piece of a layer, and return its entry of tasks.json.
+
+    The file tasks.json lists the pieces that the script of the package measures.
+    """
     counts = count_operations(layers, layer, *piece.share)
     return {
         "cut": piece.cut,
@@ -324,7 +327,10 @@ def _write_piece(
 
 
 def _write_model(model: onnx.ModelProto, directory: Path, file: str, engines: Sequence[Engine] = ()) -> dict[str, Any]:
-    """Write the model of a piece, also in the formats of engines, and return its entries of tasks.json."""
+    """Write the model of a piece of a layer as ONNX and in the formats of other engines.
+
+    Return the entries of tasks.json that name the written files. This file lists the pieces to measure.
+    """
     (directory / file).write_bytes(model.SerializeToString(deterministic=True))
     constants = [tensor for tensor in model.graph.initializer if is_placeholder(tensor)]
     return {

@@ -155,7 +155,7 @@ class Tuning:
 
     @property
     def keeps_failing(self) -> bool:
-        """True if the last MAX_FAILURES runs failed."""
+        """True if the last MAX_FAILURES runs of plans failed, so that the tuning must end."""
         last = self.trials[-MAX_FAILURES:]
         return len(last) == MAX_FAILURES and all(trial.state == "failed" for trial in last)
 
@@ -219,7 +219,7 @@ class _TuningSetup:
 
 
 def _next_trial(setup: _TuningSetup, tuning: Tuning) -> Tuning:
-    """Return the tuning after one more trial, or with the reason why no further plan is measured."""
+    """Run one more plan, and return the tuning with this trial, or with the reason why no further plan is run."""
     options, progress = setup.options, setup.progress
     reason = _end_reason(options, tuning, setup.deadline)
     if reason:
@@ -297,7 +297,10 @@ def _working_plans(tuning: Tuning) -> Iterator[Plan]:
 
 
 def _measure_trial(trial: Trial, program: Program, run: Runner, artifact: Path, log: Path) -> Trial:
-    """Run an artifact, and again if its frames differ too much in time. Return the trial with its measurements."""
+    """Run the artifact of a plan, and return the trial (the record of the run) with its measurements.
+
+    If the times of the frames differ too much, the artifact is run a second time.
+    """
     for state in ("measured", "disturbed"):
         document = run(artifact, log)
         _write_text(log, json.dumps(document))

@@ -57,7 +57,7 @@ def open_boards(
         platform: The boards and their network.
         segments_s: For each device, the seconds of a call of each of its segments (ONNX submodels): first the segments
             of the main plan, then those of replicas and failure plans.
-        first: Name of the first device, on whose network the calling thread will be.
+        first: Name of the first device; the calling thread will be on its network.
         dilation: Factor by which everything runs slower than on the boards.
     """
     min_segments_s = {name: tuple(dilation * value for value in call_times) for name, call_times in segments_s.items()}
@@ -88,7 +88,11 @@ def dilate_network(platform: Platform, factor: float) -> Platform:
 
 
 def options_on_boards(emulation: Emulation, first: str, options: RunOptions) -> RunOptions:
-    """Return the run options for a run on emulated boards. `first` is the name of the first device."""
+    """Return the run options for a run on emulated boards.
+
+    `first` is the name of the first device. The calling process, which supplies the frames, is on the network of this
+    device, so it listens at its address.
+    """
     return replace(options, emulation=emulation, listen=f"{emulation.addresses[first]}:0", insecure=True)
 
 

@@ -99,7 +99,7 @@ class _KeptDevices:
             raise
 
     def stop(self) -> None:
-        """Stop the devices of all artifacts."""
+        """Stop all devices, including those that only an earlier artifact uses."""
         stopped = set[str]()
         for artifact in reversed(self._artifacts):
             devices = load_artifact(artifact)["devices"]
