@@ -198,7 +198,8 @@ def _explain_layer(problem: Problem, layer: Layer, home: str) -> LayerReason:
 def _possible_splits(problem: Problem, layer: Layer) -> Iterator[tuple[Part, ...]]:
     """Yield splits of a layer over all computing devices.
 
-    The layer is split by rows and by channels. If neither is possible, it is split along any other axis.
+    There is one split of the rows and one of the channels, as far as they are possible. If neither is possible, there
+    is one split for each other axis of the output that can be cut.
     """
     devices, layers = problem.platform.computing_devices, problem.layers
     names, rates = [device.name for device in devices], [device.rate for device in devices]

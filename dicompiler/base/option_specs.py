@@ -75,7 +75,10 @@ def _quote(value: str) -> str:
 
 
 class _SpecParser:
-    """Recursive-descent parser of one text. `label` ("spec", "pipeline", "strategies") begins its error messages."""
+    """Recursive-descent parser of one text with specs, such as `lop{layers=fc6},dp`.
+
+    Error messages begin with `label` ("spec", "pipeline" or "strategies").
+    """
 
     def __init__(self, text: str, label: str) -> None:
         self.text, self.label, self.position = text, label, 0

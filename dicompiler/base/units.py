@@ -72,9 +72,8 @@ POWER = Quantity("power", _si_units("W", "mk"), ("mW", "W", "kW"), allows_zero=T
 def parse_period(text: str, place: str) -> tuple[float, float] | None:
     """Return the start and end of a period such as "2.5s-6s" in seconds; None if the text has another form.
 
-    The end of a period such as "2.5s" is infinite.
-
-    `place` precedes the cause in the DicompilerError about an invalid time.
+    The text "2.5s" is a period that starts at this time and has an infinite end. `place` (the option) begins the
+    message of the DicompilerError for an invalid time.
     """
     match = re.fullmatch(r"(.+?s)(?:-(.+))?", text)
     if match is None:

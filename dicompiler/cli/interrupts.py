@@ -43,7 +43,8 @@ class InterruptHandler:
     def install(self) -> None:
         """Handle SIGINT, SIGTERM and SIGHUP from now on, except signals that the process ignores.
 
-        Jobs in the background ignore some signals. Forked children have the default handlers of SIGTERM and SIGHUP.
+        A process that a shell started in the background, for example, ignores SIGINT. Forked children get the default
+        handlers of SIGTERM and SIGHUP.
         """
         if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
             _signal.signal(_signal.SIGINT, self._handle)

@@ -92,9 +92,10 @@ def _family_name(catalogue: Registry, name: str) -> str:
 
 
 def _find_member(catalogue: Registry, name: str) -> Platform | None:
-    """Return the built-in platform with a name; None if there is none, for example if a file format has this name.
+    """Return the built-in platform with a name; None if there is none.
 
-    For the name of a family ("rpi4xN"), the result is the member of this family with two hosts.
+    There is none, for example, for the name of a file format of platforms ("*.txt"), which is listed too. For the name
+    of a family ("rpi4xN"), the result is the member of this family with two hosts.
     """
     families = _platform_families(catalogue)
     member_name = f"{name[:-1]}2" if any(family.name == name for family in families) else name

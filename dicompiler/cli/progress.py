@@ -14,7 +14,7 @@ ProgressText = Callable[[str], None]
 
 @contextmanager
 def progress(first: str) -> Iterator[ProgressText]:
-    """Yield a function that shows its text as the current step. Until it is called, `first` is shown.
+    """Yield a function that shows a text as the current step of the work. Until it is called, `first` is shown.
 
     Messages that the library logs at level info are shown too. Warnings are printed above the line.
     """

@@ -68,7 +68,7 @@ def show_periods(finished_s: Sequence[float], duration_s: float) -> None:
 
 
 def show_trial(trial: SpeedTrial, duration_s: float, as_json: bool) -> None:
-    """Print the time between frames in each interval of a stream of `duration_s` seconds, and the adaptations."""
+    """Print the time between frames in about 20 intervals of a stream, and the session's searches for a better plan."""
     if as_json:
         adaptations = [{"at_s": found.at_s, "message": found.message} for found in trial.adaptations]
         print_json({"finished_s": list(trial.finished_s), "adaptations": adaptations})

@@ -206,7 +206,9 @@ def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
 def seconds_at_rate(
     layers: LayerGraph, layer: Layer, operations: Sequence[int], devices: Sequence[Device]
 ) -> NDArray[np.float64]:
-    """Return the seconds that each device needs for a layer, for each number of FLOPs in `operations`.
+    """Return the seconds that each device needs for pieces of a layer, at its compute rate for this kind of layer.
+
+    `operations` has the number of FLOPs of each piece.
 
     The result has the shape (length of `operations`, number of devices). It is infinite for devices without compute.
     """

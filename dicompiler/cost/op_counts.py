@@ -131,7 +131,7 @@ def count_operations(
 
 
 def _weight_bytes_read(layers: LayerGraph, nodes: tuple[TaskNode, ...], costs: Sequence[OpCost]) -> int:
-    """Return the bytes of weights that some nodes read. A piece of a weight that several nodes read is counted once.
+    """Return the bytes of weights that the nodes of a task read. A piece that several nodes read is counted once.
 
     `costs` are the operations of each node. A node without operations may look up rows in a table. It is assumed to
     read no more bytes of its table than its output has.

@@ -687,7 +687,7 @@ class _EventSimulator:
     def _finish_message(self, now: float, _: _FrameState, departure: tuple[Flow[_InFlightMessage], int]) -> bool:
         """Finish the sending of a message, unless its departure (the end of sending) has been planned again.
 
-        In that case a later event finishes the message; this event does nothing and returns True.
+        In that case a later event finishes the message, and this call does nothing and returns True.
         """
         flow, version = departure
         if flow.version != version:

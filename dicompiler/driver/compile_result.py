@@ -297,7 +297,7 @@ class CompileResult(PipelineState):
 
     @property
     def memory_summary(self) -> str:
-        """Text with the memory that the fullest host needs, by purpose, and that it has; "" if it is not known."""
+        """Text with the memory of the fullest host: the needed bytes, by purpose, and its limit; "" if not known."""
         target = self.problem.target
         if self.memory_use is None or target is None or self.footprints:
             return ""

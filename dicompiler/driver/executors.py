@@ -92,7 +92,7 @@ class ProcessExecutor(Executor):
     ) -> Iterator[T]:
         """Return the result of each call of `fn`, in order. `timeout` is in seconds per result; `chunksize` is ignored.
 
-        Raises DicompilerError if MAX_PROCESS_FAILURES processes have failed without a result in between.
+        Raises DicompilerError if MAX_PROCESS_FAILURES processes have failed one after another without any result.
         """
         del chunksize
         calls = list(zip(*iterables, strict=False))

@@ -167,7 +167,7 @@ def _failure_summary(result: RunResult) -> dict[str, Any]:
 def frames_in_flight(in_flight: int, devices: int, frames: int) -> int:
     """Return the largest number of frames in flight in a run of `frames` frames.
 
-    `in_flight` is the option of the run; 0 means the default for the number of devices.
+    `in_flight` is the option of the run; 0 means the default, which depends on the number of devices.
     """
     return max(1, min(in_flight or default_in_flight(devices), frames))
 

@@ -240,7 +240,8 @@ class Platform(Memoizing):
     def transfer_times(self) -> NDArray[np.float64]:
         """Seconds per byte, seconds per message and latency in seconds between all pairs of devices.
 
-        The array has shape (3, devices, devices), in platform order. Values between devices of one host are 0.
+        The first index of the array selects one of these three values. The other two are the indices of the sender and
+        the receiver, in platform order. Values between devices of one host are 0.
         """
         import numpy as np
 

@@ -37,7 +37,7 @@ def is_random(node: NodeProto, model: onnx.ModelProto | None = None) -> bool:
 
 
 def random_layers(layers: LayerGraph) -> Mapping[str, Node]:
-    """Return, by layer name, the first node of each layer that draws random numbers, if the layer has such a node."""
+    """Return, by layer name, the first node that draws random numbers, for each layer that has such a node."""
     names = layers.random_nodes
     nodes = {layer.name: [node for node in layer.nodes if node.name in names] for layer in layers.layers}
     return {layer_name: random_nodes[0] for layer_name, random_nodes in nodes.items() if random_nodes}

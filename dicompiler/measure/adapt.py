@@ -280,7 +280,8 @@ class _Observation:
     def find_deviations(self, measured: Mapping[str, float], adapt: AdaptOptions) -> dict[str, float]:
         """Return the ratio of measured to predicted seconds of each device and connection that deviates too much.
 
-        `measured` has seconds of computing by device name, and seconds per byte by connection name.
+        The options `adapt` state the allowed deviation from the prediction. `measured` has seconds of computing by
+        device name, and seconds per byte by connection name.
         """
         found = {}
         for name, seconds in measured.items():

@@ -140,7 +140,10 @@ class LoggedRun:
 
     @cached_property
     def last_frame_spans(self) -> Mapping[str, Sequence[tuple[float, float]]] | None:
-        """Start and end of each segment (submodel) in the last frame, by device; None if the log lacks a segment."""
+        """Start and end of each segment (submodel) in the last frame, by device name; None if the log lacks a segment.
+
+        Times are in seconds since the start of the frame.
+        """
         spans_by_device = {}
         for i, entry in enumerate(self.log["devices"]):
             counts = [len(role.devices[i].segments) for role in self.program.roles]

@@ -390,7 +390,7 @@ def fit_nonnegative(rows: list[tuple[float, float, float]], targets: list[float]
 
 
 def run_piece(piece: tuple[Any, dict[str, Any], list[str], Any], runs: int = 1) -> float:
-    """Return the mean seconds of one run of a piece that `open_piece` returned."""
+    """Return the mean seconds of one run of a piece of a layer. `piece` is a tuple that `open_piece` returned."""
     session, feeds, outputs, _ = piece
     start = time.perf_counter()
     for _ in range(runs):
@@ -399,9 +399,10 @@ def run_piece(piece: tuple[Any, dict[str, Any], list[str], Any], runs: int = 1) 
 
 
 def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any], list[str], Any]:
-    """Return a session with the settings of a device's runtime, its inputs, its output names, and its constants.
+    """Return (session, inputs by name, names of outputs, constants) for a piece of a layer in onnxruntime.
 
-    The session refers to the constants without keeping them alive, so the caller must keep them.
+    The session has the settings of a device's runtime. It refers to the constants without keeping them alive, so the
+    caller must keep them.
     """
     import numpy
     import onnxruntime
@@ -445,7 +446,10 @@ class EnginePiece:
 
 
 def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[EnginePiece, dict[str, Any], list[str], Any]:
-    """Return a piece in the format of an engine, as the same tuple as `open_piece`. All of its weights are zeros."""
+    """Return a piece of a layer in the format of an engine, as the tuple that `open_piece` returns for onnxruntime.
+
+    All weights of the piece are zeros.
+    """
     import numpy
 
     entry, random = task["engines"][engine], numpy.random.default_rng(0)
@@ -469,7 +473,10 @@ class EngineTimes:
         self.times: dict[str, list[TimeRange]] = {}
 
     def measure(self, tasks: dict[str, Any], options: argparse.Namespace, prefix: str) -> None:
-        """Measure all pieces of layers, the network and an empty call once. Progress messages start with `prefix`."""
+        """Measure all pieces of layers, the whole network and an empty call once in this engine.
+
+        Progress messages start with `prefix`.
+        """
         for number, layer in enumerate(tasks["layers"], 1):
             if options.lines:
                 print(f"{prefix}{number}/{len(tasks['layers'])} {layer['names'][0]} in {self._name}", flush=True)

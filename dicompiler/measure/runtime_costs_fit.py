@@ -78,7 +78,8 @@ def _measure_runtime(directory: Path, entry: dict[str, Any]) -> dict[str, float]
 def find_zero_costs(costs: dict[str, float]) -> list[str]:
     """Return the names of the costs that were measured as 0, and of those that are wrong for this reason.
 
-    The costs MESSAGE_COSTS are parts of one measured time. If one of them is 0, the others are wrong too.
+    The costs in MESSAGE_COSTS, such as those of sending and receiving, are parts of one measured time. If one of them
+    is 0, the others are wrong too.
     `header_share` is ignored, because it is not measured.
     """
     names = [name for name, seconds in costs.items() if name != "header_share" and not seconds]

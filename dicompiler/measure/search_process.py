@@ -78,7 +78,7 @@ class SearchProcess:
             raise RunError(f"the search ended without a result: {self._last_error(popen.wait())}") from None
 
     def close(self) -> None:
-        """End the process, and a search under way."""
+        """End the search process, even while it searches."""
         with self._lock:
             self._is_closed = True
             if self.popen is not None:

@@ -267,8 +267,8 @@ def _choose_plan(problem: Problem, options: TuneOptions, tuning: Tuning) -> Stra
     """Return the plan to measure next: of the plans that were not measured yet, the one with the best prediction.
 
     The result is None if there is no such plan, or if its predicted time is too long. One of the first plans may take
-    MAX_FIRST_RATIO times as long as the fastest prediction. A later plan must be predicted to be faster than the
-    fastest measured one.
+    MAX_FIRST_RATIO times as long as the fastest prediction. The prediction of a later plan must be better, by the
+    fraction MIN_GAIN, than the prediction of the plan with the fastest measurement.
     """
     strategies = {text: registry().resolve("strategies", text) for text in options.strategies}
     found = compare_strategies(problem, strategies)

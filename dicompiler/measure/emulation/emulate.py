@@ -176,7 +176,7 @@ NOT_EMULATED = (
 
 
 def describe_limits(dilation: float) -> str:
-    """Return a text about the limits of emulation: omitted effects of real boards, and the slowdown by `dilation`."""
+    """Return a text with the effects of real boards that the emulation omits, and with the slowdown `dilation`."""
     return NOT_EMULATED if dilation == 1 else f"{NOT_EMULATED}, in time that is {dilation:g} times slower"
 
 
