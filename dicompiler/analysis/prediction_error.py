@@ -49,8 +49,8 @@ class DeviceTiming:
             system has accepted the messages.
         wait_s: Seconds in which the device waits for messages or for a frame.
         segments_s: Seconds of one call of each segment. The segments of the first replica (a copy of the plan for some
-            of the frames) come first, then those of the next one. In measurements, the segments of failure plans follow
-            at the end.
+            of the frames) come first, then those of the next one. In measurements, the segments of failure plans (plans
+            for the remaining devices) follow at the end.
         waits: Seconds of waiting for each other device, by name; the name is empty for waiting for a frame. Measured
             values are those of the last frame.
     """

@@ -50,8 +50,8 @@ def resolve_host(host: str) -> str:
         host: A name, or an IP address, which is returned unchanged.
 
     Returns:
-        The first address. A link-local address has no zone (such as %eth0), because each host has its own names of
-        interfaces.
+        The first address of the preferred kind. A link-local address has no zone (such as %eth0), because each host has
+        its own names of interfaces.
 
     Raises:
         OSError: The name cannot be resolved.

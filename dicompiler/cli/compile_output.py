@@ -137,8 +137,9 @@ def _device_records(program: Program) -> list[dict[str, Any]]:
     """Return a record for each device: counts of segments and transfers, and bytes of weights and transfers.
 
     A plan can have n replicas: copies on other devices, which compute frames in turn. The values of transfers are then
-    the totals of n frames, one for each replica. Segments (ONNX submodels) and weights include those of failure plans.
-    If any device computes with an engine other than onnxruntime, every record also names the engine.
+    the totals of n frames, one for each replica. Segments (ONNX submodels) and weights include those of failure plans
+    (plans for the remaining devices). If any device computes with an engine other than onnxruntime, every record also
+    names the engine.
     """
     from dicompiler.ir.cluster import DEFAULT_ENGINE
     from dicompiler.ir.program import TensorSpec

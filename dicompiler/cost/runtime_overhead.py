@@ -192,9 +192,9 @@ def runtime_slowdown(device: Device) -> float:
 
     The factor is the fourth root of the ratio of the cores' compute rates: 2.5 for a Raspberry Pi 4, and 3.4 for a Pi
     3. The exponent is a compromise between two observations (docs/understand/cost-models.md). Ordinary code takes 6
-    times as long on a Pi 4 (Geekbench 5 of one core: about 1500 and 270 points). Exchanges over TCP in C++ are reported
-    to take no longer on a Pi 4 than on the reference host, whose hypervisor slows down system calls and the waking of
-    threads. A profile measured on the board is more accurate.
+    times as long on a Pi 4: one core has about 270 points in Geekbench 5, and one of the reference host about 1500.
+    Exchanges over TCP in C++ are reported to take no longer on a Pi 4 than on the reference host, whose hypervisor
+    slows down system calls and the waking of threads. A profile measured on the board is more accurate.
     """
     cores = REFERENCE_FLOPS_PER_S * device.cores / device.rate if device.can_compute else 1.0
     return float(max(1.0, cores**0.25))

@@ -805,9 +805,9 @@ def estimate_metrics(
       of the busiest receiver is added after the sending, together with the call of the ONNX submodel that needs the
       messages.
 
-    In reality and in the simulator these periods overlap. The simulator's times for VGG16 are 6 to 54 % lower, so the
-    two models can rank plans differently. Bytes are exact. Memory excludes the copies that are made when regions are
-    joined, and the memory that the target adds.
+    In reality and in the simulator these periods overlap. For plans of VGG16, the simulator's times are 6 to 54 %
+    lower than these estimates, so the two models can rank plans differently. Bytes are exact. Memory excludes the
+    copies that are made when regions are joined, and the memory that the target adds.
 
     `runtime_by_device` has the costs of messages and calls; by default they are free.
 
@@ -986,7 +986,7 @@ def _device_metrics(
     """Return the metrics of each device. Work and sent bytes are averaged over `replicas`.
 
     `replicas` has the costs of each replica of the plan (copy on other devices), or of the plan itself. The memory
-    includes the memory for failure plans, because devices store the weights of all plans.
+    includes that for failure plans (plans for the remaining devices), because devices store the weights of all plans.
     """
     activations = [_peak_activations(role) for role in routing.roles]
     weights: dict[str, dict[tuple[str, Region], int]] = {name: {} for name in plan.devices}

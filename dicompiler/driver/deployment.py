@@ -23,7 +23,7 @@ class Deployment:
 
     Attributes:
         installed: For each device, its host and directory, and the copied bytes.
-        resident: Names of the devices that keep running.
+        resident: Names of the devices that keep running for later runs.
         result: Outputs and measurements of the run; None if nothing was run.
         verification: Comparison of the outputs with onnxruntime; it has no checks if `verify` was False.
     """

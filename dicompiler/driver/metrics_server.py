@@ -35,7 +35,7 @@ EVENT_KINDS = get_args(get_type_hints(RunEvent)["kind"])
 
 
 class MetricsServer:
-    """An HTTP server with the metrics of one or several sessions.
+    """An HTTP server that Prometheus asks for the metrics of one or several sessions.
 
     Attributes:
         address: HOST:PORT at which the server listens.

@@ -203,9 +203,9 @@ class _Observation:
         """Add a frame, and return the measured seconds of the window; None if they are not due or not stable.
 
         The window has the last observed frames. Its seconds are due each time that 1 / CHECKS_PER_WINDOW of its frames
-        are new. They are stable if the seconds in the whole window and in its newer half hardly differ. The
-        result has, for each device, the median seconds of computing, summed over one frame of each replica. For each
-        connection, it has the mean seconds per byte.
+        are new. They are stable if the seconds in the whole window and in its newer half hardly differ. The result has,
+        for each device, the median seconds of computing, summed over one frame of each replica (copy of the plan on
+        other devices). For each connection, it has the mean seconds per byte.
 
         If the last frames of a device deviate by more than LARGE_DEVIATION, the result is due at once. It then has the
         seconds of these frames for this device, and no connections.

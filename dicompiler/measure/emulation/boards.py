@@ -56,7 +56,8 @@ def open_boards(
     Args:
         platform: The boards and their network.
         segments_s: For each device, the seconds of a call of each of its segments (ONNX submodels): first the segments
-            of the main plan, then those of replicas and failure plans.
+            of the main plan, then those of its replicas (copies on other devices) and failure plans (plans for the
+            remaining devices).
         first: Name of the first device; the calling thread will be on its network.
         dilation: Factor by which everything runs slower than on the boards.
     """

@@ -145,8 +145,8 @@ def segment_times(artifact: str | Path, cost: str, platform: Platform) -> dict[s
         platform: Platform of the emulated boards.
 
     Returns:
-        For each device, the seconds of its segments: first those of the main plan, then those of replicas, and then 0
-        for each segment of a failure plan.
+        For each device, the seconds of its segments: first those of the main plan, then those of its replicas (copies
+        on other devices), and then 0 for each segment of a failure plan (a plan for the remaining devices).
     """
     compilation, _, problem = reopen_artifact(artifact, cost, platform)
     assert compilation.plan is not None and compilation.program is not None
