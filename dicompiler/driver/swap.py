@@ -77,8 +77,8 @@ class _Use:
 
     Attributes:
         version: The artifact that the call uses.
-        thread: The thread that last ran the call. A swap with a pause waits until all calls have ended. It is rejected
-            in this thread, because it would wait for itself.
+        thread: The thread that last ran the call. A swap with a pause waits for the running calls. It is rejected in
+            this thread, because it would wait for a call that cannot go on.
         in_flight: Number of frames that a call of `stream` has read, and of which the outputs were not yet taken.
     """
 

@@ -209,8 +209,8 @@ def layer_pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence
         if (cut, size) not in seen:
             seen.add((cut, size))
             models = _compile_part(isolated, layer, parts, parts[number].device)
-            # Some parts are compiled to several models, with messages between them. They are omitted, because a piece
-            # is measured as one model.
+            # Some parts are compiled to several models, which a device runs one after another. They are omitted,
+            # because a piece is measured as one model.
             if len(models) == 1:
                 yield LayerPiece(cut, size, share, models[0])
 

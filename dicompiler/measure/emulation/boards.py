@@ -150,7 +150,7 @@ def runtime_cost_factor(name: str, count: int) -> float:
 def _measure_target(target: Target) -> RuntimeCosts:
     """Return the measured costs of a target's runtime.
 
-    Each benchmark program (a program that only sends messages and calls submodels) is run several times. The run with
+    Each benchmark program (which does little but send messages and call submodels) is run several times. The run with
     the smallest median frame time is used, because other load on this host can only delay frames.
     """
     if not target.can_emulate:
