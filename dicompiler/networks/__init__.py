@@ -1,7 +1,7 @@
 """Network architectures with seeded weights for tests, benchmarks and the demo: `build("resnet50", seed=1)`.
 
-Equal arguments give equal bytes. The networks in NAMES are built by this package. The networks in LIGHT_NAMES, such as
-"vgg19" (`build("light/vgg19")`), are part of the onnx package.
+Calls with equal arguments return models with equal bytes. The networks in NAMES are built by this package. The
+networks in LIGHT_NAMES, such as "vgg19" (`build("light/vgg19")`), are part of the onnx package.
 """
 
 from __future__ import annotations

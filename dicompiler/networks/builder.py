@@ -203,7 +203,7 @@ class NetworkBuilder:
         return self.add_node("Concat", name, list(tensors), shape, axis=axis)
 
     def split(self, x: str, name: str, sizes: Sequence[int], axis: int = 1) -> list[str]:
-        """Append a Split into tensors of these sizes, which are called `<name>.out0`, `<name>.out1` and so on."""
+        """Append a Split along `axis` into pieces of the lengths `sizes`, called `<name>.out0`, `<name>.out1`, …."""
         shape = self.shapes[x]
         outputs = [f"{name}.out{number}" for number in range(len(sizes))]
         lengths = self.add_constant(f"{name}.sizes", np.array(sizes, np.int64))

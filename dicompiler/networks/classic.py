@@ -24,7 +24,10 @@ def _classifier(net: NetworkBuilder, x: str, hidden: int, classes: int) -> str:
 
 
 def lenet(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """LeNet-5 (LeCun et al. 1998, fig. 2) for grey images of 32 x 32, with full connections, max pooling and ReLU."""
+    """LeNet-5 (LeCun et al. 1998, fig. 2) for grey images of 32 x 32, with max pooling and ReLU.
+
+    Unlike in the original, each filter of the second convolution reads all channels of its input.
+    """
     x = net.conv("input", "conv1", scale_channels(6, width), 5, pads=0)
     x = net.pool(net.relu(x, "relu1"), "pool1", 2, 2)
     x = net.conv(x, "conv2", scale_channels(16, width), 5, pads=0)
@@ -44,8 +47,8 @@ ALEXNET_LAYERS = {
 def alexnet(net: NetworkBuilder, classes: int = 1000, width: float = 1.0, columns: str = "one-column") -> str:
     """AlexNet without LRN and without groups.
 
-    `columns` is "one-column" for the channels of Krizhevsky 2014 ("One weird trick"), as in torchvision. "two-column"
-    is the original (Krizhevsky et al. 2012), for images of 227 x 227.
+    `columns` selects the numbers of channels. "one-column" has those of Krizhevsky 2014 ("One weird trick"), as in
+    torchvision. "two-column" is the original (Krizhevsky et al. 2012), for images of 227 x 227.
     """
     if columns not in ALEXNET_LAYERS:
         raise UsageError(f"alexnet: columns must be one of {', '.join(ALEXNET_LAYERS)}, not {columns!r}")

@@ -5,7 +5,8 @@ square of the image, with one box.
 
 Sources are `ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, and `ultralytics/nn/modules/*.py`.
 In Ultralytics, `model.info()` after `fuse()` prints 3 151 904 and 2 616 248 parameters. These include 16 fixed ones,
-the distances of `_decode_boxes`. In these networks, they are a constant and not a parameter.
+the possible distances in `_decode_boxes`. Here, these distances are a constant and not counted, so the networks have
+3 151 888 and 2 616 232 trained parameters.
 """
 
 from __future__ import annotations
@@ -143,7 +144,7 @@ def _upsample(net: NetworkBuilder, x: str, name: str) -> str:
 
 
 def yolov8n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
-    """YOLOv8n for images of 640 x 640: 3 151 904 parameters."""
+    """YOLOv8n for images of 640 x 640: 3 151 888 trained parameters."""
 
     def block(x: str, number: int, channels: int, kind: Block = _plain_bottleneck, repeats: int = 1) -> str:
         return _c2f(net, x, f"model.{number}", scale_channels(channels, width), kind, repeats)
@@ -163,7 +164,7 @@ def yolov8n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
 
 
 def yolo11n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
-    """YOLO11n, with C3k2 blocks and attention (C2PSA), for images of 640 x 640: 2 616 248 parameters."""
+    """YOLO11n, with C3k2 blocks and attention (C2PSA), for images of 640 x 640: 2 616 232 trained parameters."""
 
     def block(x: str, number: int, channels: int, kind: Block = _narrow_bottleneck, hidden_share: float = 0.5) -> str:
         return _c2f(net, x, f"model.{number}", scale_channels(channels, width), kind, hidden_share=hidden_share)

@@ -154,9 +154,10 @@ def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> S
 def _infer_bounds(
     layers: LayerGraph, nodes: tuple[Node, ...], target: str, region: Region, reduce: Interval | None
 ) -> tuple[tuple[TaskNode, ...], dict[str, Region]]:
-    """Return the needed nodes with the pieces that they compute, and the region that they read of each input tensor.
+    """Return the nodes and pieces that compute a region of a tensor, and the region that they read of each input.
 
-    `target` is the tensor of which `region` is computed, as a partial sum over the range `reduce` if it is not None.
+    The tensor is `target`, and `region` is its region. If `reduce` is not None, the region is a partial sum over this
+    range. A piece is the region of its output that a node computes, with the regions that the node reads.
     """
     demands: dict[str, Region] = {target: region}
     task_nodes: list[TaskNode] = []

@@ -97,17 +97,19 @@ def lower_unchecked(state: PipelineState) -> PipelineState:
 
 
 def role_states(state: PipelineState) -> list[PipelineState]:
-    """Return the pipeline state with the plan of each role instead of its own plan.
+    """Return one pipeline state for each role, with the plan of the role instead of the state's own plan.
 
-    Each of these states is partitioned, and `build_programs` combines the results. Roles with equal plans share one
-    state.
+    A role is the plan itself, a replica of it, or a failure plan. The caller partitions each of these states, and
+    `build_programs` combines the results. Roles with equal plans share one state.
     """
     assert state.plan is not None
     return [replace(state, plan=plan) for plan in _distinct_role_plans(state.plan)]
 
 
 def build_programs(state: PipelineState, placed: Sequence[PipelineState]) -> PipelineState:
-    """Return the state with the routing, the placed model and the program that its partitioned roles result in.
+    """Return the state with routing, placed model and program, combined from those of its partitioned roles.
+
+    A role is the plan itself, a replica of it, or a failure plan.
 
     Args:
         state: Pipeline state with layers, platform and plan.
@@ -128,7 +130,10 @@ def build_programs(state: PipelineState, placed: Sequence[PipelineState]) -> Pip
 def build_program_only(
     facts: ModelFacts, layers: LayerGraph, platform: Platform, plan: Plan
 ) -> tuple[Routing, Program]:
-    """Return routing and program of a plan that is only simulated, without writing ONNX."""
+    """Return routing and program of a plan that is only simulated, without writing ONNX.
+
+    The routing says which regions of tensors the devices exchange. The program has the steps of each device.
+    """
     devices = _plan_devices(platform, plan)
 
     roles = list[tuple[Routing, Program]]()

@@ -316,7 +316,10 @@ class PlacedGraph:
         return sorted(sends)
 
     def tensor_spec(self, tensor: str) -> TensorSpec:
-        """Return type and shape of a tensor. The shape is None if it is not static or the value is not a tensor."""
+        """Return name, type and shape of a tensor.
+
+        The shape is None if it is not static, or if the value is not a tensor.
+        """
         info = self.infos[tensor]
         if isinstance(info, PlacedTensor):
             return TensorSpec(tensor, info.dtype, region_shape(info.region))
@@ -707,7 +710,10 @@ class _Placer:
         return self.wire_casts.widen(self.shared_tensors[cache_key], box, place)
 
     def _place_task(self, task: Task) -> None:
-        """Add the nodes that put a task's inputs together from regions on its device, then the task's own nodes."""
+        """Add the nodes of a task, which computes one part of a layer on a device.
+
+        Before them, add the nodes that put the task's inputs together from regions that are on its device.
+        """
         # Each layer has two positions in the order: partial sums are computed at the first, and added at the second.
         # All other tasks also have the second.
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
@@ -757,13 +763,13 @@ class _Placer:
         tensors[output] = self.builder.add_slice(written, piece.out, place, name)
 
     def _unread_output(self, output: str, place: NodePlacement) -> str:
-        """Return an unused name for an output whose value nothing reads; "" for an omitted output."""
+        """Return a new tensor name for a node output that no other node reads; "" for an omitted output."""
         return output and self.builder.unique_tensor_name(f"{output}@{place.device}")
 
     def _node_inputs(
         self, node: Node, piece: Piece, tensors: dict[str, PlacedTensor], place: NodePlacement
     ) -> list[str]:
-        """Return the input names of a node that computes a piece; "" for an omitted input."""
+        """Return the input names of a node that computes a piece (a region of its output); "" for an omitted input."""
         inputs: list[str] = []
         omitted = [("", None)] * (max(piece.constants, default=-1) + 1 - len(node.inputs))
         for i, (tensor, need) in enumerate((*zip(node.inputs, piece.needs, strict=True), *omitted)):

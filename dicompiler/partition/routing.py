@@ -212,8 +212,9 @@ MIN_PIECES_FOR_ONE_CONCAT = 64
 def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None) -> Routing:
     """Return the routing of a plan, with the routings of its replicas and failure plans.
 
-    `hosts` gives the host of each device; without it, each device has its own host. Raises DicompilerError if the plan
-    does not match the layers, or if a part of a layer reads a region that no part computes.
+    A routing has the tasks (computations of parts of layers), and the regions that devices exchange for them. `hosts`
+    gives the host of each device; without it, each device has its own host. Raises DicompilerError if the plan does
+    not match the layers, or if a part of a layer reads a region that no part computes.
     """
     layers = with_wire_dtypes(layers, plan.wire_format.dtypes)
     check_plan(layers, plan)
@@ -225,7 +226,7 @@ def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None
 
 
 def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Routing:
-    """Return the routing of a plan on a platform.
+    """Return the routing of a plan on a platform: the tasks, and the tensor regions that the devices exchange.
 
     Args:
         platform: The cluster.
@@ -495,10 +496,11 @@ def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) 
     Returns intervals that together are `need`, from left to right. Each has the index of the piece that covers it, or
     None if no piece does.
     """
-    starts, stops = [need[0]], [need[1]]  # Starts and stops of the gaps, from left to right.
+    # Starts and stops of the gaps (intervals that no piece covers yet), from left to right.
+    starts, stops = [need[0]], [need[1]]
     covered: list[tuple[Interval, int | None]] = []
     # The second number of a heap entry is minus an upper bound of the length that the piece covers, so that the longest
-    # piece comes first. The first bound is the length of the whole interval.
+    # piece comes first. At first, this bound is the length of the whole interval.
     negative_length = need[0] - need[1]
     heap = [(distance, negative_length, order, number) for number, (_, distance, order) in enumerate(pieces)]
     heapq.heapify(heap)
@@ -508,8 +510,8 @@ def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) 
         if overlap is None:
             continue
         low, high, gap = overlap
-        # If the piece covers less than its bound, other pieces may be better. It covers nothing yet, and is ranked
-        # again with the length that it covers now.
+        # The piece was ranked by an upper bound of the length that it covers. If it covers less now, other pieces may
+        # be better. It is then ranked again with the length that it covers now, and covers nothing yet.
         if low - high == negative_length:
             covered.append(((low, high), number))
             rest = [side for side in ((starts[gap], low), (high, stops[gap])) if side[0] < side[1]]

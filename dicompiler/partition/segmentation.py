@@ -230,7 +230,7 @@ def _build_device_program(
 
 
 def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segment:
-    """Return the segment of the nodes with the indices `nodes`, without its ONNX model."""
+    """Return the segment (submodel of a device) of the nodes with the indices `nodes`, without its ONNX model."""
     makes = dict.fromkeys(n for i in nodes for n in graph.nodes[i].outputs if n)
     needed = dict.fromkeys(n for i in nodes for n in graph.node_reads[i] if n not in makes)
     inside = set(nodes)

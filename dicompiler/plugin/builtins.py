@@ -25,7 +25,7 @@ def dicompiler_operators() -> Iterable[OperatorRule]:
 
 @hookimpl
 def dicompiler_cost_models() -> Iterable[type[CostModel]]:
-    """Return the built-in cost models."""
+    """Return the built-in cost models, which predict the seconds that devices compute on pieces of layers."""
     from dicompiler.cost.cost_model import AnalyticModel
     from dicompiler.cost.linear_model import LinearModel
     from dicompiler.cost.profile_model import ProfileModel
@@ -36,7 +36,7 @@ def dicompiler_cost_models() -> Iterable[type[CostModel]]:
 
 @hookimpl
 def dicompiler_platforms() -> Iterable[PlatformFamily]:
-    """Return the built-in platform families."""
+    """Return the built-in platform families, which find platforms by name (such as `rpi4x3`)."""
     from dicompiler.ir.platform import builtin_families
 
     return builtin_families()

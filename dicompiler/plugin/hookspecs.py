@@ -101,7 +101,7 @@ def dicompiler_operators() -> Iterable[OperatorRule]:  # type: ignore[empty-body
 
 @hookspec
 def dicompiler_cost_models() -> Iterable[type[CostModel]]:  # type: ignore[empty-body]
-    """Yield cost models, which predict seconds: frozen dataclasses derived from `CostModel`.
+    """Yield cost models, which predict the seconds of computing: frozen dataclasses derived from `CostModel`.
 
     @hookimpl
     def dicompiler_cost_models():

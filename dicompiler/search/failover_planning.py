@@ -138,7 +138,7 @@ def add_failover_plans(
     planner = _FailurePlanner(problem, strategy, plan, is_plan_fixed)
     searches = [_FailoverSearch(planner, _PlanOption(problem, replace(plan, failures=())), selection)]
     if not searches[0].options:
-        if not planner.uncovered_reasons:  # The plan uses no device that may fail.
+        if not planner.uncovered_reasons:  # The plan uses no device that may fail, so it needs no failure plan.
             return plan
         raise DicompilerError(
             f"tolerate-failures: {selection}: no failure can be covered: {planner.describe_uncovered()}"

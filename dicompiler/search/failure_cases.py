@@ -32,7 +32,7 @@ class FailureSelection:
     Attributes:
         max_failed: Largest number of devices that fail together. Any devices that plans use may fail.
         whole_hosts: True if all devices of a host fail together. Any host may fail.
-        devices: Names of devices. Each of them may fail alone.
+        devices: Names of devices. Each of them may fail while all other devices work.
     """
 
     max_failed: int = 0

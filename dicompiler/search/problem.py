@@ -276,7 +276,8 @@ class Problem:
 
     @cached_property
     def _evaluator(self) -> RemoteEvaluator:
-        return RemoteEvaluator(self)  # It is cached, because it contains the pickled problem, which is slow to make.
+        # The evaluator is cached, because it contains the pickled problem, which is slow to make.
+        return RemoteEvaluator(self)
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> SimulationResult:
         """Simulate the program of a plan for a stream of frames.

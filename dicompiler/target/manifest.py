@@ -112,7 +112,8 @@ def describe_value(value: TensorSpec) -> Json:
     Raises:
         DicompilerError: Tensors of this type cannot be sent, and cannot be inputs or outputs of the network.
     """
-    from dicompiler.ir.onnx.weights import dtype_name  # Imported here, because clients without onnx import this module.
+    # The import is here, because clients without onnx import this module.
+    from dicompiler.ir.onnx.weights import dtype_name
 
     dtype = dtype_name(value.dtype) if value.dtype else NON_TENSOR_TYPE
     if dtype not in (*SENDABLE_TYPES, STRING_TYPE, NON_TENSOR_TYPE):
@@ -263,7 +264,8 @@ def load_artifact(directory: Path) -> Json:
             require_regular_file(directory, name)
         for device in document["devices"]:
             check_file_name(device, path)
-    except (KeyError, TypeError, AttributeError) as error:  # Without jsonschema, keys and types were not checked.
+    # If jsonschema is not installed, keys and types were not checked, and may be wrong.
+    except (KeyError, TypeError, AttributeError) as error:
         raise DicompilerError(f"{path}: not an artifact of this version ({error}): compile the model again") from None
     return document
 

@@ -55,7 +55,10 @@ def error_context(place: str) -> Iterator[None]:
 
 @contextmanager
 def checking(place: str) -> Iterator[None]:
-    """Log `place`, so that users see the progress of a long check, and add it to errors as `error_context` does."""
+    """Log the text `place`, and put it before the message of errors of the `with` block.
+
+    The log shows users the progress of a long check.
+    """
     log.info("checking %s", place)
     with error_context(place):
         yield

@@ -39,7 +39,8 @@ class _Fingerprinter:
 
     def __init__(self) -> None:
         self._known: dict[int, bytes] = {}
-        # Otherwise, a new object could get the id of a deleted one, and so its fingerprint.
+        # Fingerprints are cached by the id of the object. If objects were freed, a new object could get the id of a
+        # freed one, and so its fingerprint.
         self._kept_alive: list[Any] = []
 
     def digest(self, value: Any) -> bytes:

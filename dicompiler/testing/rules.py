@@ -190,7 +190,7 @@ def _with_argument_check(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_reduction_and_share(layers: LayerGraph) -> None:
-    """Check the results of `reduction_length` and `read_share`, two functions of a rule, for the only node.
+    """Check the results of a rule's functions `reduction_length` and `read_share` for the only node of a model.
 
     `reduction_length` is the length of the axis over which the node sums, and `read_share` is the fraction of the first
     input that the node reads.

@@ -119,7 +119,8 @@ def _exceeds_memory(sample: Sample, plan: Plan) -> bool:
     try:
         metrics = problem.estimate(plan)
     except DicompilerError:
-        return False  # The plan is invalid for another reason, which `check_legal` names.
+        # The plan is invalid for another reason than memory. `check_legal`, which runs next, reports this reason.
+        return False
     try:
         check_memory(problem, plan, metrics)
     except DicompilerError:

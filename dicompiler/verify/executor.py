@@ -141,8 +141,8 @@ class OrtSession:
 
         def call() -> None:
             with self._ort_errors_translated():
-                # Outputs without given memory get a new binding, because onnxruntime would otherwise overwrite the
-                # outputs of the previous call.
+                # Outputs for which the caller gave no array are bound again before each call. onnxruntime then
+                # allocates new memory and does not overwrite the outputs of the previous call.
                 for name in unbound_outputs:
                     binding.bind_output(name)
                 self._session.run_with_iobinding(binding)
@@ -163,12 +163,13 @@ def to_ort(array: NDArray[Any]) -> ort.OrtValue:
 
     If the array's type has elements smaller than a byte (such as int4), the value is a packed copy instead.
     """
-    if array.dtype.isbuiltin != 2:  # The value is 2 for types that another package has added to NumPy (bfloat16, …).
+    if array.dtype.isbuiltin != 2:  # `isbuiltin` is 2 for types that another package has added to NumPy (bfloat16, …).
         return ort.OrtValue.ortvalue_from_numpy(array)
     storage = array.view(f"u{array.dtype.itemsize}")
     packed = Weight.from_array(array)
     if packed.nbytes < array.nbytes:
-        # onnxruntime takes the shape from the array. It reads only the packed bytes, at the start of the memory.
+        # The array has a byte for each element, because onnxruntime takes the shape from it. onnxruntime reads only
+        # the packed bytes, at the start of its memory.
         storage = np.zeros(array.shape, np.uint8)
         storage.reshape(-1)[: packed.nbytes] = np.frombuffer(packed.data, np.uint8)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(storage, packed.dtype)

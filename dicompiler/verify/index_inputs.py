@@ -178,13 +178,13 @@ def _sequence_length(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
 
 
 def _counted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return MASK_VALUES if the input of a ReduceSum is an integer tensor: the node may count the ones of a mask."""
+    """Return MASK_VALUES (0 and 1) for an integer input of a ReduceSum: the node may count the ones of a mask."""
     tensor = inputs[0]
     return MASK_VALUES if tensor is not None and tensor.dtype in (TensorProto.INT32, TensorProto.INT64) else None
 
 
 def _inverted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return MASK_VALUES if a Sub computes `1 - input`, because some exporters invert masks in this way."""
+    """Return MASK_VALUES (values 0 and 1) if a Sub computes `1 - input`: some exporters invert masks in this way."""
     minuend = None if inputs[0] is None else inputs[0].value
     return MASK_VALUES if minuend is not None and minuend.size == 1 and minuend.flat[0] == 1 else None
 

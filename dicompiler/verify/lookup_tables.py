@@ -163,7 +163,9 @@ def _after_slice(values: _IndexValues, node: onnx.NodeProto, tensors: Mapping[st
     if not values.is_in_place or values.region is None or source is None:
         return None
     if len(source.shape or ()) != len(values.region):
-        return None  # The values have more axes than the input, because a constant of higher rank was added to them.
+        # The values have more axes than the graph input, because a constant of higher rank was added to them. The
+        # Slice then selects no region of the graph input, so the values are not followed further.
+        return None
     if len(bounds) < 2 or bounds[0] is None or bounds[1] is None:
         return None
     region, starts, ends = list(values.region), bounds[0], bounds[1]

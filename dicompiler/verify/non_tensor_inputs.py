@@ -23,8 +23,8 @@ _EXTRA_STRINGS = ("", "alpha", "beta gamma", "ünïcødé")
 def random_non_tensor_inputs(model: Model, seed: int, integers_only: bool = False) -> dict[str, Any]:
     """Draw values for the inputs that are strings, sequences, maps or optional values, by input name.
 
-    Strings are drawn from those that occur in the network and from _EXTRA_STRINGS. With `integers_only`, the numbers in
-    sequences, maps and optional values are integers.
+    Strings are drawn from those that occur in the network and from the fixed strings _EXTRA_STRINGS. With
+    `integers_only`, the numbers in sequences, maps and optional values are integers.
     """
     types = _non_tensor_types(model)
     strings = known_strings(model) if types else ()
@@ -35,7 +35,7 @@ def random_non_tensor_inputs(model: Model, seed: int, integers_only: bool = Fals
 
 
 def known_strings(model: Model) -> tuple[str, ...]:
-    """Return the strings in constants and attributes of the model, and _EXTRA_STRINGS."""
+    """Return the strings in constants and attributes of the model, and the fixed strings _EXTRA_STRINGS."""
     strings: dict[str, None] = {}
     for name, (dtype, _) in model.initializers().items():
         if dtype == onnx.TensorProto.STRING:

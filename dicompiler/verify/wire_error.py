@@ -79,7 +79,8 @@ def measure_ranges(program: Program, samples: Sequence[Mapping[str, Any]]) -> di
     """
     ranges: dict[str, ValueRange] = {}
     for transfer, name, values in iterate_sent_tensors(program, samples):
-        if transfer.value.dtype != onnx.TensorProto.FLOAT:  # Tensors of other types are not sent as int8.
+        # Only float32 tensors are sent as int8, so no range is needed for other types.
+        if transfer.value.dtype != onnx.TensorProto.FLOAT:
             continue
         if not np.isfinite(values).all():
             raise DicompilerError(
@@ -134,7 +135,8 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
 
 
 def _to_float16(values: NDArray[Any]) -> NDArray[Any]:
-    with np.errstate(over="ignore"):  # The caller checks for infinite results.
+    # Values above float16's range become infinite. The caller checks this, so NumPy need not warn.
+    with np.errstate(over="ignore"):
         return values.astype(np.float16)
 
 

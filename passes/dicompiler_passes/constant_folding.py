@@ -257,7 +257,7 @@ def _compute(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
     results = {tensor.name: tensor for node in pending for tensor in node.outputs if tensor.name}
     values: dict[str, NDArray[Any]] = {}
     failed: list[gs.Node] = []
-    groups = [pending]  # All nodes are run together. If onnxruntime refuses this group, each node is run alone.
+    groups = [pending]  # All nodes are run together. If onnxruntime refuses this group, each node is run separately.
     while groups:
         group, *groups = groups
         names = [t.name for node in group for t in node.outputs if t.name in read_names or (t.name and len(group) == 1)]

@@ -98,7 +98,8 @@ def _nodes(model: Model) -> Iterator[Node]:
         # Stand-ins (integer functions that replace operators in the exact check of `verify`) have domains of their own.
         # They get the domain of the original operator, so that its rule applies to them.
         domain = "" if proto.domain == "ai.onnx" else proto.domain
-        if domain.startswith(STAND_IN_DOMAIN):  # A number after # distinguishes stand-ins of one operator.
+        # The number after # in the domain distinguishes several stand-ins (integer functions) of one operator.
+        if domain.startswith(STAND_IN_DOMAIN):
             domain = domain.removeprefix(STAND_IN_DOMAIN).partition("#")[0].removeprefix(".")
         attributes = {a.name: _attribute_value(a) for a in proto.attribute}
         opset = opsets.get(domain, 1)
@@ -418,7 +419,8 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     for i, missing in enumerate(waiting):
         for other in missing:
             followers[other].append(i)
-    products_by_input: dict[str, list[int]] = {}  # Indices of products by the tensor that they read.
+    # Indices of the layers that are matrix products, by the tensor that they read.
+    products_by_input: dict[str, list[int]] = {}
     for i, layer in enumerate(layers):
         if (anchor := layer.nodes[layer.anchor]).op in ("MatMul", "Gemm"):
             products_by_input.setdefault(anchor.inputs[0], []).append(i)
@@ -428,7 +430,7 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     }
     ready = [
         i for i, missing in enumerate(waiting) if not missing
-    ]  # The list is sorted, and a sorted list is a valid heap.
+    ]  # The list is sorted, so it is a valid heap, and `heapify` is not needed.
     ordered: dict[int, Layer] = {}
     while ready:
         first = heapq.heappop(ready)

@@ -280,7 +280,8 @@ def _target_count(attributes: _Attributes) -> int:
 OUTPUT_SHAPES: Mapping[str, Callable[[Shape, _Attributes], Shape]] = {
     **dict.fromkeys(("Binarizer", "Imputer", "Normalizer", "Scaler"), _same_shape),
     **dict.fromkeys(("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"), _row_per_input_row(_target_count)),
-    "ArrayFeatureExtractor": lambda shape, attributes: (*(shape[:-1] or (1,)), attributes[""]),  # A vector is one row.
+    # An input that is a vector counts as one row.
+    "ArrayFeatureExtractor": lambda shape, attributes: (*(shape[:-1] or (1,)), attributes[""]),
     "FeatureVectorizer": _row_per_input_row(lambda attributes: sum(attributes["inputdimensions"])),
 }
 """Function that computes the output shape from the input shape and the attributes, by operator of ai.onnx.ml."""
@@ -325,7 +326,8 @@ def _infer_ml_node(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> d
             if index is None or index.shape is None:
                 return {}
             attributes[""] = math.prod(index.shape)
-        # Operators that select elements or fill in missing ones keep the type of their input.
+        # These operators select elements, fill in missing ones or compare them, and keep the type of their input. All
+        # others of the table output floats.
         keeps_type = node.op_type in ("ArrayFeatureExtractor", "Imputer", "Binarizer")
         shapes = {
             node.output[0]: (
@@ -359,7 +361,7 @@ def _ask_onnxruntime(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) 
     inferred = {}
     for value in session.get_outputs():
         dtype = _ORT_TYPES.get(value.type)
-        # onnxruntime returns [] if it does not know the shape.
+        # onnxruntime returns the shape [] if it does not know it, so tensors with this shape are omitted.
         if value.name in names and dtype and value.shape and all(isinstance(size, int) for size in value.shape):
             inferred[value.name] = helper.make_tensor_value_info(value.name, dtype, value.shape)
     return inferred

@@ -159,7 +159,7 @@ def conv_transpose(operation: Operation, region: Region, reduce: Interval | None
 
 
 def _with_groups_and_bias(operation: Operation, groups: int, piece: Piece, reduce: Interval | None) -> Piece:
-    """Return `piece` with the attribute `group` set to `groups`, and with the bias of its output channels.
+    """Return a part of a convolution with `groups` as number of groups, and with the bias of its output channels.
 
     A partial sum over the range `reduce` has the bias only if the range starts at 0.
     """

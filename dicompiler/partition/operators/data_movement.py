@@ -100,7 +100,7 @@ def reshape(operation: Operation, region: Region, reduce: Interval | None) -> Pi
         return whole_tensor(operation, region, reduce)
     out, need = reshape_region(region, operation.out_shape, operation.input_shape(0))
     removed = dict.fromkeys(operation.node.attributes)
-    if operation.node.opset < 5:  # Before opset 5 the shape is an attribute.
+    if operation.node.opset < 5:  # Before opset 5, the target shape of a Reshape is an attribute and not an input.
         return Piece(out, (need,), {**removed, "shape": list(region_shape(out))}, op="Reshape")
     shape = np.array(region_shape(out), np.int64)
     return Piece(out, (need, *(None for _ in operation.inputs[1:])), removed, {1: shape}, op="Reshape")

@@ -45,7 +45,7 @@ _MAX_FILE_NAME_CHARS = 50_000
 _RATE_STEP_BYTES = 16 << 10
 """Number of bytes that are sent at once if the rate is limited."""
 SSH_OPTIONS = {
-    "BatchMode": "yes",  # Never ask for a password.
+    "BatchMode": "yes",  # ssh must fail and not ask for a password, because no user may be at a terminal.
     "ConnectTimeout": str(CONNECT_TIMEOUT_S),
     "ServerAliveInterval": str(KEEPALIVE_INTERVAL_S),
     "ClearAllForwardings": "yes",  # Two connections to one host cannot both forward the same port.

@@ -58,7 +58,7 @@ class Relaxation:
 
 @dataclass(frozen=True)
 class GraphFacts:
-    """Facts about a network's graph.
+    """Facts about a network's graph that check models (variants with small integers) need.
 
     Attributes:
         model: The network.
@@ -89,7 +89,10 @@ class GraphFacts:
     whole_nodes: frozenset[str] = frozenset()
 
     def rule(self, node: onnx.NodeProto) -> OperatorRule | None:
-        """Return the rule of the node's original operator; None if it has none."""
+        """Return the operator rule of the node's original operator; None if it has none.
+
+        The original operator is the one that a stand-in (integer function) may have replaced.
+        """
         return self.rules.get((original_domain(node), node.op_type))
 
     def is_whole(self, node: onnx.NodeProto) -> bool:
