@@ -224,7 +224,8 @@ class Auto(Strategy):
         """Return the best plan, or the plan of the best single device if it is predicted to be nearly as good.
 
         A speedup of less than MIN_SPLIT_GAIN is within the error of the prediction. The best plan is returned without
-        this comparison if the objective is counted exactly, or if the problem has no runtime costs (ideal devices).
+        this comparison if the objective has a term that is counted exactly (memory or communication), or if the
+        problem has no runtime costs (ideal devices).
         """
         plan, metrics = problem.best_single_device
         is_predicted = problem.runtime_costs and not set(EXACT_OBJECTIVES) & set(objective_terms(problem.objective))

@@ -19,7 +19,9 @@ def whole_layer_seconds(problem: Problem, device: Device) -> list[float]:
 
 
 def index_devices(ends: Sequence[int]) -> list[int]:
-    """Return the index of the device of each layer; device d has the layers ends[d - 1] to ends[d] - 1.
+    """Return the index of the device of each layer, given the position after the last layer of each device (`ends`).
+
+    Device d has the layers ends[d - 1] to ends[d] - 1, and device 0 begins at layer 0.
 
     index_devices((2, 2, 3)) → [0, 0, 2]: device 1 has no layer.
     """
@@ -50,10 +52,10 @@ def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
 
 
 def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
-    """Return the first j ≤ i with the least max(best[j], total[i] - total[j]).
+    """Return the position j at which the layers before position i are best divided between devices.
 
-    `best[j]` is the time of the earlier devices for the layers before j. The difference of totals is the time of the
-    next device for layers j to i - 1. The minimum is at the first j with best[j] ≥ total[i] - total[j], or just before.
+    `best[j]` is the time of the earlier devices for the layers before j, and total[i] - total[j] is the time of the
+    next device for layers j to i - 1. The result is the first j with the least maximum of the two times. This minimum is at the first j with best[j] ≥ total[i] - total[j], or just before.
     """
     j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
     return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))

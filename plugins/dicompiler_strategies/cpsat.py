@@ -132,7 +132,9 @@ class CpSat(Strategy):
         return replace(best, plan=replace(best.plan, note=note), found_by=self.name)
 
     def solve(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> JointSolution:
-        """Return the best plan by the cost tables, with a lower bound on the value of every plan in them.
+        """Return the best plan by the cost tables, with a lower bound on the objective.
+
+        No plan that the splits in the tables can form has an objective value below the bound.
 
         The solver stops when the budget is exceeded.
         """

@@ -33,7 +33,7 @@ class ArenaEstimate:
     """Estimated memory of one TFLite-micro model.
 
     Attributes:
-        arena: Bytes of the arena (the model's working memory in RAM), with the margin.
+        arena: Bytes of the arena (the model's working memory in RAM), with a safety margin.
         flash: Bytes of the model file.
         macs: Multiply-accumulate operations.
         incoming: Bytes of the inputs.

@@ -55,7 +55,7 @@ class FitBoard:
     flash: int
 
     def has_room(self, tensors: int, models: int) -> bool:
-        """Return True if the board has room for `tensors` bytes of tensors and `models` bytes of models."""
+        """Return True if the board has room for `tensors` bytes of tensors and `models` bytes of model files."""
         return tensors <= self.ram and models <= (self.flash or self.ram - tensors)
 
 

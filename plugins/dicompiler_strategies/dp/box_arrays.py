@@ -22,7 +22,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, eq=False)
 class DeviceBoxes:
-    """One region of a tensor for each device.
+    """One region of a tensor for each of the n devices of the platform.
 
     Attributes:
         shape: Shape of the tensor.
@@ -49,7 +49,7 @@ class DeviceBoxes:
 
     @cached_property
     def sizes(self) -> Floats:
-        """Number of elements of each region, shape (n,)."""
+        """Number of elements of the region of each of the n devices, shape (n,)."""
         elements = np.where(self.present, 1.0, 0.0)
         for axis, extent in enumerate(self.shape):
             cut = self.cuts.get(axis)
@@ -60,7 +60,7 @@ class DeviceBoxes:
 def missing_elements(need: DeviceBoxes, stored: DeviceBoxes, has_copies: bool = False) -> Floats:
     """Return how many elements each device sends to each other device, so that all have the regions that they read.
 
-    The shape is (n senders, n receivers).
+    The shape is (n senders, n receivers), for the n devices of the platform.
 
     Args:
         need: The regions that devices read.
@@ -80,8 +80,9 @@ def missing_elements(need: DeviceBoxes, stored: DeviceBoxes, has_copies: bool = 
             common = common * (b[:, 1] - b[:, 0])[None, :]
         else:
             common = common * extent
-    # `common` must be 0 for senders without a region. If an axis is cut, it is 0 already, because such a sender has an
-    # empty interval. Otherwise these senders are masked here.
+    # `common` has the elements that each sender stores and each receiver needs. It must be 0 for senders without a
+    # region. If an axis is cut, it is 0 already, because such a sender has an empty interval. Otherwise these senders
+    # are masked here.
     senders = np.ones_like(stored.present)[:, None] if stored.cuts else stored.present[:, None]
     common = np.asarray(common * senders * need.present[None, :], np.float64)
     if has_copies:

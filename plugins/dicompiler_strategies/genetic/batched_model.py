@@ -138,7 +138,7 @@ class BatchedModel:
 
     @cached_property
     def host_matrix(self) -> Array:
-        """A matrix of shape (hosts, devices) that is 1 for each device on its host."""
+        """A matrix of shape (hosts, devices): entry [h, d] is 1 if device d is on host h, else 0."""
         return np.ascontiguousarray(device_host_matrix(self.problem.platform).T)
 
     @cached_property

@@ -27,8 +27,9 @@ from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, Sel
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # Temperature of the softmax in the first and the last iteration.
-MULTIPLICATIONS_PER_READ = 25  # In a matrix product, so many multiplications take as long as reading one element.
-_MAX_SERIAL_MULTIPLICATIONS = 1 << 18  # BLAS libraries use a single thread up to this size of a product.
+MULTIPLICATIONS_PER_READ = 25  # In a matrix product, 25 multiplications take as long as reading one element.
+# BLAS libraries use a single thread for matrix products with at most this number of multiplications.
+_MAX_SERIAL_MULTIPLICATIONS = 1 << 18
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,9 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -
     if effort.budget.deadline < math.inf:
         parameters.max_time_in_seconds = max(0.1, effort.budget.seconds_to_deadline())
     parameters.num_workers, parameters.random_seed = effort.workers, effort.seed
-    parameters.interleave_search = effort.workers > 1  # Interleaving makes the results of several workers reproducible.
+    # CP-SAT must interleave its workers in a fixed order, because the results of several workers would otherwise
+    # depend on their speed.
+    parameters.interleave_search = effort.workers > 1
     status, interrupted = run_solver(solver, solver_model.model, _SolutionLogger(scale / COST_UNITS, relaxed.bound))
     effort.budget.spend(solver.response_proto.deterministic_time)
     best, value = relaxed.best, relaxed.value

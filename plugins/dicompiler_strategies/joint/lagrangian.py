@@ -109,7 +109,8 @@ class _PriceSearch:
         self.best: tuple[int, ...] | None = None
         self.choice_bounds: tuple[Floats, ...] = ()
         self.is_limited = np.isfinite(model.load_limits)
-        # Loads (amounts) without a limit get 0 here, because later computations need finite numbers.
+        # Loads (such as the bytes on a host) without a limit get the limit 0 here, because later computations need
+        # finite numbers. `is_limited` masks these loads.
         self.finite_limits = np.where(self.is_limited, model.load_limits, 0.0)
         self.load_scale = np.where(self.finite_limits > 0, self.finite_limits, 1.0)
         for selection in start:

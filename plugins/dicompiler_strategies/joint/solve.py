@@ -108,7 +108,8 @@ class _JointSearch:
         # Choice 0 of each layer is the whole layer on the fastest device, so that the search begins with a valid plan.
         self.start_selections = [tuple(0 for _ in cost_tables.choices)]
         self.interrupted = False
-        self.powered_devices: set[str] | None = None  # Devices that draw idle power, if the objective is energy.
+        # Names of the devices that draw idle power, if the objective is energy; None for all.
+        self.powered_devices: set[str] | None = None
         self.memory = {host.name: host.memory for host in cost_tables.problem.platform.hosts}
 
     def solve(self) -> JointSolution:
@@ -117,7 +118,8 @@ class _JointSearch:
         If the best plan without limits fits into memory, it is also the best plan with limits.
         """
         if min(self.problem.target_overhead.values()) > max(self.memory.values()):
-            # No choice can help. The error of this check names the memory of the runtime.
+            # The target's runtime needs more memory than any host has, so no plan fits. This check raises the error,
+            # which states the memory of the runtime.
             check_constraints(self.problem, self.problem.best_single_device[0])
         keep = self._possible_choices()
         if self.problem.objective == "energy":
@@ -161,7 +163,8 @@ class _JointSearch:
                 limited_layers.append(fullest)
                 continue
             bound_is_valid = False
-            # The missing bytes are reserved for activations, so that fewer weights are placed on these hosts.
+            # The bytes that the plan lacks on a host are reserved for activations, so that fewer weights are placed on
+            # this host.
             for host, missing_bytes in missing.items():
                 limits[host] = max(0, limits[host] - missing_bytes)
         return self._solve_least_memory(bound)

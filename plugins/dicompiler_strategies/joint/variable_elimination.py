@@ -160,8 +160,8 @@ def min_marginals(
         step = order.steps[k]
         table = _add_tables(order, step.scope, factors[k])
         least = table.min(axis=tuple(range(1, table.ndim)))
-        # `least` counts only one connected component of the graph, with the minimum least.min(). The minima of the
-        # other components are added.
+        # `least` has the sums of only one connected component of the graph. Its minimum is least.min(), and the minima
+        # of the other components are added.
         marginals[step.variable] = least + (least_total - least.min())
         for child in children.get(k, ()):
             neighbours = order.steps[child].neighbours

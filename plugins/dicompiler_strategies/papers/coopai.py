@@ -238,9 +238,9 @@ def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = F
     """Return the fastest sequence of blocks that computes the chain on k devices.
 
     A block is a sequence of layers that the devices compute in one round. T_i^k is the least time in which k devices
-    compute the first i layers. e_{r+1,i}^k is the time of a round that computes layers r + 1 to i. By eq. (2), T_i^k =
-    min over r of T_r^k + e_{r+1,i}^k. The time e depends on the data that the devices store when the round begins. The
-    function therefore computes one T for each DataState.
+    compute the first i layers. e_{r+1,i}^k is the time of a round that computes layers r + 1 to i. By eq. (2) of the
+    CoopAI paper, T_i^k = min over r of T_r^k + e_{r+1,i}^k. The time e depends on the data that the devices store when
+    the round begins. The function therefore computes one T for each DataState.
 
     Args:
         layers: The chain.
@@ -272,7 +272,8 @@ def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int
 def best_k(results: Sequence[CoopaiResult]) -> CoopaiResult:
     """Return the fastest of the results for several numbers k of devices; among equals, the one with the fewest.
 
-    This is eq. (1), T_L^* = min over k of T_L^k, where T_L^k is the least time of all L layers on k devices.
+    This is eq. (1) of the CoopAI paper: T_L^* = min over k of T_L^k, where T_L^k is the least time of all L layers on
+    k devices.
     """
     return min(results, key=lambda result: (result.seconds, result.k))
 
@@ -297,8 +298,8 @@ class _Rounds:
     """The possible rounds, and the time of each round.
 
     In a round, each device receives missing inputs, computes its part of a block of layers, and sends results. The time
-    of a round for layers i to j is e_{i,j}^k of eq. (3) to (5). It depends on the DataState, the place at which the
-    results of the previous round are stored:
+    of a round for layers i to j is e_{i,j}^k of eq. (3) to (5) of the CoopAI paper. It depends on the DataState, the
+    place at which the results of the previous round are stored:
 
     - gateway: no data is on a device
     - rows: each device stores its grid (range of rows) of the last layer's output
@@ -334,8 +335,8 @@ class _Rounds:
         """Return the seconds of a round: those of the device that takes longest to compute and to transfer data.
 
         Device d computes ζ(d) FLOPs (`zeta`) at the rate F in FLOP/s. It transfers φ(d) elements (`phi`) of 32 bits.
-        Each of the k devices has a k-th of the gateway's bandwidth G in bit/s. By eq. (3), e_{i,j}^k = max over d of
-        ζ(d) / F + 32 φ(d) / (G / k).
+        Each of the k devices has a k-th of the gateway's bandwidth G in bit/s. By eq. (3) of the CoopAI paper,
+        e_{i,j}^k = max over d of ζ(d) / F + 32 φ(d) / (G / k).
         """
         return float(np.max(zeta / self.F + phi * ELEMENT_BITS * self.k / self.G))
 
@@ -368,8 +369,8 @@ class _Rounds:
     def _grid_work(self, i: int, j: int, rows: RowIntervals) -> tuple[Ints, RowIntervals]:
         """Return the FLOPs of each device for layers i to j, and the rows of layer i's input that each device reads.
 
-        `rows` are the output rows of layer j that each device computes. By eq. (4), the FLOPs of device d are ζ(d) =
-        Σ_{r ∈ [i,j]} p_r(d), where p_r(d) are its FLOPs in layer r.
+        `rows` are the output rows of layer j that each device computes. By eq. (4) of the CoopAI paper, the FLOPs of
+        device d are ζ(d) = Σ_{r ∈ [i,j]} p_r(d), where p_r(d) are its FLOPs in layer r.
         """
         zeta = np.zeros(self.k, np.int64)
         for r in range(j, i - 1, -1):
@@ -383,9 +384,9 @@ class _Rounds:
     def _missing_rows(self, i: int, needs: RowIntervals, state: DataState) -> tuple[Ints, Ints]:
         """Return how many elements each device downloads before a round, and how many it uploads for other devices.
 
-        The two arrays are ti and τo of eq. (5), shape (k,). `needs` are the rows of layer i's input that each device
-        reads. If `state` is "rows", each device already stores a range of these rows. Otherwise each device downloads
-        all rows that it reads from the gateway, and uploads none.
+        The two arrays are ti and τo of eq. (5) of the CoopAI paper, shape (k,) for k devices. `needs` are the rows of
+        layer i's input that each device reads. If `state` is "rows", each device already stores a range of these rows.
+        Otherwise each device downloads all rows that it reads from the gateway, and uploads none.
         """
         layer = self.layers[i]
         assert isinstance(layer, ConvolutionalLayer)
@@ -426,7 +427,7 @@ class _Rounds:
         return rounds
 
     def _held_inputs(self, i: int, state: DataState) -> Ints:
-        """Return how many elements of layer i's input each device has computed itself, shape (k,)."""
+        """Return how many elements of layer i's input each of the k devices has computed itself, shape (k,)."""
         before = self.layers[i - 1] if i else None
         if state == "rows" and isinstance(before, ConvolutionalLayer):
             return _equal_shares(before.rows_out, self.k) * before.row_out

@@ -161,27 +161,33 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
     The costs of all opportunities (ways to split a layer) and devices are weighted with their probabilities, the
     softmax of the logits W. The loss L adds up the cost L_i of each layer i and the cost L_mov_{i,j} of sending its
     output to each reader j. It also adds the costs L_mov_in and L_mov_out of sending the network's inputs and outputs.
-    By eq. (16), L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out.
+    By eq. (16) of the DIAPASON paper, L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out.
 
     If `penalty` is True (for latency), the superposition penalty is subtracted from each layer's cost, as in eq. (1).
     The penalty estimates the time that is saved because sublayers (pieces of the layer) run at once. Eq. (2) for energy
     has no penalty.
     """
-    sigma = softmax(W.W_dev)  # Shape (R, G, S, D): restarts, groups, sublayers, devices.
+    # Probabilities of the sublayers' devices, shape (R, G, S, D): restarts, groups of opportunities, sublayers,
+    # devices.
+    sigma = softmax(W.W_dev)
     p = [softmax(W_l) for W_l in W.W_l]
     total = np.zeros(len(sigma))
     g_sigma = np.zeros_like(sigma)
     g_p = [np.zeros_like(p_l) for p_l in p]
     for i, group in enumerate(space.group):
-        s = sigma[:, group]  # Shape (R, P, S, D): restarts, opportunities, sublayers, devices.
+        # The same probabilities for each opportunity of layer i, shape (R, P, S, D): restarts, opportunities,
+        # sublayers, devices.
+        s = sigma[:, group]
         L_part, g_part = partition_loss(space, i, s, penalty)
-        total += (p[i] * L_part).sum(axis=1)  # The layer's expected cost by eq. (7): L_l = softmax(W_l) · L_part.
+        # The layer's expected cost by eq. (7) of the DIAPASON paper: L_l = softmax(W_l) · L_part.
+        total += (p[i] * L_part).sum(axis=1)
         g_p[i] += L_part
         _add_to_groups(g_sigma, group, p[i][:, :, None, None] * g_part)
         for moved, byte in ((space.inputs, space.B_in), (space.outputs, space.B_out)):
             if i in moved:
-                # The cost of sending the network's inputs or outputs. By eq. (12) or (14), opportunity n costs
-                # L^n = Σ_j softmax(W_dev^j) · (overlap_j · B). By eq. (13) or (15), the layer costs softmax(W_l) · L.
+                # The cost of sending the network's inputs or outputs. By eq. (12) or (14) of the DIAPASON paper,
+                # opportunity n (a way to split the layer) costs L^n = Σ_j softmax(W_dev^j) · (overlap_j · B). By eq.
+                # (13) or (15), the layer costs softmax(W_l) · L.
                 L_end = s @ byte
                 L_comb = (L_end * moved[i]).sum(axis=2)
                 total += (p[i] * L_comb).sum(axis=1)
@@ -190,8 +196,9 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
     for (a, b), overlap in space.overlap.items():
         s_a, s_b = sigma[:, space.group[a]], sigma[:, space.group[b]]
         L_mov, pushed = movement_loss(space, overlap, s_a, s_b)
-        # The expected cost of sending data from layer a to layer b, over their opportunities m and n, by eq. (11):
-        # L_mov_{a,b} = Σ_m Σ_n softmax(W_l^a)_m · softmax(W_l^b)_n · L_mov^{m,n}.
+        # The expected cost of sending data from layer a to layer b, over their opportunities (ways to split them) m
+        # and n, by eq. (11) of the DIAPASON paper: L_mov_{a,b} = Σ_m Σ_n softmax(W_l^a)_m · softmax(W_l^b)_n ·
+        # L_mov^{m,n}.
         total += np.einsum("rm,rmn,rn->r", p[a], L_mov, p[b])
         g_p[a] += np.einsum("rmn,rn->rm", L_mov, p[b])
         g_p[b] += np.einsum("rmn,rm->rn", L_mov, p[a])
@@ -217,8 +224,9 @@ def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Fl
         s_n: Probabilities softmax(W_dev) of the devices of the sublayers j, shape (R, P', S', D).
 
     Returns:
-        The costs L_mov^{m,n}, shape (R, P, P'), and the product s_m B, shape (R, P, S, D), which the gradient needs. By
-        eq. (8) to (10), L_mov^{m,n} = Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B softmax(W_dev_n^j).
+        The costs L_mov^{m,n}, shape (R, P, P'), and the product s_m B, shape (R, P, S, D), which the gradient needs.
+        By eq. (8) to (10) of the DIAPASON paper, L_mov^{m,n} = Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B
+        softmax(W_dev_n^j).
     """
     pushed = s_m @ space.B
     return np.einsum("rmid,rnjd,minj->rmn", pushed, s_n, overlap, optimize=True), pushed
@@ -232,8 +240,8 @@ def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool
     opportunities, S sublayers and D devices. The cost L_part has the shape (R, P).
 
     L_dev^j is the cost of sublayer j on each device. The expected cost of the sublayer is L_sub^j = softmax(W_dev^j) ·
-    L_dev^j by eq. (3). If `penalty` is True (for latency), L_part = Σ_j L_sub^j − L_pen by eq. (1), with the
-    superposition penalty L_pen. Otherwise (for energy), L_part = Σ_j L_sub^j by eq. (2).
+    L_dev^j by eq. (3) of the DIAPASON paper. If `penalty` is True (for latency), L_part = Σ_j L_sub^j − L_pen by eq.
+    (1), with the superposition penalty L_pen. Otherwise (for energy), L_part = Σ_j L_sub^j by eq. (2).
     """
     L_dev, real = space.cost[i], space.has_sublayer[i]
     L_sub = (sigma * L_dev).sum(axis=3)
@@ -256,7 +264,7 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
 
     X_ij is the distance between the device probabilities a of sublayer i and b of sublayer j. It is 0 if they are
     equal, and 1 if the devices surely differ. V_ij is the time for which the two sublayers run at once. L_pen is the
-    sum over i of the least V_ij of all j > i that exist:
+    sum over i of the least V_ij of all j > i that exist (equations of the DIAPASON paper):
 
     - eq. (4): X_ij = sim[a, b] = ‖a − b‖ / √2
     - eq. (5): V_ij = X_ij · min(L_sub_i, L_sub_j)
@@ -273,7 +281,8 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
         ∂L_pen/∂a, because ∂X_ij/∂a = (a − b) / (2 X_ij).
     """
     S = sigma.shape[2]
-    # Shape (P, S, S): True if both sublayers exist and the second one has the larger number.
+    # Pairs of sublayers of which the penalty takes the minimum, shape (P, S, S): True if both sublayers exist and the
+    # second one has the larger number.
     later = np.triu(np.ones((S, S), bool), 1) & real[:, :, None] & real[:, None, :]
     squares = (sigma**2).sum(axis=3)
     distance = squares[..., :, None] + squares[..., None, :] - 2 * sigma @ sigma.swapaxes(2, 3)

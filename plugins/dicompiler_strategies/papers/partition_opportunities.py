@@ -84,8 +84,8 @@ class OpportunitySpace:
         opportunities: POs of each layer.
         group: For each layer, the number of the group of each PO, shape (P,).
         has_sublayer: For each layer, True if the PO has the sublayer, shape (P, S).
-        cost: For each layer, the cost of computing each sublayer on each device in ms or mJ (L_dev of eq. 3), shape
-            (P, S, D).
+        cost: For each layer, the cost of computing each sublayer on each device in ms or mJ (L_dev of the DIAPASON
+            paper's eq. 3), shape (P, S, D).
         overlap: For each pair of layers (i, j), the bytes of eq. (9) that each sublayer of j needs of each sublayer
             of i, shape (P, S, P', S'). P' and S' are the P and S of layer j.
         inputs: For each layer that reads network inputs, the bytes of these inputs that each sublayer reads
@@ -241,9 +241,10 @@ class _SpaceBuilder:
         return {key.tensor: need for key, need in task.needs.items()}
 
     def _device_costs(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
-        """Return the cost of each sublayer of a layer on each device, shape (P, S, D): L_dev of eq. (3).
+        """Return the cost of each sublayer of a layer on each device, shape (P, S, D): L_dev of the paper's eq. (3).
 
-        `at` is the position of the layer, and `pos` are its P opportunities.
+        `at` is the position of the layer. `pos` are its P opportunities (ways to split it into at most S sublayers),
+        and D is the number of devices.
         """
         layer, count = self.layers.layers[at], len(self.devices)
         computed_regions = [
@@ -263,10 +264,10 @@ class _SpaceBuilder:
     def _produced_boxes(self, at: int, pos: Sequence[PartitionOpportunity], slot: int, shares: bool) -> Ints | None:
         """Return the box of one output of a layer that each sublayer computes, shape (P, S, axes + 1, 2).
 
-        A box is the interval on each axis, and on one more axis 0..1; it is 0..0 on every axis if the sublayer computes
-        nothing. `at` is the position of the layer, `pos` are its P opportunities, and `slot` is the index of the
-        output. If `shares` is True, the boxes are the disjoint ones from which sublayers send. The result is None if
-        the output has no static shape.
+        A box has a start and an end on each axis of the tensor. On one more axis, the interval is 0..1. If the
+        sublayer computes nothing, the box is 0..0 on every axis. `at` is the position of the layer, `pos` are its P
+        opportunities, and `slot` is the index of the output. If `shares` is True, the boxes are the disjoint ones from
+        which sublayers send. The result is None if the output has no static shape.
         """
         layer = self.layers.layers[at]
         shape = self.layers.tensors[layer.outputs[slot]].shape
@@ -389,8 +390,9 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
     share. No element is counted twice. The paper calls the result overlap_{i,j}.
 
     Args:
-        produced: Boxes (regions as arrays) that the sublayers of the first layer compute, shape (P, S, axes + 1, 2) for
-            P opportunities (ways to split it).
+        produced: Boxes that the sublayers of the first layer compute, shape (P, S, axes + 1, 2) for P opportunities
+            (ways to split it). A box has a start and an end on each axis, and on one more axis, which is 0..0 if the
+            box is missing.
         shares: The same boxes without overlap. To sublayers with other numbers, a sublayer sends only its share.
         wanted: Boxes that the sublayers of the second layer read, shape (P', S', axes + 1, 2). P' and S' are the
             numbers of opportunities and sublayers of the second layer.
@@ -399,7 +401,8 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
         The numbers of elements, shape (P, S, P', S').
     """
     # The elements in the share of sublayer s that sublayer t of the same layer computes too. Sublayer t of the second
-    # layer gets them from sublayer t of the first layer, and not from s. Shape: (P, S for s, S for t, axes + 1, 2).
+    # layer gets them from sublayer t of the first layer, and not from s. The boxes (regions as arrays) have the shape
+    # (P, S for s, S for t, axes + 1, 2).
     both = common_boxes(shares[:, :, None], produced[:, None, :])
     wide = wanted[None, None]
     moved = (common_elements(shares[:, :, None, None], wide) - common_elements(both[:, :, None], wide)).astype(

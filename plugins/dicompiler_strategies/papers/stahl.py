@@ -54,7 +54,8 @@ class IlpLayer:
         M: Number of input elements.
         K: Number of output elements.
         Q: Number of weights.
-        previous: Position of the layer l − 1 that computes the inputs, as in eq. (7) and (12); None if there is none.
+        previous: Position of the layer l − 1 that computes the inputs, as in the paper's eq. (7) and (12); None if
+            there is none.
         can_fuse: True if the layer can be fused with layer l − 1.
         has_split_inputs: True if the layer has no layer l − 1 and each device stores an equal part of its inputs at the
             start (o_0 = 1 in the paper).
@@ -75,7 +76,7 @@ class IlpSolution:
 
     Attributes:
         schemes: Scheme of each layer: LOP, LIP, or one of the two layers of FUSE.
-        communication: Number of elements that are sent (C of eq. 10).
+        communication: Number of elements that all devices send for one frame (C of the paper's eq. 10).
         is_proven: True if no other solution needs less communication.
     """
 
@@ -88,8 +89,9 @@ def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) 
     """Return N · C_l, where C_l is the number of elements that are sent for layer l, and N the number of devices.
 
     The factor N makes the result an integer. The layer has M inputs and K outputs. LOP splits the output channels, LIP
-    splits the input channels, and FUSE computes a layer in LOP and the next one in LIP. The term o_{l−1} is 1 if
-    `reused` is True, else 0. If it is 1, each device already has an N-th of the inputs, because layer l − 1 is in LOP.
+    splits the input channels, and FUSE computes a layer in LOP and the next one in LIP. The formulas are those of
+    Stahl et al. (2019). The term o_{l−1} is 1 if `reused` is True, else 0. If it is 1, each device already has an N-th
+    of the inputs, because layer l − 1 is in LOP.
 
     - LOP, eq. (7): C_l = (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N
     - LIP, eq. (8): C_l = M (N − 1) / N + K (N − 1)
@@ -107,8 +109,8 @@ def solve_ilp(
 ) -> IlpSolution:
     """Return the schemes (LOP, LIP or FUSE) of all layers with which the fewest elements are sent.
 
-    CP-SAT solves the integer linear program (ILP) of eq. (10) to (13), or finds a good solution within its limit. The
-    costs are multiplied by N to be integers. Equal inputs give equal results.
+    CP-SAT solves the integer linear program (ILP) of the paper's eq. (10) to (13), or finds a good solution within its
+    limit. The costs are multiplied by N to be integers. Equal inputs give equal results.
 
     Args:
         layers: Layers of the ILP, in network order.
@@ -127,13 +129,17 @@ def solve_ilp(
     terms: list[Any] = []
     seconds = {layer.previous: at for at, layer in enumerate(layers) if layer.previous is not None and layer.can_fuse}
     for at, layer in enumerate(layers):
-        model.add_exactly_one(x[at].values())  # Eq. (11): each layer has one scheme.
+        # Eq. (11) of the paper: each layer has exactly one scheme (LOP, LIP, or one of the layers of FUSE).
+        model.add_exactly_one(x[at].values())
         if not lip:
             model.add(x[at]["i"] == 0)
         if at in seconds and fuse:
-            model.add(x[seconds[at]]["s"] == x[at]["f"])  # Eq. (12): both layers of a pair are fused, or none.
+            # Eq. (12) of the paper: both layers of a pair are fused (FUSE), or none.
+            model.add(x[seconds[at]]["s"] == x[at]["f"])
         else:
-            model.add(x[at]["f"] == 0)  # Eq. (13): no layer follows with which this layer can be fused.
+            # Eq. (13) of the paper: this layer is not the first of a fused pair, because no next layer can be fused
+            # with it.
+            model.add(x[at]["f"] == 0)
         if at not in seconds.values() or not fuse:
             model.add(x[at]["s"] == 0)
         terms += [scaled_cost(layer, scheme, False, N) * variable for scheme, variable in x[at].items()]

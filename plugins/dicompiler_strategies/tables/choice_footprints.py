@@ -29,7 +29,8 @@ Floats = NDArray[np.float64]
 class NeededBoxes:
     """The box (region as an array) of one input tensor that a layer reads, for each choice and each device.
 
-    A choice is one way to split the layer.
+    A choice is one way to split the layer. A box has a start and an end on each axis of the tensor, and on one more
+    axis, which says whether the box exists (0..1) or is missing (0..0).
 
     Attributes:
         boxes: Boxes in elements, an array of shape (choices, devices, axes + 1, 2).
@@ -44,8 +45,9 @@ class NeededBoxes:
 class ChoiceFootprint:
     """Regions, seconds and bytes of each choice of a layer (way to split it) on each device.
 
-    The arrays have the shape (choices, devices, …), with devices in platform order. A box is a region as an array;
-    arrays of boxes have the shape (choices, devices, axes + 1, 2).
+    The arrays have the shape (choices, devices, …), with devices in platform order. A box is a region as an array.
+    Arrays of boxes have the shape (choices, devices, axes + 1, 2): a start and an end on each axis of the tensor, and
+    on one more axis, which says whether the box exists (0..1) or is missing (0..0).
 
     Attributes:
         produced: By index of a layer output: the box of this output that each device computes.
@@ -122,7 +124,8 @@ class _FootprintBuilder:
             if (shape := problem.layers.tensors[name].shape) is not None and (slot == 0 or layer.whole_reason)
         }
         self.shares = {slot: array.copy() for slot, array in self.produced.items()}
-        # Boxes that devices read, by (index of the input, 1 if they are read for partial sums and else 0).
+        # Boxes (regions) of the layer's inputs that devices read, by (index of the input, 1 if read for partial sums,
+        # else 0).
         self.reads: dict[tuple[int, int], Ints] = {}
         self.partial_seconds, self.final_seconds = np.zeros(size), np.zeros(size)
         self.weight_bytes, self.merged_bytes = np.zeros(size, np.int64), np.zeros((*size, len(self.index)), np.int64)
@@ -170,7 +173,8 @@ class _FootprintBuilder:
         d = self.index[part.device]
         for slot in self.produced:
             region = probe.task.outputs[TensorKey(self.layer.outputs[slot])]
-            assert region is not None  # `produced` only has outputs with a static shape, which have a region.
+            # `produced` has only the outputs with a static shape, and every task has a region of these.
+            assert region is not None
             self.produced[slot][c, d] = region_to_box(region)
             self.shares[slot][c, d] = region_to_box(region if share is None or slot else share)
         for s in senders:
@@ -207,7 +211,7 @@ class _FootprintBuilder:
 
     @cached_property
     def _partial_element_bytes(self) -> int:
-        """Bytes of one element of a partial sum."""
+        """Bytes of one element of a partial sum when it is sent."""
         layers = self.problem.layers
         return element_bytes(layers, layers.cut_output(self.layer.nodes[self.layer.anchor]))
 
@@ -255,7 +259,7 @@ def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[Neede
 
 
 def common_boxes(a: Ints, b: Ints) -> Ints:
-    """Return the intersections of two arrays of boxes (regions) of shape (…, axes, 2).
+    """Return the intersections of two arrays of boxes (start and end on each axis) of shape (…, axes, 2).
 
     An empty intersection is 0..0 on every axis.
     """
@@ -265,7 +269,7 @@ def common_boxes(a: Ints, b: Ints) -> Ints:
 
 
 def box_elements(boxes: Ints) -> Ints:
-    """Return the number of elements of each box (region) in an array of boxes of shape (…, axes, 2)."""
+    """Return the number of elements of each box (start and end on each axis) in an array of shape (…, axes, 2)."""
     elements: Ints = np.maximum(boxes[..., 1] - boxes[..., 0], 0).prod(axis=-1)
     return elements
 
@@ -291,12 +295,16 @@ def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]
 
 
 def device_host_matrix(platform: Platform) -> Floats:
-    """Return a matrix of shape (devices, hosts) that is 1 for each device on its host."""
+    """Return a matrix of shape (devices, hosts): entry [d, h] is 1 if device d is on host h, else 0."""
     return np.array([[device.host == host.name for host in platform.hosts] for device in platform.devices], np.float64)
 
 
 def whole_tensor_boxes(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
-    """Return boxes (regions as arrays), shape (1, devices, axes + 1, 2): the whole tensor on the named devices."""
+    """Return boxes (regions as arrays) that are the whole tensor on the named devices, and missing on all others.
+
+    The shape is (1, devices, axes + 1, 2): a start and an end on each axis, and on one more axis, which says whether
+    the box exists (0..1) or is missing (0..0).
+    """
     shape = problem.layers.tensors[tensor].shape or ()
     boxes = _empty_boxes((1, len(problem.platform.devices)), shape)
     boxes[0, [device.name in names for device in problem.platform.devices]] = region_to_box(full_region(shape))

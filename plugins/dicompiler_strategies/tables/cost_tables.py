@@ -90,8 +90,8 @@ class CostTables:
             need them for layer j, an array of shape (choices of i, choices of j).
         compute_seconds: For each layer, the seconds of computing, of shape (choices, devices) in platform order.
         weight_bytes: For each layer, the bytes of weights, of shape (choices, devices).
-        node_bytes: The bytes that are sent in the transfers of `node_seconds`.
-        edge_bytes: The bytes that are sent in the transfers of `edge_seconds`.
+        node_bytes: For each layer, the bytes that are sent in the transfers of `node_seconds`, of shape (choices,).
+        edge_bytes: For each edge, the bytes that are sent in the transfers of `edge_seconds`, of the same shapes.
         footprints: Regions, seconds and bytes of the choices of each layer.
     """
 
@@ -155,7 +155,7 @@ def sum_tables(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats], selecti
     for layer_costs, column in zip(node, columns, strict=True):
         sums += layer_costs[column]
     for (i, j), table in edge.items():
-        # NumPy looks up a flat index faster than a pair of indices.
+        # The tables are flattened, because NumPy looks up a flat index faster than a pair of indices.
         sums += table.ravel()[columns[i] * table.shape[1] + columns[j]]
     return sums
 
@@ -466,8 +466,8 @@ def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> 
     bytes. The result has the shape (producer choices, consumer choices, devices).
     """
     (held, *wanted), factor = _drop_common_axes([held, *(need.boxes for need in needs)])
-    # The shape is (devices, producer choices, consumer choices), where a choice is one way to split a layer. Devices
-    # come first, because NumPy is fast on arrays with long rows.
+    # `missing` has the shape (devices, producer choices, consumer choices), where a choice is one way to split a
+    # layer. Devices come first, because NumPy is fast on arrays with long rows.
     missing = np.zeros((held.shape[1], len(held), len(wanted[0])), held.dtype)
     for need, boxes in zip(needs, wanted, strict=True):
         present = common_elements(held.swapaxes(0, 1)[:, :, None], boxes.swapaxes(0, 1)[:, None])
@@ -489,12 +489,13 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
     """
     devices = held.shape[1]
     (held, shares, *wanted), factor = _drop_common_axes([held, shares, *(need.boxes for need in needs)])
-    both = common_boxes(shares[:, :, None], held[:, None, :])  # Shape (producer choices, senders, receivers, axes, 2).
-    # An element of a sender's share that the receiver stores too is not sent. Such elements exist only for few
-    # combinations of a way to split the producing layer, a sender and a receiver (p, s, r), so they are subtracted only
-    # for these.
+    # Elements of a sender's share that the receiver stores too. They are not sent. The boxes (regions as arrays) have
+    # the shape (producer choices, senders, receivers, axes, 2).
+    both = common_boxes(shares[:, :, None], held[:, None, :])
+    # Such elements exist only for few combinations of a way to split the producing layer, a sender and a receiver
+    # (p, s, r), so they are subtracted only for these.
     p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & ~np.eye(devices, dtype=bool))
-    # Shape (producer choices, senders, consumer choices, receivers).
+    # Numbers of sent elements, of shape (producer choices, senders, consumer choices, receivers).
     sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)
     for need, boxes in zip(needs, wanted, strict=True):
         sent += need.sign * common_elements(shares[:, :, None, None], boxes)
@@ -527,7 +528,7 @@ def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
 def common_elements(a: Ints, b: Ints) -> Ints:
     """Return the number of elements that boxes (regions) of `a` and `b` have in common.
 
-    The arrays of boxes, of shape (…, axes, 2), are broadcast.
+    The arrays of boxes have the shape (…, axes, 2), with the start and the end on each axis, and are broadcast.
     """
     # Contiguous arrays are many times faster to compare, so each bound of each axis is copied to its own array.
     a_bounds, b_bounds = (np.ascontiguousarray(np.moveaxis(boxes, (-2, -1), (0, 1))) for boxes in (a, b))

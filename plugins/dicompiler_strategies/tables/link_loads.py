@@ -172,7 +172,8 @@ def build_link_loads(problem: Problem) -> LinkLoads:
     hosts = {host.name: i for i, host in enumerate(platform.hosts)}
     switch = platform.network.kind == "switch"
     link_count = 2 * len(hosts) if switch else 1
-    uses_link = np.zeros((len(devices) ** 2, link_count))  # 1 if the pair of devices sends over the link.
+    # For each pair (sender, receiver) and each link: 1 if the pair sends over the link, else 0.
+    uses_link = np.zeros((len(devices) ** 2, link_count))
     for pair, (sender, receiver) in enumerate((a, b) for a in devices for b in devices):
         if sender.host != receiver.host:
             uses_link[pair, (2 * hosts[sender.host], 2 * hosts[receiver.host] + 1) if switch else 0] = 1.0
