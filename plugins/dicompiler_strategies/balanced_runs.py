@@ -55,7 +55,8 @@ def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
     """Return the position j at which the layers before position i are best divided between devices.
 
     `best[j]` is the time of the earlier devices for the layers before j, and total[i] - total[j] is the time of the
-    next device for layers j to i - 1. The result is the first j with the least maximum of the two times. This minimum is at the first j with best[j] ≥ total[i] - total[j], or just before.
+    next device for layers j to i - 1. The result is the first j with the least maximum of the two times. It is the
+    first j with best[j] ≥ total[i] - total[j], or the position just before.
     """
     j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
     return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))
