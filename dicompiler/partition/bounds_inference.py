@@ -1,7 +1,7 @@
 """Bounds inference: from the region that a part of a layer computes, backwards to the regions that it needs.
 
-If several nodes read a tensor, its needed region is the bounding box of the regions that they read. This also gives the
-halos in graphs with branches.
+If several nodes read a tensor, its needed region is the bounding box of the regions that they read. This also gives
+the halos (rows, columns or channels that a part reads beyond its own position) in graphs with branches.
 """
 
 from __future__ import annotations
@@ -143,8 +143,9 @@ def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> S
         kind, nodes = "merger", tuple(node for node in nodes if node is not anchor)
     task_nodes, demands = _infer_bounds(layers, nodes, target, region, share.reduce)
     if kind == "merger":
-        # The task adds up partial sums of the output of the anchor (the layer's main operator), and does not read this
-        # output itself. Routing, a later step, determines which partial sums the task reads.
+        # The task (computation of a part of a layer) adds up partial sums of the output of the anchor (the layer's
+        # main operator), and does not read this output itself. Routing, a later step, determines which partial sums
+        # the task reads.
         del demands[layers.cut_output(anchor)]
     state_needs = {TensorKey(name): demands.pop(name) for name in list(demands) if name in layers.state_output_of}
     needs = {TensorKey(name): demand for name, demand in demands.items()}
@@ -163,7 +164,8 @@ def _infer_bounds(
     task_nodes: list[TaskNode] = []
     for node in reversed(nodes):
         demand = demands.pop(layers.cut_output(node), None)
-        if demand is None:  # No node of the task reads the output of `node`, so `node` is omitted.
+        # No node of the task (computation of a part of a layer) reads the output of `node`, so `node` is omitted.
+        if demand is None:
             continue
         piece = layers.make_piece(node, demand, reduce)
         task_nodes.append(TaskNode(node, piece))

@@ -78,8 +78,9 @@ def partition_checked(state: PipelineState) -> PipelineState:
 def lower(state: PipelineState) -> PipelineState:
     """Add routing, placed model and program to a pipeline state with a plan.
 
-    A placed model is the partitioned model, in which each node has a device. If the state has no `reference` yet (the
-    model with which outputs are compared), its model becomes the reference.
+    The routing says which regions of tensors the devices exchange. A placed model is the partitioned model, in which
+    each node has a device. If the state has no `reference` yet (the model with which outputs are compared), its model
+    becomes the reference.
 
     Args:
         state: Pipeline state with layers, platform and plan.
@@ -158,7 +159,7 @@ def _plan_devices(platform: Platform, plan: Plan) -> list[str]:
 
 
 def _distinct_role_plans(plan: Plan) -> list[Plan]:
-    """Return the plans of all roles (the plan itself, its replicas and its failure plans), equal ones once."""
+    """Return the different plans of all roles: the plan itself, its replicas and its failure plans."""
     roles = plan.roles
     return [role for i, role in enumerate(roles) if roles.index(role) == i]
 

@@ -560,21 +560,22 @@ def _tensor_spec(info: onnx.ValueInfoProto) -> TensorSpec:
 def place_parts(facts: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
     """Return the placed graph (nodes with devices) for a routing.
 
-    The routing has the tasks of a plan and the tensor regions that devices exchange for them. `plan` is the plan,
-    replica or failure plan that it was made for.
+    The routing has the tasks of a plan and the tensor regions that devices exchange for them. `plan` is the plan for
+    which the routing was made: the main plan, a replica of it on other devices, or a failure plan.
     """
     return _Placer(facts, routing, plan).make_graph()
 
 
 class _Placer:
-    """Converter of tasks to nodes, in the order of the routing. A task computes one part of a layer."""
+    """Converter of tasks to nodes. A task computes one part of a layer on a device."""
 
     def __init__(self, facts: ModelFacts, routing: Routing, plan: Plan) -> None:
         self.facts, self.routing, self.plan = facts, routing, plan
         self.layers = routing.layers
         self.builder = PlacedGraphBuilder(facts)
         self.tensor_of_task: dict[tuple[TensorKey, TaskId], PlacedTensor] = {}
-        # Slices, concatenations and sent tensors, by a key of their contents, so that several readers share them.
+        # Tensors from Slices, Concats and other devices, by a key of their contents, so that several readers share
+        # them.
         self.shared_tensors: dict[object, PlacedTensor] = {}
         self.captured_names: set[str] = set()
         self.task_count_by_layer = Counter(task.layer for task in routing.tasks)
@@ -699,8 +700,9 @@ class _Placer:
             return self.tensor_of_task[box.key, box.task]
         cache_key = (box.origin, box.region)
         if cache_key not in self.shared_tensors:
-            # The Slice on the sender has the position of the layer that reads the box. The lane -1 puts it before all
-            # lanes (groups of parts) of the sender, so that the receiver does not wait for these lanes.
+            # The Slice that cuts the box (region of a tensor) on the sender has the position of the layer that reads
+            # the box. The lane -1 puts it before all lanes (groups of parts) of the sender, so that the receiver does
+            # not wait for these lanes.
             period, _, position, _ = place.step_key
             slice_placement = NodePlacement(box.origin.device, box.origin.lane, (period, -1, position, 0))
             producer_placement = self.placement_of_task.get(box.origin.task, slice_placement)
@@ -714,8 +716,8 @@ class _Placer:
 
         Before them, add the nodes that put the task's inputs together from regions that are on its device.
         """
-        # Each layer has two positions in the order: partial sums are computed at the first, and added at the second.
-        # All other tasks also have the second.
+        # Each layer has two positions in the order of execution. Partial sums are computed at the first one, and added
+        # at the second one. Tasks (computations of parts) without partial sums also have the second one.
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
         step_key = (self.routing.periods[task_id(task)], task.lane, position, 1)
         place = NodePlacement(task.device, task.lane, step_key, task_id(task))

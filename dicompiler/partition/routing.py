@@ -394,8 +394,8 @@ class _Router:
             overlap = need if need == box.region else intersect(need, box.region)
             if overlap is not None:
                 overlaps.append((i, box, overlap))
-                # The box was computed by the same lane (group of the device's parts) and contains the whole region. No
-                # other box can be nearer or have a larger overlap, so the search ends.
+                # The box (stored region) was computed by the same lane (group of the device's parts) and contains the
+                # whole region. No other box can be nearer or have a larger overlap, so the search ends.
                 if box.device == device and box.lane == lane and overlap == need:
                     overlaps = overlaps[-1:]
                     break
@@ -416,8 +416,8 @@ class _Router:
         best = overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda entry: self._piece_rank(at, *entry))
         _, box, overlap = best
         # Only boxes that overlap with the region can overlap with its pieces. Received boxes are omitted, because
-        # `received_by_device` has them too. If no box is left, one is kept, because the error about a region that no
-        # part computes takes the tensor's name from it.
+        # `received_by_device` has them too. If no box (region of a tensor on a device) is left, one is kept: an error
+        # about a region that no part computes gets the tensor's name from it.
         candidates = [candidate for _, candidate, _ in overlaps if candidate.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
@@ -434,6 +434,8 @@ class _Router:
 
     def _piece_rank(self, at: DeviceLane, index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
         """Return the sort key of box number `index` for a reader on device and lane `at`; the best box comes first.
+
+        A box is a region of a tensor on a device, and a lane is a group of a device's parts.
 
         The nearest box is the best one: own lane, own device, own host, then other hosts. Among equally near boxes, it
         is the one with the largest `overlap`, the region that the box has in common with the region that is read.
@@ -516,16 +518,16 @@ def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) 
             covered.append(((low, high), number))
             rest = [side for side in ((starts[gap], low), (high, stops[gap])) if side[0] < side[1]]
             starts[gap : gap + 1], stops[gap : gap + 1] = [side[0] for side in rest], [side[1] for side in rest]
-        # The piece stays in the heap after it has covered a gap, because it may overlap with other gaps.
+        # The piece (an interval) stays in the heap after it has covered a gap, because it may overlap with other gaps.
         heapq.heappush(heap, (distance, low - high, order, number))
     return sorted([*covered, *(((start, stop), None) for start, stop in zip(starts, stops, strict=True))])
 
 
 def _largest_overlap(starts: Sequence[int], stops: Sequence[int], piece: Interval) -> tuple[int, int, int] | None:
-    """Return the largest overlap of a piece with a gap; None if it overlaps with no gap.
+    """Return the largest overlap of the interval `piece` with a gap; None if it overlaps with no gap.
 
-    Gap i is the interval from starts[i] to stops[i]. The result is the start and the stop of the overlap, and the index
-    of the gap.
+    A gap is an interval that is not covered yet. Gap i is the interval from starts[i] to stops[i]. The result is the
+    start and the stop of the overlap, and the index of the gap.
     """
     best, gap = None, max(0, bisect_right(starts, piece[0]) - 1)
     while gap < len(starts) and starts[gap] < piece[1]:

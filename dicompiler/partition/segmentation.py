@@ -24,7 +24,7 @@ def build_program(
 ) -> Program:
     """Return the program of a placed (partitioned) model, or of its PlacedGraph if no ONNX model is written.
 
-    The program of a PlacedGraph is only simulated, so its segments have no model and no weights.
+    The program of a PlacedGraph is only simulated, so its segments (submodels) have no ONNX model and no weights.
 
     `devices` are all devices in order, including those without work. `hosts` gives the host of each device; without it,
     each device has its own host.
@@ -245,7 +245,10 @@ def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segme
 def _segment_model(
     segment: Segment, nodes: Sequence[int], graph: PlacedGraph, source: Model, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """Return the ONNX model of a segment. `constants` are the initializers of the partitioned model, by name."""
+    """Return the ONNX model of a segment, the submodel that a device runs at once.
+
+    `constants` are the initializers of the partitioned model, by name.
+    """
     read = dict.fromkeys(n for i in nodes for n in graph.nodes[i].reads)
     proto = onnx.ModelProto(
         ir_version=source.proto.ir_version, opset_import=source.proto.opset_import, functions=source.proto.functions
@@ -256,8 +259,8 @@ def _segment_model(
     proto.graph.output.extend(graph.infos.get(n) or onnx.ValueInfoProto(name=n) for n in segment.outputs)
     proto.graph.initializer.extend(constants[n] for n in read if n in constants)
     proto.graph.sparse_initializer.extend(t for t in source.proto.graph.sparse_initializer if t.values.name in read)
-    # Boards may have an older onnxruntime than this host. It refuses newer IR versions, so the segment states the
-    # lowest possible version.
+    # Boards may have an older onnxruntime than this host. It refuses newer IR versions, so the segment's model states
+    # the lowest IR version that supports its contents.
     proto.ir_version = lowest_ir_version(proto)
     return proto
 

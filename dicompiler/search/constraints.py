@@ -277,8 +277,8 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
     if not any(need.is_exceeded for need in host_memory_needs(platform, memory)):
         return
     if problem.target is not None and problem.model is not None and not any(host.flash for host in platform.hosts):
-        # The estimate above is a lower bound. The error states the predicted memory of the program instead, which
-        # `check_program_memory` compares with the limits.
+        # `memory` is an estimate, and a lower bound. For the error, it is replaced by the predicted memory of the
+        # compiled program, which `check_program_memory` compares with the limits.
         memory = problem.program_memory_use(problem.draft_program(plan))
     routing = route(problem.layers, plan, platform.host_of)
     target_name = "" if problem.target is None else problem.target.name

@@ -41,7 +41,7 @@ class FailureSelection:
 
     @classmethod
     def parse(cls, value: int | str | FailureSelection | None) -> FailureSelection:
-        """Return the selection that a user's value describes.
+        """Return the device failures to tolerate (a FailureSelection) that a user's value describes.
 
         The value is a number of devices (2 or "2"), "hosts", a comma-separated list of device names, a FailureSelection
         (which is returned), or None for an empty selection.

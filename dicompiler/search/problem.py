@@ -370,6 +370,8 @@ class Problem:
     def draft_program(self, plan: Plan) -> PipelineState:
         """Return the routing and the program of a plan, without the check that the split model is valid ONNX.
 
+        The routing says which regions of tensors devices exchange, and the program has the steps of each device.
+
         Args:
             plan: Plan for the problem's layers.
 

@@ -218,7 +218,9 @@ def _find_client(path: Path) -> Callable[[Path, RunOptions], Session]:
         raise DicompilerError(
             f"{path}: target {name!r} does not support sessions{did_you_mean(name, clients)}: use dicompiler.run"
         )
-    if name not in BUILTIN_CLIENTS:  # Built-in targets check the artifact's files themselves, when they load them.
+    # Sessions of built-in targets check the artifact's files themselves when they load them. For all other targets,
+    # the files are checked here.
+    if name not in BUILTIN_CLIENTS:
         check_files(path, document["files"], document["files"])
     module, _, function = clients[name].partition(":")
     open_session: Callable[[Path, RunOptions], Session] = getattr(importlib.import_module(module), function)

@@ -58,7 +58,7 @@ class BoardPackage:
 
 @dataclass(frozen=True)
 class EngineFiles:
-    """A segment in the format of an engine.
+    """A segment (ONNX submodel of a device), converted to the format of an engine.
 
     Attributes:
         network: Content of the file with the operators. Inputs and outputs have the order of the segment's model.
@@ -80,7 +80,7 @@ class LoadedNetwork(Protocol):
     """
 
     def __init__(self, network: Path, weights: Path, threads: int, is_spinning: bool) -> None:
-        """Load the files of a segment.
+        """Load the files of a segment, the submodel that `Engine.convert` has converted.
 
         Args:
             network: File with `EngineFiles.network`.
@@ -123,7 +123,7 @@ class Engine(ABC):
         precisions: The reduced precisions that the engine can use, each with its allowed difference from onnxruntime.
         precision: The precision with which the engine computes: fp32, or one of `precisions`.
         layers: Names or patterns (conv*) of the layers that the engine computes; empty: all. onnxruntime computes the
-            others.
+            other layers.
     """
 
     name: ClassVar[str]

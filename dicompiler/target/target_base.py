@@ -255,7 +255,7 @@ class Target(ABC):
         return {device.device: 0 for device in program.devices}
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """Return the runtime's work for each segment of a device, so that this work can be timed.
+        """Return the runtime's work for each segment (submodel) of a device, so that this work can be timed.
 
         Default: the engine's computation of each segment, and no copies.
 

@@ -1,4 +1,4 @@
-"""Check of cost models: the seconds of pieces of layers must be valid, consistent and reproducible."""
+"""Check of cost models: predicted seconds for pieces of layers must be valid, consistent and reproducible."""
 
 from __future__ import annotations
 

@@ -244,7 +244,7 @@ def _check_run(
 
 
 def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
-    """Check a plan with two replicas: two devices compute the even and the odd frames."""
+    """Check a plan with two replicas: one device computes the even frames, and another device the odd frames."""
     first, second = (device.name for device in sample.platform.computing_devices[:2])
     plan = replace(_single_device_plan(sample, first), replicas=({}, {first: second}))
     _check_accepted(target, sample, plan, target.can_run_replicas, "replicas", [()] if runs else [])

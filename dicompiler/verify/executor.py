@@ -280,7 +280,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class _SingleUseSession:
-    """A segment runner that creates an onnxruntime session for each run, and then frees it to save memory."""
+    """A runner of a segment (submodel) that creates a session for each run, and then frees it to save memory."""
 
     make_session: Callable[[], OrtSession]
 
@@ -379,7 +379,10 @@ class ProgramExecutor:
 
 
 def _sends_by_segment(device: DeviceProgram) -> list[list[int]]:
-    """Return the indices of the transfers that a device sends: before its first segment, then after each segment."""
+    """Return the transfers that a device sends before its first segment (submodel), then those after each segment.
+
+    A transfer is a tensor region that one device sends to another, given by its index in the program.
+    """
     sends: list[list[int]] = [[]]
     for step in device.steps:
         if step.kind == "run":

@@ -57,7 +57,7 @@ class SentTensor(NamedTuple):
 def iterate_sent_tensors(program: Program, frames: Sequence[Mapping[str, Any]]) -> Iterator[SentTensor]:
     """Yield the tensors that would be sent in a smaller element type (narrowed) when the program runs these frames.
 
-    All replicas and failure plans of the program are run.
+    All replicas (copies of the plan on other devices) and failure plans of the program are run.
     """
     for role in program.roles:
         segments = [segment for device in role.devices for segment in device.segments]

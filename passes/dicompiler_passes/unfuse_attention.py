@@ -43,7 +43,7 @@ class PrecedingNodes:
         )
 
     def add_split(self, tensor: Any, sizes: Sequence[int], axis: int) -> list[Any]:
-        """Add a Split of a tensor into pieces of these sizes, and return the pieces.
+        """Add a Split of a tensor into pieces of the given lengths, and return the pieces.
 
         If the tensor is a product, `split_products` can then replace it by one product for each piece.
         """

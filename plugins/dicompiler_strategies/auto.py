@@ -51,7 +51,7 @@ PlanRows = NDArray[np.intp]
 
 
 def is_plan_of_whole_layers(plan: Plan) -> bool:
-    """Return True if each layer is whole on one device, and the plan has no replicas."""
+    """Return True if each layer is whole on one device, and the plan has no replicas (copies on other devices)."""
     return not plan.replicas and all(
         len(parts) == 1 and parts[0].region is None and parts[0].reduce is None for parts in plan.layers.values()
     )
@@ -61,7 +61,7 @@ def improve_by_moves(problem: Problem, plan: Plan, budget: WorkBudget) -> Plan:
     """Return the best plan that is found by moving runs of consecutive layers to other devices.
 
     If no plan is better, the layers stay on the devices of `plan`. The plan must have each layer whole on one device,
-    and no replicas. The objective is that of the problem, as `BatchedModel` estimates it.
+    and no replicas (copies on other devices). The objective is that of the problem, as `BatchedModel` estimates it.
     """
     model = build_batched_model(problem)
     position = {device.name: i for i, device in enumerate(problem.platform.devices)}

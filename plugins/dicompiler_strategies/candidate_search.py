@@ -134,8 +134,8 @@ class _TaskDependencies:
     def from_routing(cls, routing: Routing) -> _TaskDependencies:
         read = {_task_id(task): list(_read_boxes(routing, task)) for task in routing.tasks}
         waiting = frozenset(key for key, boxes in read.items() if any(box.origin is not None for box in boxes))
-        # The stage of a task is the largest number of tasks on a path to it, itself included, that read data from other
-        # devices.
+        # The stage of a task (computation of a part of a layer): on the paths that end with it, the largest number of
+        # tasks that read data from other devices.
         stage, local = dict[TaskId, int](), dict[TaskId, list[TaskId]]()
         for task in routing.tasks:
             boxes = read[_task_id(task)]
@@ -197,11 +197,11 @@ class _TaskDependencies:
         return cuts
 
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
-        """Split the region of a task along its only cut axis; the first part gets the fraction `share` of the rows.
+        """Split the region of a task (part of a layer) in two; the first part gets the fraction `share` of the rows.
 
-        The result is None if the layer cannot be split further, or if the task's region is not cut along exactly one
-        axis. It is also None if one of the two parts reads as much of an input as the whole task, because this input
-        could then not be split into waves.
+        The result is None if the layer cannot be split further, or if the plan has not cut the task's region along
+        exactly one axis. It is also None if one of the two parts reads as much of an input as the whole task, because
+        this input could then not be split into waves (rows that are sent while the next rows are computed).
         """
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:
@@ -227,7 +227,7 @@ def _task_id(task: Task) -> TaskId:
 
 
 def _read_boxes(routing: Routing, task: Task) -> Iterator[Box]:
-    """Yield the boxes (regions of tensors on a device) that the task reads."""
+    """Yield the boxes (regions of tensors on a device) that a task (the computation of a part of a layer) reads."""
     for tree in routing.reads.get(_task_id(task), {}).values():
         for leaf in assembly_leaves(tree):
             yield leaf.box
@@ -567,7 +567,7 @@ class CandidateSearch:
 def make_neighbours(
     tables: CostTables, selection: Sequence[int], seed: int, scale: float = 0.5
 ) -> Iterator[tuple[int, ...]]:
-    """Yield an endless sequence of selections near `selection`; a selection has one choice per layer.
+    """Yield an endless sequence of selections near `selection`. A selection (plan) has one choice per layer.
 
     A choice is one way to split a layer. Two kinds of changes alternate. The first gives one layer one of its four best
     choices by the cost tables, with times of sending multiplied by `scale`. The second optimises the choices of
@@ -629,8 +629,8 @@ def _restrict_to_layers(
 ) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
     """Return the cost tables of some layers and of their edges (pairs of connected layers).
 
-    All other layers have the choices (ways to split a layer) of `selection`. Edge costs are multiplied by `scale`. The
-    costs of edges to other layers are added to those of the layers' choices.
+    All other layers have the choices (ways to split a layer) of the plan `selection`. Edge costs are multiplied by
+    `scale`. The costs of edges to other layers are added to those of the layers' choices.
     """
     places = {layer: k for k, layer in enumerate(layers)}
     node = [tables.node_seconds[layer].copy() for layer in layers]

@@ -159,6 +159,8 @@ class CpSat(Strategy):
     def requested_choices(self, problem: Problem) -> ChoiceSet:
         """Return the choices that the options describe, without those that are useless for the objective.
 
+        A choice is one way to split a layer.
+
         Tiles with extra rows need fewer messages but more computing. For objectives that do not count messages, tiles
         therefore have at most one extra row. The borders between tiles are then placed in one way only: by the second
         entry of `row_cuts`, or by its only one.

@@ -60,8 +60,8 @@ def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float
     spans: list[tuple[int, int, int]] = []
     channels = operators = 0
     constants: dict[tuple[str, Region], int] = {}
-    # Times are integers that only order the events. Inputs of the model exist from time 0. Task k computes at time
-    # 2k + 2. If an input needs padding, the task copies it at time 2k + 1.
+    # Times are integers that only order the events. Inputs of the model exist from time 0. Task k (the piece of a
+    # layer with index k) computes at time 2k + 2. If its input needs padding, it is copied at time 2k + 1.
     for step, task in enumerate(tasks):
         time = 2 * step + 2
         elements = max((_padded_elements(layers, work) for work in task.nodes), default=0)

@@ -82,7 +82,7 @@ class Heads(Strategy):
         return self._plan(problem, WorkBudget(self.budget), self.waves)
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
-        """Return the best plan found, without ordering its parts in waves.
+        """Return the best plan found, without the final step that orders its parts in waves.
 
         In waves, rows that other devices wait for are computed first. The caller compares this plan with others, and
         orders the best one in waves.

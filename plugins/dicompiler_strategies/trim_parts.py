@@ -71,7 +71,7 @@ def _trim_once(plan: Plan, routing: Routing) -> Plan:
 def _read_pieces(routing: Routing) -> Iterator[tuple[Box, Region]]:
     """Yield pairs: a box (tensor region) that a device has computed, and a piece of it that a layer reads or receives.
 
-    Outputs of the network that are delivered to a sink are included.
+    Regions of network outputs that are sent to a sink (device that receives the outputs) are included.
     """
     for box in routing.received_boxes:
         if box.origin is not None and box.region is not None:

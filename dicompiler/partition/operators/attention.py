@@ -76,7 +76,8 @@ def _split_heads(
 def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts: Sequence[int]) -> dict[str, int]:
     """Return the new values of the attributes `names`, which are numbers of heads, if they change.
 
-    `heads` are the ranges of heads of the piece, and `counts` the numbers of heads of the whole node.
+    `heads` are the ranges of heads that a part of the attention computes, and `counts` the numbers of heads of the
+    whole node.
     """
     new = (stop - start for start, stop in heads)
     return {name: n for name, n, before in zip(names, new, counts, strict=False) if n != before}
@@ -137,8 +138,8 @@ def rotary_embedding(operation: Operation, region: Region, reduce: Interval | No
     positions = operation.input_shape(positions_index) if operation.has_input(positions_index) else None
     row = len(shape) - 2 if len(shape) == 4 else 1
     out = list(region)
-    # A vector gives only the position of the first row, and the operator counts on from there. Rows stay whole, because
-    # a piece that starts at another row would need another position.
+    # If the input with the positions is a vector, it has only the position of the first row, and the operator counts
+    # on from there. Rows are not split, because a part that starts at another row would need another position.
     if positions is not None and len(positions) == 1:
         out[row] = (0, shape[row])
     attributes = {}

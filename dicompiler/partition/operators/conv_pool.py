@@ -49,7 +49,9 @@ class AxisTile(NamedTuple):
 
 
 def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
-    """Return the tile of an output interval of a convolution or pool, which reads its input with a halo.
+    """Return the tile of an output interval of a convolution or pool.
+
+    The tile reads its input with a halo: elements beyond its own position.
 
     If all windows of the interval lie in the pads, the interval is extended towards the middle until it reads an input
     element, because a tile must have an input.

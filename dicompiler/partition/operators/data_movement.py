@@ -155,7 +155,7 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Gather: each part reads its indices and all rows of the table, because indices are known only in a run.
+    """Split a Gather: each part reads its indices and all rows of the table, as indices are unknown before a run.
 
     Rows are the elements of the first input along the attribute `axis`. If the indices are a few constants, only the
     smallest interval of rows that contains them is read. A partial sum reads the rows `reduce`, and is 0 for indices of

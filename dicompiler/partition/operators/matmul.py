@@ -1,7 +1,8 @@
 """Rules of tensor products (Gemm, MatMul, Einsum), of RNN, GRU and LSTM, and costs of MoE and DFT.
 
-An Einsum equation describes each product, with one letter per axis. Along an axis of an operand, a piece reads the
-same interval as along the output axis with the same letter. If the output does not have the letter, the axis is summed.
+An Einsum equation describes each product, with one letter per axis. A part of the product computes an interval along
+each output axis. It reads the same interval of each operand along the axis with the same letter. If the output does
+not have the letter, the axis is summed.
 """
 
 from __future__ import annotations

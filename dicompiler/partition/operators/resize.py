@@ -204,8 +204,8 @@ def resize(operation: Operation, region: Region, reduce: Interval | None) -> Pie
         sizes = [written[axis][1] - written[axis][0] for axis in resized]
         if sizes != [operation.out_shape[axis] for axis in resized]:
             constants[3], needs[3] = np.array(sizes, np.int64), None
-    # pytorch_half_pixel differs from half_pixel only on axes of one element. A piece can have such an axis although the
-    # whole tensor has none, so it uses half_pixel.
+    # pytorch_half_pixel differs from half_pixel only on axes of one element. A part of the Resize can have such an
+    # axis although the whole tensor has none, so each part uses half_pixel.
     is_half_pixel = _coordinate_mode(operation) == "pytorch_half_pixel" and not _differs_in_tiles(operation)
     attributes = {"coordinate_transformation_mode": "half_pixel"} if is_half_pixel else {}
     return Piece(out, tuple(needs), attributes, constants, None if written == out else written)

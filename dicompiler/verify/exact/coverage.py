@@ -153,7 +153,7 @@ class ReadMasks:
 
     @property
     def coverage(self) -> Coverage:
-        """The numbers of taps and channels that were read, and of all taps and channels."""
+        """The numbers of taps (kernel positions) and channels that were read, and of all taps and channels."""
         taps, channels = self.taps.values(), self.channels.values()
         read = (sum(int(mask.sum()) for mask in masks) for masks in (taps, channels))
         return Coverage(next(read), sum(mask.size for mask in taps), next(read), sum(mask.size for mask in channels))

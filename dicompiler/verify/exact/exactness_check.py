@@ -64,7 +64,7 @@ class _ValueRange:
 
     @property
     def units(self) -> float:
-        """The largest absolute value in units of 2^-`fraction_bits`."""
+        """The largest absolute value as a multiple of 2^-`fraction_bits`, the smallest step between two values."""
         return math.ldexp(self.size, self.fraction_bits)
 
 
@@ -119,7 +119,7 @@ def _iterate_peaks(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Ite
 
 @dataclass(frozen=True)
 class _RunRanges:
-    """The value ranges of all floating-point tensors of a run, and the shapes of all tensors."""
+    """The value ranges of all floating-point tensors in a run of a check model, and the shapes of all tensors."""
 
     facts: GraphFacts
     shapes: Mapping[str, tuple[int, ...]]

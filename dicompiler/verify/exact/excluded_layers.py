@@ -55,9 +55,11 @@ def excluded_stand_in(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def describe_unchecked(node: NodeProto, facts: GraphFacts) -> str:
-    """Return a note if the exact check cannot notice that pieces of an excluded node's output are misplaced.
+    """Return a note if the exact check cannot notice misplaced pieces of an excluded node's output.
 
-    The result is "" if it can.
+    A node is excluded if it cannot compute exact numbers, so that its output is replaced.
+
+    The result is "" if the check can notice them.
     """
     if excluded_stand_in(node, facts) != "ones":
         return ""

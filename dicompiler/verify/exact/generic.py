@@ -46,9 +46,9 @@ _FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, Tens
 def same_operator_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that apply the original operator to inputs modulo an odd number.
 
-    Sums of products stay small however deep the network is. The modulus is applied to each element separately, so the
-    results of pieces and partial sums equal those of the whole. It is not applied to filters, because their elements
-    are 0 or ±1.
+    Sums of products stay small however deep the network is. The modulus is applied to each element separately, so that
+    a split operator gives the same results as a whole one. It is not applied to filters, because their elements are 0
+    or ±1.
     """
     parameters = onnx.defs.get_schema(call.op, call.opset, "").inputs
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
@@ -96,12 +96,14 @@ def recurrent_body(call: StandInCall) -> list[NodeProto]:
     nodes += centred_mod(call, "X0", "B0")
     nodes += [*reduce_sum(call, "B0", 2, "step"), *reduce_sum(call, "step", 0, "steps")]
     terms = [("step", "by_step"), ("steps", "by_batch")]
-    for i in (1, 2):  # The weights W and R of shape (directions, gates · units, features or units).
+    # Indices of the weights W and R, which have the shape (directions, gates · units, features or units).
+    for i in (1, 2):
         nodes += [*centred_mod(call, f"X{i}", f"B{i}"), *reduce_sum(call, f"B{i}", 1, f"sum{i}")]
         nodes.append(helper.make_node("Transpose", [f"sum{i}"], [f"of{i}"], perm=[1, 0, 2]))
     nodes += reduce_sum(call, "of1", 2, "of3")
     terms += [("of2", "by_unit"), ("of3", "by_unit")]
-    for i in (3, 5, 6, 7):  # The optional inputs: bias, two initial states, and peephole weights.
+    # Indices of the optional inputs of an RNN, GRU or LSTM: bias, two initial states, and peephole weights.
+    for i in (3, 5, 6, 7):
         if i < len(call.input_types) and call.input_types[i]:
             axis, turned = (2, [2, 0, 1]) if i in (5, 6) else (1, [1, 0])
             nodes += [*centred_mod(call, f"X{i}", f"B{i}"), *reduce_sum(call, f"B{i}", axis, f"sum{i}")]
@@ -139,8 +141,8 @@ def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
     BatchNormalization except the first are vectors along the channels.
     """
     nodes, previous = list[NodeProto](), ""
-    # If the output has another type than the first input, the operator converts integers to floats. The stand-in must
-    # then do the same.
+    # If the output has another type than the first input, the operator converts integers to floats. The stand-in (the
+    # integer function that replaces the operator) must then do the same.
     if call.outputs and call.outputs[0][0] != call.dtype:
         cast = helper.make_node("Cast", ["X0"], ["typed_X0"], to=call.outputs[0][0])
         return [cast, *centred_mod(replace(call, dtype=call.outputs[0][0]), "typed_X0", output)]

@@ -331,7 +331,10 @@ def _round_body_outputs(body: onnx.GraphProto, facts: GraphFacts) -> None:
 
 
 def declare_functions(proto: onnx.ModelProto, facts: GraphFacts, stand_ins: Mapping[int, StandIn]) -> None:
-    """Add the stand-in functions that the nodes of `proto` call, and raise its IR version if needed, in place."""
+    """Add the stand-ins that the nodes of `proto` call, and raise its IR version if needed, in place.
+
+    Stand-ins are integer functions that replace operators in the exact check.
+    """
     calls: dict[tuple[StandIn, str], list[NodeProto]] = {}
     for index, stand_in in stand_ins.items():
         node = proto.graph.node[index]

@@ -37,7 +37,7 @@ class DeviceBoxes:
 
     @staticmethod
     def from_regions(shape: Shape, regions: Sequence[Region | None]) -> DeviceBoxes:
-        """Return the boxes for a list with the region of each device; None means that a device has no region."""
+        """Return the boxes (regions as arrays) for a list with the region of each device; None means no region."""
         present = np.array([region is not None for region in regions])
         whole = full_region(shape)
         cuts = {}

@@ -212,7 +212,7 @@ def _single_layer_run(
     shares: Sequence[LayerShare | None],
     weight_bytes: Mapping[str, int],
 ) -> CandidateRun:
-    """Return the run of a single layer in which each member (device) of the team computes its piece of the layer.
+    """Return the run (way to compute a layer) in which each member of the team (set of devices) computes its piece.
 
     `shares` has the piece of each member, or None if the member computes nothing. `form` says how the output is
     distributed over the devices afterwards.
@@ -237,7 +237,7 @@ def _single_layer_run(
 def _partial_sum_run(
     team: DeviceTeam, layer: Layer, form: TensorForm, merged: Sequence[Region | None], weight_bytes: Mapping[str, int]
 ) -> CandidateRun:
-    """Return the run of a single layer in which each member of the team sums over a range of its input channels.
+    """Return the run (way to compute a layer) in which each device of the team sums over a range of input channels.
 
     The partial sums are then sent. Each member adds up the partial sums in its region of `merged`. The region is None
     if the member adds up nothing. `form` says how the sums are distributed over the devices afterwards.
@@ -354,11 +354,11 @@ def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> flo
 
 
 class RowBlock:
-    """A block of consecutive layers in fused height tiles. One layer after another is added before the others.
+    """A block of consecutive layers in fused height tiles. Layers are added at the front.
 
-    The object records the rows of every tensor that each member (device) of the team needs. If a layer's output is also
-    read after the block, its rows are split in proportion to the members' weights. Each member then computes at least
-    its own rows.
+    The object records the rows of every tensor that each member (device) of the team needs. Member weights are the
+    relative sizes of their parts. If a layer's output is also read after the block, its rows are split in proportion
+    to the members' weights. Each member then computes at least its own rows.
     """
 
     def __init__(self, team: DeviceTeam, stop: int) -> None:

@@ -153,7 +153,7 @@ class DeviceTeam(Memoizing):
 
     @staticmethod
     def build(facts: ProblemFacts, names: Sequence[str], has_equal_parts: bool = False) -> DeviceTeam:
-        """Return the team of the devices `names`. The first one is the leader.
+        """Return the team of the devices `names`. The first one, the leader, computes the layers that are not split.
 
         Layers are split into equal parts if `has_equal_parts` is True, else in proportion to the speed of the
         devices.
@@ -194,7 +194,7 @@ class DeviceTeam(Memoizing):
     def spread_over_devices(self, values: Sequence[Region | None]) -> list[Region | None]:
         """Return a list with an entry for each device of the platform: a member's region, or None for other devices.
 
-        `values` has the region of each member of the team.
+        `values` has the region of each member of the team, the devices that split layers.
         """
         spread: list[Region | None] = [None] * len(self.problem.platform.devices)
         for i, value in zip(self.members, values, strict=True):

@@ -86,6 +86,8 @@ class RunPricing:
 class RunPath:
     """A sequence of consecutive runs that covers all layers.
 
+    A run consists of consecutive layers that the devices compute in one way.
+
     Attributes:
         team: The devices that compute the runs.
         cost: Cost in units of the objective, with the prices of weights on hosts that have too little memory.

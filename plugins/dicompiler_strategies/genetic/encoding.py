@@ -203,8 +203,8 @@ class ChoiceEncoding(Encoding):
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
         """Return `count` random plans: up to four runs of consecutive layers, each with a random kind of split.
 
-        The choices of the layers in a run have the same label. A layer without such a choice uses its first allowed
-        choice.
+        The choices (ways to split) of the layers in a run have the same label, such as "height 4". A layer without
+        such a choice uses its first allowed choice.
         """
         genes = np.tile(np.array([allowed[0] for allowed in self.allowed], np.intp), (count, 1))
         for row in genes:
@@ -214,7 +214,7 @@ class ChoiceEncoding(Encoding):
         return genes
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Return each plan with a new choice for one layer, or for a short run of consecutive layers.
+        """Return each plan with a new choice (way to split) for one layer, or for a short run of consecutive layers.
 
         Each of the two happens with probability 1/2. The new choices of a run have the same label (kind of split).
         """
@@ -228,7 +228,7 @@ class ChoiceEncoding(Encoding):
     def uniform_plans(self) -> Genes:
         """Return one plan for each label of a choice, in which every layer that has such a choice uses it.
 
-        A label names a kind of split, such as "height 4". Labels are in order of appearance. Layers without the label
+        A choice is one way to split a layer. Its label names the kind of split, such as "height 4". Labels are in order of appearance. Layers without the label
         use their first allowed choice.
         """
         pairs = list(zip(self.labels, self.allowed, strict=True))

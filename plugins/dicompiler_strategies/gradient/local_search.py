@@ -83,7 +83,7 @@ class LocalSearch:
         return self.rank(np.concatenate((best, single[elite:])))
 
     def price_memory(self, selections: Selections) -> Selections:
-        """Return the given selections, and those that the search finds while it adapts prices of memory (dual ascent).
+        """Return the given selections (plans), and those found while prices of memory are adapted (dual ascent).
 
         Each byte of weights on a host has a price, which rises while the host has too many weights and falls otherwise.
         In each round, `improve_runs` sets all layers to cheaper choices (ways to split them), one short sequence of
@@ -104,7 +104,7 @@ class LocalSearch:
         return once[np.argsort(self.penalised_cost(once), kind="stable")]
 
     def improve_layers(self, selections: Selections) -> Selections:
-        """Return the selections after each layer was set to its best choice (way to split it), one layer after another.
+        """Return the selections (plans) after each layer was set to its best choice (way to split it), layer by layer.
 
         The other layers are fixed while a layer is set. All layers are set from first to last and back, until no layer
         changes.
@@ -200,7 +200,7 @@ class LocalSearch:
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
-        """Return the selections with the best choices along a sequence of layers, by dynamic programming.
+        """Return the selections (plans) with the best choices along a sequence of layers, by dynamic programming.
 
         A choice is one way to split a layer. `prices` are the prices of a byte of weights, shape (plans, limited
         hosts). If it is None, the memory limits are enforced instead.

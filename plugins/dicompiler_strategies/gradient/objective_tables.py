@@ -144,7 +144,7 @@ def _latency_tables(tables: CostTables, reserve: Mapping[str, int]) -> Objective
 
 
 def _label_family(label: str) -> str:
-    """Return the kind of split and the number of devices in a choice's label: "height 4 +1 rate" → "height 4".
+    """Return the kind of split and the number of devices in a label of a split: "height 4 +1 rate" → "height 4".
 
     The extra rows ("+1") and the rule for the sizes of the devices' parts ("rate") are omitted.
     """

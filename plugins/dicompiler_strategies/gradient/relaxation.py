@@ -212,7 +212,7 @@ def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentS
 
 
 def families_by_value(tables: ObjectiveTables) -> Selections:
-    """Return the numbers of all families, the one with the cheapest plan first.
+    """Return the numbers of all families of choices (ways to split a layer), the one with the cheapest plan first.
 
     A family has all choices with the same kind of split and the same number of devices, such as channels over 3
     devices. The plan of a family uses it in every layer, without extra rows. A layer that has no choice of the family

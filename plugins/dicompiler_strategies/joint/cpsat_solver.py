@@ -93,10 +93,10 @@ def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool
 
 
 def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -> SolverResult:
-    """Run CP-SAT on the model of a Lagrangian relaxation, and return the better of both results.
+    """Run CP-SAT on the model of a Lagrangian relaxation, and return the better result of CP-SAT and the relaxation.
 
-    The model is reduced to at most `max_pairs` pairs of choices. A pair has a way to split each of two connected
-    layers.
+    The model is reduced to at most `max_pairs` pairs of choices. A pair has one choice (way to split a layer) for each
+    of two connected layers.
     """
     model = _truncate_choices(relaxed, max_pairs)
     is_complete = model is relaxed.model
@@ -195,7 +195,7 @@ class _LinearSum:
 class _SolverModel:
     """The CP-SAT model of the joint problem: choose one way to split each layer, at the least cost.
 
-    Costs are integer multiples of `unit`.
+    CP-SAT accepts only integers, so costs are rounded to integer multiples of `unit`.
     """
 
     def __init__(self, model: JointModel, unit: float) -> None:
@@ -218,8 +218,8 @@ class _SolverModel:
         self.terms = len(cost.variables) + max((len(load.variables) for load in loads), default=0) + 1
         largest = self.model.new_int_var(0, 1 << 60, "")
         for load, limit in zip(loads, model.load_limits, strict=True):
-            # CP-SAT accepts only integers. Loads with a limit are bytes, which are integers already. Loads without a
-            # limit are rounded to multiples of `unit`.
+            # A load is an amount such as the bytes on a host. CP-SAT accepts only integers. Loads with a limit are
+            # bytes, which are integers already. Loads without a limit are rounded to multiples of `unit`.
             is_limited = math.isfinite(limit)
             self.model.add(load.in_units(1 if is_limited else unit) <= (math.floor(limit) if is_limited else largest))
         self.model.minimize(largest if model.is_minimax else cost.in_units(unit))

@@ -62,7 +62,7 @@ def coordinate_descent(
     """Improve a selection layer by layer until no single change improves it or the budget is exceeded.
 
     A selection has one way to split each layer. A change is an improvement if it reduces the excess over the limits, or
-    keeps the excess and reduces the value.
+    keeps the excess and reduces the objective value.
     """
     chosen, budget = list(selection), budget or WorkBudget()
     edges_of: list[list[LayerEdge]] = [[] for _ in chosen]
@@ -151,7 +151,10 @@ class _PriceSearch:
         return selection
 
     def limits_at_prices(self, prices: Floats) -> float:
-        """Return the sum of the limits of all loads, each multiplied by its price: the constant of the Lagrangian."""
+        """Return the sum over all loads of limit · price: the constant of the Lagrangian.
+
+        A load is an amount such as the bytes on a host, and its price is a Lagrange multiplier.
+        """
         return float(prices[self.is_limited] @ self.model.load_limits[self.is_limited])
 
     def find_feasible(self, prices: Floats) -> None:

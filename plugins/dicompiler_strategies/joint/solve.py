@@ -181,9 +181,9 @@ class _JointSearch:
     def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
         """Return the best selection (one way to split each layer) for the objective energy, and a lower bound.
 
-        Every powered device draws idle power, even if it computes nothing. A model is therefore solved for each number
-        n of devices, in which the n fastest devices, the sources and the sinks are powered. `keep` has, for each layer,
-        a mask of the choices that may be used.
+        Every powered device draws idle power, even if it computes nothing. A model (an optimisation problem) is
+        therefore solved for each number n of devices, in which the n fastest devices, the sources and the sinks are
+        powered. `keep` has, for each layer, a mask of the choices that may be used.
         """
         best, value, bound = None, np.inf, np.inf
         source, sink = source_and_sink(self.problem)
@@ -255,7 +255,10 @@ class _JointSearch:
         return keep
 
     def _missing_memory(self, selection: Sequence[int]) -> Mapping[str, int]:
-        """Return the missing bytes of each host that has too little memory for the plan of the selected choices."""
+        """Return the missing bytes of each host that has too little memory for the plan of a selection.
+
+        A selection has one way to split each layer.
+        """
         return {} if self._has_ample_memory() else missing_memory(self.problem, self.tables.plan(selection))
 
     def _has_ample_memory(self) -> bool:
@@ -298,7 +301,8 @@ class _JointSearch:
     def _least_memory_error(self, selection: Sequence[int], cause: str) -> DicompilerError:
         """Return the error that no plan fits. Its message begins with `cause` and states how much memory would suffice.
 
-        This is the memory that the plan of `selection` needs, or the plan for one device if that needs less.
+        This is the memory that the plan of `selection` (one way to split each layer) needs. If the plan of the best
+        single device needs less, it is the memory of that plan.
         """
         plans = [self.tables.plan(selection), self.problem.best_single_device[0]]
         need, shares = min(describe_plan_memory(self.problem, plan) for plan in plans)

@@ -122,7 +122,7 @@ def build_elimination_order(choice_counts: Sequence[int], edges: Sequence[LayerE
 def minimise_exactly(
     order: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least sum of all tables, and a selection with this sum: the choice of each variable.
+    """Return the least sum of all cost tables, and the choice of each variable that leads to this sum.
 
     A variable is a layer, and its choices are the ways to split it. Among equally good choices, those with low numbers
     are taken. `node` has a table for each variable, and `edge` has one for each pair of connected variables.

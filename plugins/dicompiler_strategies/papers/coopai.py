@@ -323,7 +323,7 @@ class _Rounds:
     def round_options(self, i: int, state: DataState) -> list[_RoundOption]:
         """Return each round that can begin with layer i: its block (layers), the DataState after it, and its seconds.
 
-        `state` says where the input of layer i is stored before the round.
+        A round computes consecutive layers. `state` says where the input of layer i is stored before the round.
         """
         return (
             self._convolutional(i, state)

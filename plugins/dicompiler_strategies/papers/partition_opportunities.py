@@ -278,7 +278,9 @@ class _SpaceBuilder:
             for s, region in enumerate(po.shares if shares else po.regions):
                 if layer.whole_reason:
                     boxes[p, s] = region_to_box(full_region(shape))
-                elif region is not None:  # A sublayer without a region computes nothing, so its box stays empty.
+                # A sublayer (piece of the layer on one device) without a region computes nothing, so its box stays
+                # empty (0..0).
+                elif region is not None:
                     boxes[p, s] = region_to_box(region if shares else align_region(self.layers, layer, region))
         return boxes
 

@@ -2,8 +2,9 @@
 
 Problem → StageModel
 
-Devices of one kind are interchangeable: they have the same costs, memory and links, and the same role as source or
-sink. A unit is therefore described by its number of devices of each kind.
+A stage has consecutive layers. Loads are seconds of work, or bytes of memory. Devices of one kind are interchangeable:
+they have the same costs, memory and links, and all or none of them are sources or sinks. A unit is therefore described
+by its number of devices of each kind.
 """
 
 from __future__ import annotations

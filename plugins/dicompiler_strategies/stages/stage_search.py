@@ -59,7 +59,7 @@ class StageSolution:
     Attributes:
         stages: The stages in order.
         value: The largest load: seconds between frames, or bytes of memory.
-        bound: Lower bound on the value of every solution for the model.
+        bound: Lower bound: no solution for the same stage model has a smaller value.
     """
 
     stages: tuple[Stage, ...]
@@ -83,8 +83,8 @@ class _LastStages:
     """The last stage of the best solution for a set of devices, as arrays over the end position of this stage.
 
     Attributes:
-        starts: Index of the position at which the stage begins.
-        units: Index of the unit that computes the stage.
+        starts: Index of the position (between layers) at which the stage begins.
+        units: Index of the unit (one device, or several that take frames in turn) that computes the stage.
     """
 
     starts: NDArray[np.intp]

@@ -125,7 +125,8 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
 def cut_channel_run(layers: LayerGraph, run: ChannelRun, weights: Sequence[float]) -> ChannelRunCut:
     """Cut a channel run (layers that are cut by channels together) into shares proportional to `weights`.
 
-    `weights` has one number for each device. Each device gets whole units, such as heads of an attention.
+    `weights` has one number for each device. Each device gets whole units (ranges of channels that cannot be cut
+    further), such as heads of an attention.
     """
     largest = max(weights)
     return _cut_run(layers, run, tuple(weight / largest for weight in weights))
@@ -152,7 +153,11 @@ def _cut_into_units(layers: LayerGraph, run: ChannelRun, weights: Sequence[float
 
 
 def _device_loads(layers: LayerGraph, run: ChannelRun, weights: Sequence[float], cut: ChannelRunCut) -> list[float]:
-    """Return the load of each device for a cut of a channel run: its multiply-accumulates divided by its weight."""
+    """Return the load of each device for a cut of a channel run: its multiply-accumulates divided by its weight.
+
+    A channel run consists of layers that are cut by channels together. Parts are to be
+    proportional to the weights.
+    """
     loads = []
     for weight, interval, regions in zip(weights, cut.ranges, cut.regions, strict=True):
         macs = count_macs(layers, run.summing_layer, None, interval) if interval[0] < interval[1] else 0
@@ -222,7 +227,7 @@ def _runs_by_layer(layers: LayerGraph) -> dict[str, tuple[ChannelRun, int]]:
 
 @memoized
 def layer_signature(layers: LayerGraph, layer: Layer) -> Hashable:
-    """Return a key of a layer's structure. Layers with equal keys have pieces with equal regions, seconds and bytes.
+    """Return a key of a layer's structure. If layers with equal keys are split equally, regions and costs are equal.
 
     The key does not contain names of nodes and tensors.
     """

@@ -163,7 +163,8 @@ def devices_by_rate(problem: Problem) -> tuple[Device, ...]:
 
 def _generate_choices(problem: Problem, layer: Layer, options: ChoiceSet) -> Iterator[Choice]:
     devices = devices_by_rate(problem)
-    # The whole layer on the fastest device is always a choice, because a layer that cannot be split needs one.
+    # The whole layer on the fastest device is always among the choices, because a layer that cannot be split needs at
+    # least one choice.
     whole_devices = devices if options.each_device and "whole" in options.kinds else devices[:1]
     for device in whole_devices:
         yield Choice("whole", f"whole {device.name}", (Part(device.name),))

@@ -161,7 +161,7 @@ def sum_tables(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats], selecti
 
 
 def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...]:
-    """Translate a selection from numbers among the kept choices of each layer to the choices' original numbers.
+    """Translate a selection (plan) from numbers among the kept choices of each layer to original choice numbers.
 
     A choice is one way to split a layer. Its number changes if other choices of the layer are dropped.
     """
@@ -169,7 +169,7 @@ def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[in
 
 
 def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
-    """Translate a selection from the original numbers of choices to their numbers among the kept choices.
+    """Translate a selection (plan) from the original numbers of choices to their numbers among the kept choices.
 
     A choice is one way to split a layer. `kept` contains, for each layer, the original numbers of the kept choices. The
     result is None if a choice of the selection is not kept.
@@ -190,7 +190,8 @@ def build_cost_tables(
 ) -> CostTables:
     """Return the cost tables of the choices (ways to split it) of every layer, by the barrier model.
 
-    In the barrier model, nothing overlaps. Equal layers share their arrays.
+    In the barrier model, nothing overlaps: each layer begins when all devices have what they need for it. Equal layers
+    share their arrays.
 
     Raises:
         DicompilerError: The budget is exceeded before the tables are filled.
@@ -296,8 +297,8 @@ class _TableFiller:
         footprints = tuple(footprint for _, footprint in pairs)
         edges = {edge: self._edge_arrays(footprints, edge, slots) for edge, slots in find_edges(layers).items()}
         nodes = [self._node_arrays(i, footprint) for i, footprint in enumerate(footprints)]
-        # A device may need pieces of a state that another device computed in the previous frame. They are sent like
-        # tensors between two connected layers.
+        # A state is an output that is an input of the next frame. A device may need pieces of a state that another
+        # device computed in the previous frame. They are sent like tensors between two connected layers.
         for (i, j), slots in find_state_edges(layers).items():
             seconds, sent = self._edge_arrays(footprints, (i, j), slots)
             if i == j:
@@ -387,7 +388,7 @@ class _TableFiller:
 def flows_on_edge(
     layers: LayerGraph, edge: LayerEdge, slots: TensorSlots, footprints: Sequence[ChoiceFootprint]
 ) -> list[BoxFlow]:
-    """Return a flow for each tensor of an edge between two layers, if the regions of the tensor are known.
+    """Return a flow for each tensor that the consumer layer reads from the producer layer, if its regions are known.
 
     A choice is one way to split a layer. A flow says which boxes (regions as arrays) of the tensor devices store with
     each choice of the producer. It also says which boxes they need with each choice of the consumer.

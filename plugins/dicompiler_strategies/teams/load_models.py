@@ -361,7 +361,7 @@ class LoadModel(ABC):
         return self.loads_of_sums(sums.reshape(self.sum_row_count, -1, shape[-1]))
 
     def entries(self, runs: Sequence[range]) -> int:
-        """Return the number of table entries that are read to evaluate one plan for each run of layers.
+        """Return the number of table entries that are read to evaluate one changed plan for each run of layers.
 
         Each of the plans differs from a known plan only in the layers of the run.
         """

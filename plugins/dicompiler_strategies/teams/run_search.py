@@ -69,7 +69,10 @@ class RunObjective:
         return sum(model.entries((range(model.layers),)) for model in self.models)
 
     def work_s(self, runs: Sequence[range], moves: int) -> float:
-        """Return the seconds that the reference computer needs for a batch with `moves` moves of each run of layers."""
+        """Return the seconds that the reference computer needs to evaluate `moves` moves of each run of layers.
+
+        A move splits all layers of a run (consecutive layers) in another way.
+        """
         return sum(model.entries(runs) * moves * ENTRY_S + BATCH_S for model in self.models)
 
     @cached_property
