@@ -498,7 +498,7 @@ class PlacedGraphBuilder:
 
     def add_merge(self, terms: Sequence[PlacedTensor], op: str, place: NodePlacement, name: str) -> PlacedTensor:
         """Add nodes that combine `terms`, in order, by the binary operator `op`; return the result, called `name`."""
-        # onnxruntime has no Add before opset 7. Sum computes the same.
+        # onnxruntime has no Add before opset 7, so Sum is used, which computes the same.
         op = "Sum" if op == "Add" and 0 < self.facts.opset < 7 else op
         total = terms[0]
         if len(terms) == 1:
@@ -538,7 +538,7 @@ class PlacedGraphBuilder:
         copied = {**{name: name for name in facts.outputs if name not in states.values()}, **copies}
         needed, nodes = {*copied, *kept, *(piece.written_name for piece in pieces)}, []
         for node in sorted(self.nodes, key=lambda node: node.placement.step_key)[::-1]:
-            if not needed.isdisjoint(node.outputs):  # One needed output is enough to keep a node with several outputs.
+            if not needed.isdisjoint(node.outputs):  # A node is kept if at least one of its outputs is needed.
                 needed.update(node.reads)
                 nodes.append(node)
         used = kept.union(*(node.inputs for node in nodes))
@@ -748,13 +748,15 @@ class _Placer:
         name = self._tensor_name(target if output == target.tensor else TensorKey(output), task)
         inputs = self._node_inputs(node, piece, tensors, place)
         written_name = name
-        # Some operators, for example LRN, write a larger region. The piece's own region is sliced from it.
+        # Some operators, for example LRN, write a larger region than the task must compute. The needed region is then
+        # sliced from it.
         if piece.written_region is not None and piece.written_region != piece.out:
             written_name = self.builder.unique_tensor_name(f"{name}{format_region(piece.written_region)}")
         outputs = [written_name if o == output else self._unread_output(o, place) for o in node.outputs]
         node_name = node.name if name in node.outputs else f"{node.name}@{place.device}"
         written = self.builder.declare(written_name, self._dtype(output), piece.written_region or piece.out)
-        # A lookup in some rows of a table returns 0 for the other rows, so that all devices' results can be added.
+        # If each device has only some rows of a lookup table, its lookup returns 0 for all other rows, and the results
+        # are added. Such a lookup needs more than one node.
         if piece.table_rows is None:
             self.builder.copy_node(node.name, node_name, inputs, outputs, place, piece)
         else:

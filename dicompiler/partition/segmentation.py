@@ -92,7 +92,7 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     sends = {send.producer for send in graph.sends}
     encoder_starts = _find_encoder_starts(graph)
     groups: list[list[int]] = []
-    current: dict[str, list[int]] = {}  # The current segment of each device.
+    current: dict[str, list[int]] = {}  # The segment (submodel) of each device to which nodes are being added.
     # For each device, True if the last node of its segment leads to a tensor that is sent. Only nodes that lead to such
     # tensors may then be added to the segment, because the tensors are sent when the segment has ended.
     sending: dict[str, bool] = {}
@@ -202,7 +202,8 @@ def _build_device_program(
         if transfer.sender == device:
             outgoing.setdefault(transfer.value.name, []).append(Step("send", transfer.index))
     steps = [Step("receive", t.index) for t in transfers if t.receiver == device]
-    # `build_program` has sorted `transfers` in the order in which this device sends them.
+    # `build_program` has sorted `transfers` in the order in which this device sends them, so their positions are sort
+    # keys.
     turn = {transfer.index: i for i, transfer in enumerate(transfers)}
 
     def sends(names: Iterable[str]) -> list[Step]:

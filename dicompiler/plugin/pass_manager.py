@@ -91,7 +91,7 @@ def _run_pass(step: Pass, state: PipelineState) -> PipelineState:
         if is_third_party and _node_digest(state) != nodes:
             place = registry().describe("passes", step)
             raise PluginError(f"{place}: run() changed the model of the state that it got: change a copy")
-        # The check takes milliseconds, so it is skipped for passes that change only the plan.
+        # The check of the model takes milliseconds, so it is skipped for passes that change only the plan.
         if result.model is not state.model:
             _check_model(step, state, result)
     except DicompilerError:

@@ -127,7 +127,7 @@ def format_plugin_error(error: BaseException, packages: Mapping[str, str]) -> st
 def _format_place(frame: FrameType, number: int) -> str:
     """Return function, file and line of a frame: "in Acme.plan, strategy.py:12", or "acme/__init__.py:3"."""
     path = Path(frame.f_code.co_filename)
-    # Every package has a file `__init__.py`, so the place also needs the name of the package.
+    # Every package has a file `__init__.py`, so the name of the package is put before this file name.
     file = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
     name = frame.f_code.co_qualname
     return f"{file}:{number}" if name == "<module>" else f"in {name}, {file}:{number}"
@@ -268,7 +268,8 @@ def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[...
                 self, result, *(signature.bind(self, *arguments, **options).args[1:] if options else arguments)
             )
 
-        # If the plugin itself calls the method, it may expect its own exceptions, so exceptions are not wrapped.
+        # If the plugin itself calls the wrapped method, it may catch its own exceptions, so they are not turned into
+        # PluginErrors.
         called_by_plugin = _frame_package(sys._getframe(1)) in guard.packages
         return call(*arguments, **options) if called_by_plugin else guard.call(guard.describe(self), checked)
 

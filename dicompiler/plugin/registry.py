@@ -280,7 +280,8 @@ def _errors_as_text(plugin: Plugin, place: str, errors: list[str]) -> Iterator[N
         yield
     except (KeyboardInterrupt, TerminationError):
         raise
-    except BaseException as error:  # Even a plugin that calls sys.exit must not end the process.
+    except BaseException as error:
+        # BaseException is caught, because a plugin that calls sys.exit must not end the process.
         line = plugin_wrappers.format_plugin_error(error, {top_level_package(plugin.value): place})
         errors.append(line or f"{place}: {describe_exception(error)}")
 
@@ -327,7 +328,7 @@ def _import_plugin(plugin: Plugin, warnings: list[str]) -> pluggy.PluginManager:
             f"it is written for version {version} of the hooks, newer than {hookspecs.API_VERSION}: install a newer "
             "dicompiler"
         )
-    # Each plugin has its own manager, so that a failing hook does not affect other plugins.
+    # Each plugin has its own pluggy manager, so that a failing hook does not affect other plugins.
     manager = pluggy.PluginManager(hookspecs.PLUGGY_PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(module, plugin.name)

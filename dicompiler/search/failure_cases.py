@@ -172,7 +172,8 @@ def simulate_failures(
     """
     for outage in outages:
         try:
-            problem.platform.device(outage.device)  # This call raises an error if the platform lacks the device.
+            # The result is not used. The call raises an error if the platform lacks the device.
+            problem.platform.device(outage.device)
         except DicompilerError as error:
             raise UsageError(str(error)) from error
     plans = (FailurePlan((), replace(plan, failures=())), *plan.failures)

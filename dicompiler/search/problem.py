@@ -100,7 +100,8 @@ class Problem:
     runtime_costs: Mapping[str, RuntimeCosts] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        objective_terms(self.objective)  # This call raises an error if the objective is invalid.
+        # The terms are not used here. The call raises an error if the objective is invalid.
+        objective_terms(self.objective)
         for name in (*self.source, *self.sink):
             self.platform.device(name)
 

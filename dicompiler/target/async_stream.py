@@ -36,7 +36,9 @@ async def stream_async(
             # The caller has left its loop over the outputs, but the thread still waits for outputs. The caller may use
             # the session again, so wait until the thread no longer uses it.
             await asyncio.wait([pending])
-            pending.exception()  # Without this call, asyncio would log that the thread's exception was never retrieved.
+            # The exception of the thread is read and dropped. Otherwise, asyncio would log that it was never
+            # retrieved.
+            pending.exception()
         if (close := getattr(outputs, "close", None)) is not None:
             close()
 

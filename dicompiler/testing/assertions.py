@@ -109,7 +109,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise TimeLimitError(f"it did not end within {seconds:g} s{place}")
 
     handler = signal.signal(signal.SIGALRM, stop)
-    # The timer repeats, so that a plugin that catches the error is interrupted again.
+    # The timer fires repeatedly, so that a plugin that catches the error is interrupted again.
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield

@@ -73,5 +73,5 @@ class _Fingerprinter:
 
 
 def _hash(*parts: bytes) -> bytes:
-    # Each part is hashed on its own, so that ("a", "bc") and ("ab", "c") differ.
+    # Each part of a sequence is hashed on its own, so that ("a", "bc") and ("ab", "c") have different digests.
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()

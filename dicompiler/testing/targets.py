@@ -173,7 +173,7 @@ def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool, limit_
     compilation = _compile_plan(sample, plan)
     assert compilation.program is not None
     with unchanged(program=compilation.program):
-        # The result is not checked here, because the registry's wrapper of the target checks it.
+        # The returned numbers are not checked here, because the registry's wrapper of the target checks them.
         target.memory_overhead(compilation.program)
     _check_emission(target, compilation)
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:

@@ -67,7 +67,8 @@ def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
         DeadlineExceededError: The deadline has passed.
     """
     options, current = ort.RunOptions(), _CURRENT.get()
-    options.log_severity_level = 4  # At lower levels, onnxruntime logs an error when it is stopped.
+    # Only fatal messages are logged, because onnxruntime logs an error when it is stopped at the deadline.
+    options.log_severity_level = 4
     if current is None:
         return call(options)
     deadline, scope = current

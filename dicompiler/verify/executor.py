@@ -79,7 +79,8 @@ class OrtSession:
         if is_single_use:
             options.add_session_config_entry("session.disable_prepacking", "1")
         names = [tensor.name for tensor in proto.graph.initializer if is_placeholder(tensor)]
-        # onnxruntime may read the arrays without a copy, so they must live as long as the session.
+        # onnxruntime may read the weights without a copy, so this attribute keeps them in memory as long as the
+        # session.
         self._values = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._values)
         try:
@@ -217,7 +218,8 @@ def check_inputs(values: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dic
 def _check_input(value: TensorSpec, inputs: Mapping[str, Any]) -> Any:
     if value.name not in inputs:
         raise DicompilerError(f"input {value.name!r} is missing: give all of the network's inputs")
-    if value.dtype == onnx.TensorProto.UNDEFINED:  # A sequence or an optional value has no type and shape to check.
+    # The type is UNDEFINED for a sequence or an optional value, which has no type and shape to check.
+    if value.dtype == onnx.TensorProto.UNDEFINED:
         return inputs[value.name]
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
     return coerce_input(inputs[value.name], dtype, value.shape, f"input {value.name!r}")

@@ -292,7 +292,9 @@ def _build_model(
         array = tensor.values if isinstance(tensor, gs.Constant) else values.get(name)
         if array is None:
             raise _RejectedError
-        if array.dtype.kind == "V":  # NumPy lacks the type (such as bfloat16), so the array cannot be fed.
+        # NumPy lacks the type (such as bfloat16), so the array cannot be an input of the run. It becomes an
+        # initializer instead.
+        if array.dtype.kind == "V":
             graph_proto.initializer.append(onnx.numpy_helper.from_array(array, name))
         else:
             feeds[name] = np.require(array, requirements=["C", "A"])

@@ -400,7 +400,8 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
     used = [graph.tensors[name] for name in (*anchor.inputs, *anchor.outputs) if name]
     if any(0 in (tensor.shape or ()) for tensor in used if not (tensor.is_constant and tensor.shape == (0,))):
         return (
-            "one of its tensors is empty"  # Empty constants are allowed: some exporters write them for absent inputs.
+            # Constants of shape (0,) are allowed, because some exporters write them for omitted inputs.
+            "one of its tensors is empty"
         )
     return "it runs in training mode" if _needs_whole_tensor(anchor, graph) else ""
 

@@ -56,7 +56,8 @@ class KeepStates(Pass):
     """
 
     name: ClassVar[str] = "keep-states"
-    preserves_outputs: ClassVar[bool] = False  # Outputs that have more rows than their inputs lose the first rows.
+    # The pass removes the first rows of state outputs that have more rows than their inputs.
+    preserves_outputs: ClassVar[bool] = False
 
     state: tuple[str, ...] = field(
         default=(AUTO,),

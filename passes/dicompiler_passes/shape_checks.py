@@ -165,7 +165,8 @@ def _find_other_outputs(
         shape = onnxruntime_output_shape(node.op_type, _attributes(node), [tensors.get(name) for name in node.input])
         result = tensors.get(node.output[0])
         if shape is not None and min(shape) >= 0 and (result is None or result.shape != shape):
-            # The first output has the type of the input. The second one, which only a MaxPool has, contains indices.
+            # The first output has the type of the node's input. The second one, which only a MaxPool has, contains
+            # indices and has the type int64.
             types = [tensors[node.input[0]].dtype, onnx.TensorProto.INT64]
             pairs = zip(node.output, types, strict=False)
             yield index, [helper.make_tensor_value_info(name, dtype, shape) for name, dtype in pairs if name]

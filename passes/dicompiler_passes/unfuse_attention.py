@@ -98,7 +98,9 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
     node, is_changed = preceding.node, False
     inputs = [index for index in range(3) if _has_input(node, index)]
     ranks = [len(shapes[index] or ()) for index in inputs]
-    if ranks in ([5], [3, 5]):  # The last input is packed: its shape is (batch, rows, heads, 3 or 2 tensors, size).
+    # The last input packs queries, keys and values (or only keys and values): (batch, rows, heads, 3 or 2 tensors,
+    # size).
+    if ranks in ([5], [3, 5]):
         packed = node.inputs[inputs[-1]]
         batch, rows, heads, count, size = shapes[inputs[-1]] or ()
         pieces = preceding.add_split(packed, [1] * count, 3)

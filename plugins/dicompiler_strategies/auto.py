@@ -417,7 +417,8 @@ class _AutoSearch:
                 check_constraints(self.problem, plan)
         except DicompilerError as error:
             self.errors[name] = error
-            # A mistake in a third-party strategy is reported even if other strategies have plans.
+            # A mistake in a third-party strategy (PluginError) is logged as a warning, even if other strategies have
+            # plans.
             level = logging.WARNING if isinstance(error, PluginError) else logging.INFO
             log.log(level, "auto: %s has no plan: %s", name, error)
             return

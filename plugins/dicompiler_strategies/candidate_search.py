@@ -470,7 +470,8 @@ class CandidateSearch:
             )
             plans = [tables.plan(changed) for changed in changes if not self._is_hopeless(tables, changed)]
             parts_left -= sum(map(_count_parts, plans))
-            # If a small change of the best plan is better, the log names the strategy that found the unchanged plan.
+            # If a small change improves the best plan, the new plan counts as found by the strategy that found the
+            # unchanged plan.
             found_by = self.best.found_by
             if self.try_plans((plan, found_by) for plan in plans):
                 selection, last_success = tables.find_selection(self.best.plan), step

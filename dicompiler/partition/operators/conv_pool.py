@@ -152,7 +152,8 @@ def conv_transpose(operation: Operation, region: Region, reduce: Interval | None
         attributes = {"auto_pad": None, "output_shape": None, "pads": pads, "output_padding": added}
     (first, last), channels = group_range(groups, operation.out_shape[1], region[1])
     inputs = reduce or (first * weight[0] // groups, last * weight[0] // groups)
-    # The weights' axis covers the output channels of one group, so positions count from the group's first channel.
+    # The weights' output axis has only the channels of one group, so the channel range counts from the group's first
+    # one.
     start = channels[0] % weight[1]
     filters = (start, start + channels[1] - channels[0]) if last - first == 1 else (0, weight[1])
     x, w = (region[0], inputs, *need), (inputs, filters, *full_region(weight[2:]))

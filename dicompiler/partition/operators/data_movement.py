@@ -143,7 +143,8 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
     An output region that overlaps several repetitions is extended to whole repetitions, along each axis.
     """
-    if operation.node.opset < 6:  # Before opset 6, a Tile repeats a single axis and has other inputs.
+    # Before opset 6, a Tile repeats a single axis and has other inputs, so it is not split.
+    if operation.node.opset < 6:
         return whole_tensor(operation, region, reduce)
     tiles: list[tuple[Interval, Interval, int]] = []
     for extent, (start, stop) in zip(operation.input_shape(0), region, strict=True):

@@ -80,7 +80,7 @@ def equation_of(operation: Operation) -> Equation:
     if operation.node.op == "Gemm":
         is_transposed = operation.attribute("transA", 0), operation.attribute("transB", 0)
         return Equation(("ki" if is_transposed[0] else "ik", "jk" if is_transposed[1] else "kj"), "ij")
-    # An operand of a MatMul can be a vector, which has only the summed axis k.
+    # An operand of a MatMul can be a vector. It has only the summed axis, with the letter k.
     a, b = ("...ik", "i") if ranks[0] > 1 else ("k", ""), ("...kj", "j") if ranks[1] > 1 else ("k", "")
     return parse_equation(f"{a[0]},{b[0]}->...{a[1]}{b[1]}", ranks[:2])
 
@@ -97,7 +97,7 @@ def contraction(operation: Operation, region: Region, reduce: Interval | None) -
     needs = []
     for index, term in enumerate(terms.inputs):
         axes = zip(term, operation.input_shape(index), strict=True)
-        # An axis of one element may be broadcast, so it is read whole.
+        # An axis of one element may be broadcast to a longer output axis, so it is read whole.
         needs.append(tuple((0, 1) if extent == 1 else intervals.get(letter, (0, extent)) for letter, extent in axes))
     return Piece(region, tuple(needs))
 
@@ -218,7 +218,8 @@ def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> 
             needs.append(None if need is None else ((0, steps), batch, need[2]))
         elif index == 4:
             needs.append((batch,))
-        else:  # Weights and initial states have an axis for the direction, and initial states also one for the batch.
+        else:
+            # Weights and initial states have an axis for the direction, and initial states also one for the batch.
             needs.append((directions, batch, *need[2:]) if index in (5, 6) else (directions, *need[1:]))
     attributes: dict[str, object] = {}
     if directions != (0, direction_count):

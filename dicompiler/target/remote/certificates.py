@@ -119,7 +119,9 @@ def describe_expiring_certificates(directory: Path) -> str | None:
         try:
             ends[path.parent.name] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
         except (OSError, ValueError):
-            continue  # An unusable certificate is skipped here. It causes an error when a connection uses it.
+            # A certificate that cannot be read is skipped, because this function only warns. A connection that uses it
+            # reports the error.
+            continue
     now = datetime.datetime.now(datetime.UTC)
     expiring = sorted(name for name, end in ends.items() if end < now + EXPIRY_NOTICE_PERIOD)
     if not expiring:
@@ -151,7 +153,8 @@ class _CertificateAuthority:
     @classmethod
     def make(cls, days: int) -> _CertificateAuthority:
         key = ec.generate_private_key(ec.SECP256R1())
-        # The name contains a random number, because certificates of different clusters must have different issuers.
+        # The authority's name contains a random number, because certificates of different clusters must have different
+        # issuers.
         serial = x509.random_serial_number()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"dicompiler cluster {serial:x}"[:64])])
         builder = _make_certificate_builder(name, name, key, days).serial_number(serial)

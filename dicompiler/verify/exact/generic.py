@@ -373,7 +373,8 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
         helper.make_node("Add", [f"cube{i}", f"raise{i}"], [f"weight{i}"]),
         *_mod(f"weight{i}", "prime", "share", f"weights{i}"),
         helper.make_node("Mul", [f"small{i}", f"weights{i}"], [f"products{i}"]),
-        helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),  # Without axes, ReduceSum sums over all axes.
+        # A ReduceSum without axes sums over all axes, so the result is a scalar.
+        helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),
     ]
 
 

@@ -194,7 +194,8 @@ class _Batch:
     def __init__(self, model: BatchedModel, assignments: Positions) -> None:
         self.model = model
         self.plan_numbers = np.arange(len(assignments))
-        self.layer_devices = np.ascontiguousarray(assignments.T)  # Device of each layer, of shape (layers, plans).
+        # Platform position of each layer's device in each plan, of shape (layers, plans).
+        self.layer_devices = np.ascontiguousarray(assignments.T)
         self.devices = len(model.problem.platform.devices)
         layers, plans = len(self.layer_devices), len(self.plan_numbers)
         size = self.devices * plans
@@ -208,9 +209,10 @@ class _Batch:
         self.peak = np.zeros(size)
         # For each layer, the bytes of tensors that its device frees after it has computed the layer.
         self.released = np.zeros((layers, plans))
-        # Latency of the transfers of each layer's output; the last row is for the network's inputs.
+        # Latency in seconds of the transfers of each layer's output; the last row is for the network's inputs.
         self.layer_latency = np.zeros((layers + 1, plans))
-        self.largest_latency = np.zeros(plans)  # Largest latency of all links that a plan uses.
+        # For each plan, the largest latency in seconds of the links that it uses.
+        self.largest_latency = np.zeros(plans)
         self.frame_seconds = np.zeros(plans)
 
     def run(self) -> dict[str, NDArray[Any]]:

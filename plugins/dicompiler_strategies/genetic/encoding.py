@@ -228,8 +228,8 @@ class ChoiceEncoding(Encoding):
     def uniform_plans(self) -> Genes:
         """Return one plan for each label of a choice, in which every layer that has such a choice uses it.
 
-        A choice is one way to split a layer. Its label names the kind of split, such as "height 4". Labels are in order of appearance. Layers without the label
-        use their first allowed choice.
+        A choice is one way to split a layer. Its label names the kind of split, such as "height 4". Labels are in
+        order of appearance. Layers without the label use their first allowed choice.
         """
         pairs = list(zip(self.labels, self.allowed, strict=True))
         names = dict.fromkeys(labels[number] for labels, allowed in pairs for number in allowed)

@@ -110,7 +110,8 @@ def evolve(
     try:
         for generation in range(1, settings.generations + 1):
             offspring = algorithm.ask()
-            if offspring is None or not len(offspring):  # The mating has found no new plan, so the search ends.
+            # Crossover and mutation have found no plan that is not known yet, so the search ends.
+            if offspring is None or not len(offspring):
                 break
             if generation > 1:
                 objectives, limits = evaluate(encoding.decode(offspring.get("X")))

@@ -26,7 +26,8 @@ _PRICE_ROUNDS = 16
 # Largest number of layers that change together. Fused layers must change together, because the extra rows (halo) of a
 # layer depend on those of the next layer.
 _MAX_RUN_LAYERS = 6
-_MAX_BLOCK_ELEMENTS = 1 << 22  # Largest number of elements of a temporary array.
+# Largest number of elements of a temporary array. Larger computations are done in blocks, to limit the memory.
+_MAX_BLOCK_ELEMENTS = 1 << 22
 
 
 @dataclass(frozen=True, eq=False)

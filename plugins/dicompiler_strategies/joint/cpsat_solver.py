@@ -151,7 +151,8 @@ def run_solver(
         future, interrupted = pool.submit(solver.solve, model, callback), False
         while True:
             try:
-                # The wait ends regularly to see Ctrl-C, because the signal may be delivered to another thread.
+                # The loop waits only a short time at once, because Python handles Ctrl-C only between two waits if
+                # another thread got the signal.
                 return future.result(timeout=0.2), interrupted
             except TimeoutError:
                 continue

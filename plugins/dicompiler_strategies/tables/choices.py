@@ -417,7 +417,8 @@ def _grid_choices(split: _SplitInputs) -> Iterator[Choice]:
     """Yield the choices (ways to split a layer) into grid tiles, in two columns and in the squarest grid."""
     height, width = split.find_axis("height"), split.find_axis("width")
     count = len(split.devices)
-    # If the patches of an image are a sequence, one axis is both height and width, so that no grid is possible.
+    # If an image was converted to a sequence of patches, one axis is both height and width, so that no grid is
+    # possible.
     if height is None or width is None or height == width:
         return
     squarest = max((c for c in range(2, int(count**0.5) + 1) if count % c == 0), default=0)
@@ -473,7 +474,7 @@ def _lop_choices(split: _SplitInputs) -> Iterator[Choice]:
 
 def _make_disjoint(regions: Sequence[Region]) -> tuple[Region, ...]:
     """Return each region without the elements of earlier regions; empty if the regions are disjoint already."""
-    if not regions[0]:  # A scalar has no axes, so that it cannot be cut.
+    if not regions[0]:  # The output is a scalar, which has no axes and cannot be cut, so no regions overlap.
         return ()
     bounds = tuple(zip(*regions, strict=True))
     axis = next((axis for axis, cuts in enumerate(bounds) if len(set(cuts)) > 1), 0)
