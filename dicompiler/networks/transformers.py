@@ -178,8 +178,8 @@ def whisper_tiny_encoder(net: NetworkBuilder, layers: int = 4, width: float = 1.
     return _layer_norm(net, x, "norm", 1e-5)
 
 
-#: For each stage: number of heads, features of a head, factor by which the image is reduced for keys and values, and
-#: kernel size and stride of the convolution that computes the patches.
+#: For each stage of SegFormer-B0: number of heads, features of a head, factor by which the image is reduced for keys
+#: and values, then kernel size and stride of the convolution that computes the patches.
 SEGFORMER_B0 = ((1, 32, 8, 7, 4), (2, 32, 4, 3, 2), (5, 32, 2, 3, 2), (8, 32, 1, 3, 2))
 
 

@@ -688,7 +688,7 @@ class _Placer:
     def _tensor_of_box(self, box: Box, place: NodePlacement) -> PlacedTensor:
         """Return the tensor of a box (a region of a tensor on a device).
 
-        If the box is received, nodes on its sender slice it and may convert it to a smaller type, and a node on the
+        If the box is received, nodes on its sender slice it and may convert it to a smaller type. A node on the
         receiver may convert it back. All these nodes are added at the first call.
         """
         assert box.region is not None
@@ -1029,8 +1029,8 @@ class WireCasts:
 
         A Slice and a cast are added if they are needed. If the box is the whole tensor, its cast directly follows the
         node that computes the tensor, at `producer_placement`. Otherwise, its cast follows all slices at
-        `slice_placement`: a slice between two casts would end the segment (the submodel that a device runs at once)
-        after the first cast, and the tensors would not be sent together.
+        `slice_placement`. A slice between two casts would end the segment (the submodel that a device runs at once)
+        after the first cast. The tensors would then not be sent together.
         """
         assert box.region is not None
         piece, kind = self.builder.add_slice(tensor, box.region, slice_placement), self.kinds.get(box.key.tensor)

@@ -383,7 +383,7 @@ class _Router:
         `at` is the device of the reader and its lane (group of the device's parts). `reader` is the text for the reader
         in errors. The nearest box supplies its overlap with the region; of equally near boxes, the one with the largest
         overlap does. If the overlap is not the whole region, the region is cut along one axis at the ends of the
-        overlap, and this function assembles each of the two or three pieces.
+        overlap. This function then assembles each of the two or three pieces.
         """
         device, lane = at
         overlaps: list[tuple[int, Box, Region]] = []

@@ -84,9 +84,9 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     - at a change of the lane (group of the device's parts).
     Each segment therefore depends only on earlier ones.
 
-    There is one exception. A segment continues after a node with a result that another device needs, if the next node
-    also has such a result, or if it leads from another matrix product of the same operand to such a result. Keys and
-    values of an attention are therefore sent together.
+    There is one exception. A segment continues after a node with a result that another device needs in two cases: the
+    next node also has such a result, or it leads from another matrix product of the same operand to such a result.
+    Keys and values of an attention are therefore sent together.
     """
     places, producer_of = [node.placement for node in graph.nodes], graph.producer
     sends = {send.producer for send in graph.sends}

@@ -1,7 +1,7 @@
 """Lower bounds on the objectives, which no plan of a problem can beat.
 
-The bounds on times and energy are valid if the predicted time of a piece of a layer is at least its proportional share
-of the whole layer's time. For example, a half of a layer must take at least half of the time.
+The bounds on times and energy are valid under one condition: the predicted time of a piece of a layer is at least its
+proportional share of the whole layer's time. For example, a half of a layer must take at least half of the time.
 """
 
 from __future__ import annotations

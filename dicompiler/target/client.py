@@ -47,8 +47,8 @@ class Session(Protocol):
 
     A session must be closed. Several threads may use it: one call runs at a time. A forked child of the process cannot
     use it: each call raises a RunError there, and the parent's session continues. If a device fails and the artifact
-    has no plan for the remaining devices, the session ends all devices and raises a RunError with the device's name and
-    the cause.
+    has no plan for the remaining devices, the session ends all devices. It then raises a RunError with the device's
+    name and the cause.
 
     Attributes:
         reports: Measurements of each device. The tuple is empty until the session has been closed without an error.

@@ -38,8 +38,9 @@ def check_cost_model(
 ) -> None:
     """Check that a cost model returns valid, consistent and reproducible times.
 
-    Every layer of each sample (test problem) is timed on each device in four forms: as a whole, in halves, as a
-    partial sum (over half of the input channels), and as the addition of two partial sums. The check requires that:
+    The cost model predicts the time of every layer of each sample (test problem) on each device, in four forms: as a
+    whole, in halves, as a partial sum (over half of the input channels), and as the addition of two partial sums. The
+    check requires that:
 
     - seconds are finite and not negative (they may be infinite if the device has no compute);
     - `seconds_table` returns the same values as `seconds`, as a float64 array of shape (pieces, devices);

@@ -247,9 +247,9 @@ def check_transfers(
 ) -> Check:
     """Check that every transfer sent exactly as many bytes as predicted.
 
-    `predicted` are the transfers of all roles (replicas or failure plans), `sent` the numbers of sent bytes by transfer
-    index, and `frames` the number of frames that each role computed. `role_noun` is the word for roles in the check's
-    detail.
+    `predicted` are the transfers of all roles (the plan, replicas and failure plans). `sent` are the numbers of sent
+    bytes by transfer index, and `frames` the number of frames that each role computed. `role_noun` is the word for
+    roles in the check's detail.
     """
     for transfer in predicted:
         expected, actual = transfer.value.nbytes * frames, sent.get(transfer.index, 0)

@@ -4,8 +4,8 @@ Clients run the check before they send a frame.
 
 `find_lookup_tables` returns the tables that each input indexes, with the offset that is added to the input's values,
 and the region of the input that is used. It follows the values through operators that move or cast them, or that add a
-constant. Values behind any other operator (a Clip, a product, a sum of two inputs) are not checked here, because such
-an operator may bring them into the valid range. onnxruntime checks them when it computes the frame.
+constant. Values behind any other operator (a Clip, a product, a sum of two inputs) are not checked here. Such an
+operator may bring them into the valid range. onnxruntime checks them when it computes the frame.
 """
 
 from __future__ import annotations

@@ -194,9 +194,9 @@ def _shape_example(tensor: Variable, named: Mapping[Any, int] | None = None) -> 
 def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
     """Return a copy of the model without weights, with the value_info that ONNX infers from its inputs.
 
-    A tensor for which ONNX finds no static shape, such as the output of an unknown operator, gets its shape from
-    `hints` (the value_info of the file), and otherwise from onnxruntime. ONNX's inference comes before the hints,
-    because an exporter may have written the hints for other input sizes.
+    ONNX may find no static shape for a tensor, for example for the output of an unknown operator. The tensor then gets
+    its shape from `hints` (the value_info of the file), and otherwise from onnxruntime. ONNX's inference comes before
+    the hints, because an exporter may have written the hints for other input sizes.
     """
     bare = _without_shapes(model)
     inferred = infer_checked(bare, model.display_name)

@@ -221,7 +221,7 @@ def _build_caches(
 ) -> None:
     """Add nodes to `preceding` that compute the new key and value caches of a GroupQueryAttention.
 
-    In a new cache, the row with the index `seqlens_k` (an input of the node) is the new row, the rows before it come
+    In a new cache, the row with the index `seqlens_k` (an input of the node) is the new row. The rows before it come
     from the old cache, and the rows after it are zeros.
 
     Args:

@@ -10,7 +10,7 @@ simulated time improves.
     Problem + plans → the best plan by simulation
 
 If each of several devices adds up all partial sums of a layer, the search also tries a reduce-scatter and an
-all-gather: each device adds up one slice of the partial sums, and sends it to all others.
+all-gather. Each device then adds up one slice of the partial sums, and sends it to all others.
 
     sums of channels 0:8 on every device  ⇒  sums of channels 0:4 on one device, and 4:8 on the other
 
@@ -201,7 +201,7 @@ class _TaskDependencies:
 
         The result is None if the layer cannot be split further, or if the plan has not cut the task's region along
         exactly one axis. It is also None if one of the two parts reads as much of an input as the whole task, because
-        this input could then not be split into waves (rows that are sent while the next rows are computed).
+        this input could then not be split into waves. A wave has rows that are sent while the next rows are computed.
         """
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:

@@ -32,8 +32,8 @@ class CpSat(Strategy):
     devices.
 
     The log states the value of the plan and the lower bound. The bound holds for this set of choices in the barrier
-    model: a layer begins when all devices have finished the layer before, and sending does not overlap with computing.
-    The memory of the hosts is a hard limit. Equal options give equal plans.
+    model. In this model, a layer begins when all devices have finished the layer before, and sending does not overlap
+    with computing. The memory of the hosts is a hard limit. Equal options give equal plans.
     """
 
     name: ClassVar[str] = "cpsat"

@@ -87,8 +87,9 @@ class Pipeline(Strategy):
         If neither is a term, the stages are optimised for throughput.
 
         On a switch, a device sends a copy of a tensor to each device that reads it. The number of copies is not known
-        before the stages are. Throughput is therefore optimised twice, with two estimates: one copy for each tensor
-        (may be too few), and one copy for each layer that reads the tensor (may be too many).
+        before the stages are. Throughput is therefore optimised twice, with two estimates of the number of copies. The
+        first is one copy for each tensor (may be too few). The second is one copy for each layer that reads it (may be
+        too many).
 
         `order` are the devices in the order of their stages, or () for the best order. If `limits_memory` is True, each
         stage must fit into the memory of its host. Nothing is yielded if no stages fit.

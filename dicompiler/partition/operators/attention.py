@@ -26,9 +26,9 @@ from dicompiler.partition.operators.elementwise import broadcast_need
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split an Attention: each part reads its rows and heads of the query, and all keys and values of its heads.
 
-    Query heads that share a key head stay together. Rows of the query can be split unless the mask is causal or the
-    attention is limited to a window of keys, because the keys that a row uses then depend on its position. With past
-    keys (a cache), or with an input for the lengths of the keys, the node stays whole.
+    Query heads that share a key head stay together. Rows of the query cannot be split if the mask is causal or the
+    attention is limited to a window of keys. The keys that a row uses then depend on its position. With past keys (a
+    cache), or with an input for the lengths of the keys, the node stays whole.
     """
     if any(operation.has_input(index) for index in (4, 5, 6)):
         return whole_tensor(operation, region, reduce)

@@ -180,8 +180,8 @@ def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece
     """Split a MaxPool, AveragePool or LpPool: each part reads its rows and columns with a halo.
 
     The pool stays whole if its second output (the indices of the maxima) is read, or if automatic pads leave input
-    elements outside of all windows: onnxruntime's LpPool then starts at another offset, and its other pools refuse the
-    input.
+    elements outside of all windows. In this case, onnxruntime's LpPool starts at another offset, and its other pools
+    refuse the input.
     """
     kernel = tuple(operation.attribute("kernel_shape"))
     leaves_elements = any(min(window.pad_begin, window.pad_end) < 0 for window in window_axes(operation, kernel))

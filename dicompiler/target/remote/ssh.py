@@ -108,8 +108,8 @@ ASSEMBLED_SUFFIX = ".pieces"
 
 # This script unpacks a tar archive from stdin into a new directory next to the target directory. The new directory
 # replaces the target only if the archive is complete, that is, if the new directory contains the stamp file, which is
-# the archive's last file. Arguments: the target directory, the name of the stamp file, and for each file that is on the
-# host already, its path and its name in the target directory.
+# the archive's last file. The arguments are the target directory and the name of the stamp file, then two arguments
+# for each file that is on the host already: its path and its name in the target directory.
 UNPACK_SCRIPT = f"""
 set -eu; umask 077; target=$1; stamp=$2;
 beside=$(dirname "$1")/.$(basename "$1"); shift 2; new=$beside.new; old=$beside.old;

@@ -199,9 +199,10 @@ def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Re
     """Return the relaxation (changes of the check model) with one more step for each node of `inexact`.
 
     `inexact` has pairs (node index, peak); a peak is an upper bound of the node's numbers. The steps of a node are, in
-    this order: take the inputs of products modulo an odd number, use sparser filters, replace the operator by a generic
-    stand-in (an integer function that can replace many operators), exclude the node. The first two steps make numbers
-    smaller. They are left out if the peak is infinite, which means that the numbers are not integers.
+    this order: take the inputs of products modulo an odd number, use sparser filters, replace the operator by a
+    generic stand-in, exclude the node. A generic stand-in is an integer function that can replace many operators. The
+    first two steps make numbers smaller. They are left out if the peak is infinite, which means that the numbers are
+    not integers.
     """
     current = relaxed = facts.relaxation
     for index, peak in inexact:

@@ -70,9 +70,9 @@ class StandInCall:
     def attribute_names(self) -> list[str]:
         """Names of the attributes of the stand-in, the ONNX function that replaces an operator.
 
-        For a standard operator, they are all attributes of the operator, because a node that computes a part of the
-        output may set attributes that have their default in the whole node. For any other operator, they are the
-        attributes with a value other than 0 in at least one calling node.
+        For a standard operator, they are all attributes of the operator. A node that computes a part of the output may
+        set attributes that have their default in the whole node. For any other operator, they are the attributes with
+        a value other than 0 in at least one calling node.
         """
         if self.domain or not onnx.defs.has(self.op, self.opset, ""):
             return sorted(self.nonzero_attributes)

@@ -2,8 +2,8 @@
 
     ParetoFront of the genetic search, Problem ⇒ ParetoFront that no plan of a quick strategy dominates
 
-The genetic search represents a plan by one device or one split for each layer, so it cannot find replicas (copies of
-the plan that compute other frames), or height slices in proportion to the devices' rates.
+The genetic search represents a plan by one device or one split for each layer. It therefore cannot find replicas
+(copies of the plan that compute other frames), or height slices in proportion to the devices' rates.
 """
 
 from __future__ import annotations

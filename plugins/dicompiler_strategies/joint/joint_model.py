@@ -272,8 +272,8 @@ def _edge_link_seconds(
     if key not in cache:
         busy = np.zeros((len(producer.final_seconds), len(consumer.final_seconds), network.byte_seconds.shape[1]))
         for held, shares, needs, item_bytes in flows_on_edge(tables.problem.layers, edge, slots, tables.footprints):
-            # The loop takes one choice (way to split it) of the producing layer at a time, because an array for all
-            # choices and all pairs of devices would be too large.
+            # The loop takes one choice (way to split it) of the producing layer at a time. An array for all choices
+            # and all pairs of devices would be too large.
             for p in range(len(busy)):
                 row = slice(p, p + 1)
                 busy[row] += network.busy_seconds(bytes_between_devices(held[row], shares[row], needs, item_bytes))

@@ -207,7 +207,7 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
 
 
 def _add_own_tensor(live: Floats, flow: TensorFlow, block: Sequence[int], layers: int, is_sink: bool) -> None:
-    """Add the bytes of a tensor to the stages that compute it, for each block of layers during which it is stored.
+    """Add a tensor's bytes to the stages (consecutive layers) that compute it, for each block in which it is stored.
 
     Entry [b, e] of `live` is for block b in the stages that end before block e. A sink stores an output of the network
     until the last layer of its stage.

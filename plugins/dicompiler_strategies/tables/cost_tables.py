@@ -493,8 +493,8 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
     # Elements of a sender's share that the receiver stores too. They are not sent. The boxes (regions as arrays) have
     # the shape (producer choices, senders, receivers, axes, 2).
     both = common_boxes(shares[:, :, None], held[:, None, :])
-    # Such elements exist only for few combinations of a way to split the producing layer, a sender and a receiver
-    # (p, s, r), so they are subtracted only for these.
+    # Such elements exist only for few combinations (p, s, r) of a way to split the producing layer, a sender and a
+    # receiver. They are subtracted only for these combinations.
     p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & ~np.eye(devices, dtype=bool))
     # Numbers of sent elements, of shape (producer choices, senders, consumer choices, receivers).
     sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)

@@ -157,8 +157,8 @@ class LayerTerms:
     def build(cls, terms: Sequence[tuple[int, int, Floats]]) -> LayerTerms:
         """Return the terms (summands of loads) that are given by three values each.
 
-        They are the row of the sums to which the term is added, the position of the layer, and a table of loads of
-        shape (choices of the layer, loads).
+        These values are the row of the sums to which the term is added, the position of the layer, and a table. The
+        table has the loads by choice (way to split the layer), of shape (choices, loads).
         """
         ordered = sorted(terms, key=lambda term: term[:2])
         targets, layers, tables = zip(*ordered, strict=True)
@@ -486,8 +486,8 @@ class HostMemoryModel(LoadModel):
         Σ_{i > t} received_i + stored_t,    stored_t = inputs and outputs of t + Σ (computed before t and read after t).
 
     Here, received_i are the bytes of received tensors whose last reader is layer i. The host needs the largest of these
-    sums. The model's sums have these rows: stored_t for each layer t, received_t for each layer t, and the bytes that
-    are stored during the whole frame (weights, and network outputs that sinks receive).
+    sums. The model's sums have a row for stored_t of each layer t, and a row for received_t of each layer t. One more
+    row has the bytes that are stored during the whole frame: weights, and network outputs that sinks receive.
     """
 
     def loads_of_tensors(self, sent: Floats) -> Floats:
