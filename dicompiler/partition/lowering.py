@@ -92,7 +92,10 @@ def lower(state: PipelineState) -> PipelineState:
 
 
 def lower_unchecked(state: PipelineState) -> PipelineState:
-    """Do the work of `lower` for programs that are not run, without checks of the placed model and without warnings."""
+    """Add routing, placed model and program as `lower` does, without its checks and warnings.
+
+    This is for programs that are not run. The placed model is the partitioned model, in which each node has a device.
+    """
     placed = [partition(role, quiet=True, check_narrowing=False) for role in role_states(state)]
     return build_programs(state, placed)
 

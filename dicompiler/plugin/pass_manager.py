@@ -49,7 +49,7 @@ class PassManager:
     first_index: int = 1
 
     def run(self, state: PipelineState) -> PipelineState:
-        """Run the passes.
+        """Run all passes of the pipeline, in order.
 
         Args:
             state: The state before the first pass. It is not changed.

@@ -196,7 +196,7 @@ class Engine(ABC):
         return b""
 
     def load_network(self, network: Path, weights: Path, threads: int) -> LoadedNetwork:
-        """Load the files of a segment on this host, to compare its results with onnxruntime.
+        """Load the files of a converted segment (submodel) on this host, to compare its results with onnxruntime.
 
         Args:
             network: File with `EngineFiles.network`.

@@ -281,7 +281,7 @@ def digest_body(call: StandInCall) -> list[NodeProto]:
 
 
 def output_name(index: int) -> str:
-    """Return the name of a function output: Y, Y1, Y2, …."""
+    """Return the name of output number `index` of a stand-in (ONNX function): Y, Y1, Y2, …."""
     return f"Y{index or ''}"
 
 

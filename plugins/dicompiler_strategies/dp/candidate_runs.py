@@ -157,7 +157,7 @@ def build_candidate_runs(
 ) -> list[list[CandidateRun]]:
     """Return for each layer the candidate runs that begin with it: the ways to compute some consecutive layers.
 
-    They are for the devices of a team, which split layers. One of them computes the layer as a whole on the team's
+    They are for the devices of a team, which split layers. One candidate computes the layer as a whole on the team's
     leader, the device for layers that are not split. Raises BudgetExceeded if the budget is exceeded before all runs
     are built.
     """

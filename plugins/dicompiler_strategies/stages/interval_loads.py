@@ -109,8 +109,8 @@ class _TrafficPiece:
 def interval_sums(values: Sequence[float], positions: Sequence[int]) -> Floats:
     """Return, for each stage (consecutive layers), the sum of the `values` of its layers.
 
-    `values` has one number for each layer. Entry [i, j] of the result is for the stage of the layers positions[i] to
-    positions[j] - 1.
+    `values` has one number for each layer. Stages begin and end at the layers `positions`. Entry [i, j] of the result
+    is for the stage of the layers positions[i] to positions[j] - 1.
     """
     total = np.concatenate(([0.0], np.cumsum(np.asarray(values, np.float64))))[list(positions)]
     return np.triu(total[None, :] - total[:, None])

@@ -342,7 +342,8 @@ class LoadModel(ABC):
         Args:
             current: One selection, of shape (layers).
             moved: The changed selections, of shape (runs, selections, layers).
-            runs: The runs of layers. The selections moved[r] differ from `current` in the layers of runs[r] only.
+            runs: The runs (ranges of consecutive layers). The selections moved[r] differ from `current` in the layers
+                of runs[r] only.
 
         Returns:
             An array of shape (runs · selections, loads).

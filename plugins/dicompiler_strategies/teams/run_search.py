@@ -94,10 +94,12 @@ class RunObjective:
     def moved_values(self, current: Selections, moved: Selections, runs: Sequence[range]) -> Floats:
         """Return the values of selections (plans) that differ from `current` in runs of layers, as `values` does.
 
+        The value of a plan is close to its largest load: the seconds of a device or link, or the bytes of a host.
+
         Args:
             current: One selection, of shape (layers).
             moved: The changed selections, of shape (selections, layers), for each run the same number.
-            runs: The runs of layers.
+            runs: The runs (ranges of consecutive layers) in which the selections differ.
 
         Returns:
             An array of shape (selections).
