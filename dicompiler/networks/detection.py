@@ -104,7 +104,7 @@ def _c2f(
 
 
 def _sppf(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
-    """Append three consecutive 5 x 5 max pools, and concatenate their outputs."""
+    """Append a spatial pyramid pooling block (SPPF): three consecutive 5 x 5 max pools with concatenated outputs."""
     pieces = [_conv_silu(net, x, f"{name}.cv1", max(1, net.channels(x) // 2))]
     for number in range(3):
         pieces.append(net.pool(pieces[-1], f"{name}.m.{number}", 5, 1, 2))
@@ -112,7 +112,7 @@ def _sppf(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
 
 
 def _c2psa(net: NetworkBuilder, x: str, name: str, channels: int) -> str:
-    """Append residual attention and a residual feed-forward network for half of the channels."""
+    """Append a C2PSA block: residual attention and a residual feed-forward network for half of the channels."""
     hidden = max(2, channels // 2)
     a, b = net.split(_conv_silu(net, x, f"{name}.cv1", 2 * hidden), f"{name}.split", (hidden, hidden))
     b = net.add(b, _attention(net, b, f"{name}.m.0.attn", max(1, hidden // 64)), f"{name}.m.0.add")

@@ -257,7 +257,7 @@ class PlacedGraph:
 
     @cached_property
     def producer(self) -> Mapping[str, int]:
-        """Index of the node that computes each tensor, by the name of the tensor."""
+        """Index (in `nodes`) of the node that computes each tensor, by the name of the tensor."""
         return {name: i for i, node in enumerate(self.nodes) for name in node.outputs if name}
 
     @cached_property
@@ -286,7 +286,7 @@ class PlacedGraph:
 
     @cached_property
     def readers(self) -> Mapping[str, Sequence[int]]:
-        """Indices of the nodes that read each tensor, in ascending order, by the name of the tensor."""
+        """Indices (in `nodes`) of the nodes that read each tensor, in ascending order, by the name of the tensor."""
         users: dict[str, list[int]] = {}
         for i, names in enumerate(self.node_reads):
             for name in names:

@@ -201,7 +201,7 @@ def wrap_class(cls: Any, guard: CallGuard) -> Any:
 
 
 def make_instance(cls: Any, make: Callable[..., T], *arguments: Any) -> T:
-    """Return `make(cls, *arguments)`. If `cls` is a wrapped class, an exception becomes a PluginError."""
+    """Return `make(cls, *arguments)`. If `cls` is a wrapped plugin class, an exception becomes a PluginError."""
     guard: CallGuard | None = getattr(cls, "__guard__", None)
     return make(cls, *arguments) if guard is None else guard.call(guard.plugin, make, cls, *arguments)
 
@@ -421,7 +421,7 @@ def _check_plan(_strategy: Any, result: Any, *_: Any) -> Any:
 
 
 def _check_emitted(target: Target, result: None, _compilation: PipelineState, directory: Path) -> None:
-    """Raise _InvalidResult unless `emit()` wrote an artifact.json that names this target."""
+    """Raise _InvalidResult unless a target's `emit()` wrote an artifact.json that names this target."""
     if not (directory / ARTIFACT_FILE).is_file():
         raise _InvalidResult(f"emit() wrote no {ARTIFACT_FILE}")
     try:
@@ -435,7 +435,7 @@ def _check_emitted(target: Target, result: None, _compilation: PipelineState, di
 
 
 def _check_run(target: Target, result: Any, _directory: Path, frames: Sequence[Any], options: RunOptions) -> Any:
-    """Raise _InvalidResult unless `run()` returned outputs and times of all frames.
+    """Raise _InvalidResult unless a target's `run()` returned outputs and times of all frames.
 
     If `kept_frames` is set, the outputs of this number of frames are enough.
     """
@@ -483,7 +483,10 @@ def _check_extra_memory(_engine: Engine, result: Any, _segments: Any) -> int:
 
 
 def _check_state(_step: Any, result: Any, *_: Any) -> Any:
-    """Raise _InvalidResult unless `run()` returned a PipelineState whose most important fields have the right types."""
+    """Raise _InvalidResult unless a pass's `run()` returned a PipelineState with fields of the right types.
+
+    Only the most important fields are checked.
+    """
     _instance_check(PipelineState, "run()")(_step, result)
     for name, cls in _STATE_TYPES.items():
         value = getattr(result, name)

@@ -89,7 +89,7 @@ class Registry:
         engines: Engines, which compute segments (ONNX submodels) on devices.
         operators: Operator rules, which describe how operators can be split.
         cost_models: Cost models, which predict the seconds of computing.
-        platforms: The platform families, which find platforms by name (`rpi4x3`), and the platform file formats.
+        platforms: Platform families, which find platforms by name (`rpi4x3`), and platform file formats.
         plugins: The plugins that were loaded, in order.
         warnings: Warnings of one line each.
         load_errors: Plugins, hooks and items that could not be loaded, each with the cause.
@@ -165,7 +165,7 @@ class Registry:
         return plugin_wrappers.with_wrapped_class(given, cls)
 
     def describe(self, kind: str, thing: Any) -> str:
-        """Return kind, name and origin of an object: "pass 'acme' of acme 1.2 (plugin 'acme')"."""
+        """Return kind, name and origin of a plugin object: "pass 'acme' of acme 1.2 (plugin 'acme')"."""
         return plugin_wrappers.CallGuard(PLUGIN_KINDS[kind].noun, self._find_entry(kind, thing).origin).describe(thing)
 
     def _find_entry(self, kind: str, thing: Any) -> RegistryEntry:

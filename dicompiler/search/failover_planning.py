@@ -190,7 +190,7 @@ class _FailurePlanner:
         strategy: The strategy.
         plan: The main plan, which is used while no device has failed.
         is_plan_fixed: True if the user gave the main plan.
-        plans: The strategy's plan by failed devices; None if the strategy finds no plan.
+        plans: The strategy's plan for each set of failed devices; None if the strategy finds no plan.
         uncovered_reasons: Reason why no plan is possible after the failure of a device, by device name.
     """
 
@@ -314,7 +314,7 @@ class _FailoverSearch:
 
     Attributes:
         main: The main plan, which is used while no device has failed.
-        options: Candidate plans by failed devices.
+        options: Candidate plans for each set of failed devices.
         tried_takeovers: Pairs (failed devices, id of a candidate) for which `_add_takeover_options` has already added
             variants of the candidate.
     """

@@ -23,7 +23,7 @@ CopyFunction = Callable[[], object]
 
 
 def no_copies(memory: Mapping[str, NDArray[Any]]) -> tuple[CopyFunction, CopyFunction]:  # noqa: ARG001
-    """Return two functions that copy nothing. This is `SegmentCall.make_copies` of a runtime that copies no tensors."""
+    """Return two functions that copy nothing: `SegmentCall.make_copies` for a runtime that copies no tensors."""
     return (lambda: None), (lambda: None)
 
 

@@ -220,7 +220,7 @@ def _check_seed(
 
 
 def _layer_summary(excluded: Mapping[str, str], layers: LayerGraph | None) -> str:
-    """Return the number of checked layers, and the reason for each node that the exact check excludes, as text."""
+    """Return a text with the number of checked layers, and the reason for each node that the exact check excludes."""
     reasons = "".join(f"; left out: {reason}" for reason in excluded.values())
     if layers is None:
         return reasons

@@ -240,7 +240,7 @@ def _without_shapes(model: Model) -> onnx.ModelProto:
 
 
 def _fold_shapes(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Replace Shape and Size of tensors with a static shape by constants; return True if any was replaced."""
+    """Replace Shape and Size nodes of tensors with a static shape by constants; return True if any was replaced."""
     gone: list[gs.Node] = []
     for node in graph.nodes:
         if node.op not in ("Shape", "Size") or node.domain not in STANDARD_DOMAINS or not node.inputs:

@@ -521,7 +521,10 @@ class CandidateSearch:
             self.try_plans([(trim_parts(self.problem, self.best.plan), self.best.found_by)])
 
     def try_sliced_sums(self) -> None:
-        """Evaluate the best plan with its partial sums added up in slices: fewer bytes, but one more exchange."""
+        """Evaluate the best plan with partial sums that are added up in slices, one slice on each device.
+
+        Fewer bytes are sent, but in one more exchange.
+        """
         if self.best is not None:
             self.try_plans([(slice_sums(self.problem.layers, self.best.plan), self.best.found_by)])
 

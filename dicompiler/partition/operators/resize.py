@@ -90,7 +90,7 @@ def tile_resized_axis(axis: ResizeAxis, interval: Interval) -> tuple[Interval, I
 
 
 def _has_old_coordinates(operation: Operation) -> bool:
-    """Return True for an Upsample and for opsets of Resize without coordinate modes."""
+    """Return True for an Upsample, and for a Resize before opset 11, in which coordinate modes were added."""
     return operation.node.op == "Upsample" or operation.node.opset < 11
 
 

@@ -224,7 +224,10 @@ def _transposed_shape(attributes: Attributes, inputs: Sequence[TensorInfo], shap
 
 
 def _resized_shape(attributes: Attributes, inputs: Sequence[TensorInfo], shapes: Sequence[Shape]) -> Shape | None:
-    """Return the output shape of a Resize that keeps the aspect ratio and has negative axes, else None."""
+    """Return the output shape of a Resize that keeps the aspect ratio and has negative axes, else None.
+
+    Such axes are negative numbers in the attribute `axes`; onnxruntime does not resize them.
+    """
     policy, axes, data = attributes.get("keep_aspect_ratio_policy", "stretch"), attributes.get("axes") or (), shapes[0]
     sizes = inputs[3].value if len(inputs) > 3 else None
     if policy == "stretch" or all(axis >= 0 for axis in axes) or sizes is None:

@@ -216,7 +216,7 @@ class _Batch:
         self.frame_seconds = np.zeros(plans)
 
     def run(self) -> dict[str, NDArray[Any]]:
-        """Return the fields of `PlanEstimates` by name, in their order."""
+        """Evaluate the plans, and return the fields of `PlanEstimates` by name, in their order."""
         for flow in self.model.flows.flows:
             if flow.producer == INPUT_PRODUCER:
                 self._keep_input(flow)
@@ -323,7 +323,7 @@ class _Batch:
         return total
 
     def _count_transfer(self, flow: TensorFlow, devices: Positions, nbytes: int, chosen: Positions) -> None:
-        """Count a transfer of `nbytes` bytes of the tensor `flow` in the plans with the numbers `chosen`.
+        """Count a transfer of `nbytes` bytes of the tensor `flow` in those plans that have the numbers `chosen`.
 
         `devices` has the receiver in each plan.
         """

@@ -50,7 +50,7 @@ def _help_metadata(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ExplorationOptions:
-    """Options of an exploration (the search for a Pareto front)."""
+    """Options of an exploration (the genetic search for a Pareto front of plans)."""
 
     as_printed: ClassVar[bool] = False
     """Search as the paper describes it: begin with random plans, and evaluate the best plans of every stage one by one.

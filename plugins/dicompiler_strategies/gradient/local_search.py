@@ -187,7 +187,7 @@ class LocalSearch:
 
     @cached_property
     def _run_surroundings(self) -> dict[int, Selections]:
-        """For each sequence, given by its first layer: the layers of the sequence and all layers connected to them."""
+        """For each sequence of layers, by its first layer: its layers, and all layers that are connected to them."""
         return {
             path[0]: np.array(sorted({*path, *(b for a in path for b, _ in self._neighbours[a])}))
             for path in self._paths
@@ -237,7 +237,7 @@ class LocalSearch:
         return {edge: np.ascontiguousarray(table.T) for edge, table in self.tables.edge.items()}
 
     def _work_of(self, plans: int, layers: Sequence[int]) -> tuple[int, int]:
-        """Return the work to find the best ways to split `layers` in `plans` plans.
+        """Return the work to find the best ways to split the layers `layers` in a number `plans` of plans.
 
         The work consists of the number of array elements and the number of NumPy calls.
         """

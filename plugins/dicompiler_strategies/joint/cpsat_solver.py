@@ -177,7 +177,7 @@ def _truncate_choices(relaxed: RelaxedProblem, max_pairs: int) -> JointModel:
 
 
 class _LinearSum:
-    """A sum of Boolean variables, each multiplied by a number."""
+    """A linear expression of the CP-SAT model: a sum of Boolean variables, each multiplied by a number."""
 
     def __init__(self) -> None:
         self.variables: list[cp_model.IntVar] = []

@@ -34,7 +34,10 @@ class Traffic:
     nbytes: Floats
 
     def weighted(self, message: float, byte: float) -> Floats:
-        """Return `message` times the number of messages plus `byte` times the bytes."""
+        """Return `message` times the number of messages plus `byte` times the bytes, for each stage.
+
+        With the seconds of one message and of one byte as arguments, the result is in seconds.
+        """
         result: Floats = message * self.messages + byte * self.nbytes
         return result
 

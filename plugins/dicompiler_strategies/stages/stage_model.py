@@ -262,9 +262,9 @@ class _ModelBuilder:
         return list(kinds)
 
     def _limit_kinds(self, kinds: list[DeviceKind]) -> list[DeviceKind]:
-        """Remove devices of the slowest kinds until there are few enough sets of devices.
+        """Remove devices of the slowest kinds until there are few enough sets of devices for the stage search.
 
-        Devices of one kind are interchangeable.
+        Devices of one kind are interchangeable. A set is given by its number of devices of each kind.
         """
         rate = {device.name: device.rate for device in self.devices}
         while np.prod([len(kind.names) + 1 for kind in kinds]) > MAX_STATES:

@@ -178,7 +178,7 @@ class _PipelineSearch:
     def least_load(self) -> float:
         """Return the smallest possible value of the largest load (seconds or bytes) of a device or link.
 
-        The load of a shared medium is not included.
+        The load of a network medium that all devices share is not included.
         """
         size = len(self.model.positions)
         best = {used: np.full(size, np.inf) for used in self.sets}
@@ -247,6 +247,6 @@ class _PipelineSearch:
 
 
 def _above_diagonal(load: Floats) -> Floats:
-    """Return a copy of the array that is infinite for stages without layers, whose start is not before their end."""
+    """Return a copy of the array, with infinity for stages without layers (their start is not before their end)."""
     result: Floats = np.where(np.triu(np.ones_like(load), 1) > 0, load, np.inf)
     return result
