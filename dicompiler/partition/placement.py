@@ -878,9 +878,9 @@ class BlockQuantizer:
     def encode(
         self, tensor: PlacedTensor, name: str, place: NodePlacement, origin: str, wire_name: str
     ) -> PlacedTensor:
-        """Add nodes that encode a tensor with at least one value; return the encoded tensor, which is called `name`.
+        """Add nodes that encode a tensor for the wire type int8-block; return the encoded tensor, called `name`.
 
-        The tensor is an output of the layer `wire_name`, or the model input `wire_name`.
+        The tensor has at least one value. It is an output of the layer `wire_name`, or the model input `wire_name`.
         """
         count = volume(tensor.region)
         blocks, rows = block_count(count), min(BLOCK_SIZE, count)
@@ -911,7 +911,7 @@ class BlockQuantizer:
     def decode(
         self, sent: PlacedTensor, region: Region, dtype: int, name: str, place: NodePlacement, origin: str
     ) -> PlacedTensor:
-        """Add nodes that decode the received tensor `sent`; return the decoded tensor, which is called `name`.
+        """Add nodes that decode the received tensor `sent` (int8-block); return the decoded tensor, called `name`.
 
         The decoded tensor contains `region` of the model's tensor, and has the element type `dtype`.
         """

@@ -51,7 +51,7 @@ class Pass(ABC):
 
 
 class Instrument(Protocol):
-    """Observer of a pipeline. The pass manager calls its methods."""
+    """Observer of a pipeline. The pass manager calls its methods before and after each pass, and if a pass fails."""
 
     def before(self, index: int, step: Pass, state: PipelineState) -> None:
         """Observe the state before a pass.

@@ -286,7 +286,7 @@ def _wrap_property(subclass: Any, guard: CallGuard, name: str, check: Callable[.
 
 
 def _wrap_check_feasible(subclass: Any, guard: CallGuard) -> Callable[..., None]:
-    """Return a `Strategy.check_feasible` that names the strategy if its plan is infeasible."""
+    """Return a wrapped method `Strategy.check_feasible`, with errors that name the strategy of an infeasible plan."""
 
     def check_feasible(self: Any, problem: Any, plan: Any) -> None:
         try:

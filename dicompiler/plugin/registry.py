@@ -107,7 +107,7 @@ class Registry:
     load_errors: tuple[str, ...] = ()
 
     def entries(self, kind: str) -> Mapping[str, RegistryEntry]:
-        """Return the entries of one kind by name. `kind` is a key of PLUGIN_KINDS, such as "passes"."""
+        """Return the registered things of one kind by name. `kind` is a key of PLUGIN_KINDS, such as "passes"."""
         entries: Mapping[str, RegistryEntry] = getattr(self, kind)
         return entries
 

@@ -87,7 +87,7 @@ class OrtSession:
             self._session = run_interruptibly(place, lambda _: create_session(proto.SerializeToString(), options))
         except DicompilerError:
             raise
-        except Exception as error:  # onnxruntime's errors have no common base class except Exception.
+        except Exception as error:  # onnxruntime's errors have no narrower common base class.
             raise DicompilerError(f"{place}: onnxruntime cannot load it: {one_line(str(error))}") from error
         self.outputs = tuple(value.name for value in self._session.get_outputs())
         types = [value.type for value in (*self._session.get_inputs(), *self._session.get_outputs())]
@@ -177,7 +177,7 @@ def to_ort(array: NDArray[Any]) -> ort.OrtValue:
 
 
 def from_ort(value: ort.OrtValue) -> Any:
-    """Return a copy of an onnxruntime value as an array, also for types that onnxruntime cannot convert."""
+    """Return a copy of an onnxruntime value as an array, also for types that onnxruntime cannot convert to NumPy."""
     if not value.is_tensor() or not any(name in value.data_type() for name in _NON_NUMPY_TYPES):
         return value.numpy()
     raw = ctypes.string_at(value.data_ptr(), value.tensor_size_in_bytes())

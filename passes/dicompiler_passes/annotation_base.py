@@ -161,7 +161,7 @@ class LayerAnnotationPass(AnnotationPass):
 
     @abstractmethod
     def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
-        """Return the new parts of `layer`, which run on some of the devices `devices`."""
+        """Return the new parts of `layer`: regions of its output, each on one of the devices `devices`."""
 
     def annotate(
         self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]

@@ -326,7 +326,7 @@ def _run_nodes(
         session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
         timer.start()
         values = session.run(list(outputs), feeds, run_options)
-    except Exception as error:  # onnxruntime's errors have no common base class except Exception.
+    except Exception as error:  # onnxruntime's errors have no narrower common base class.
         if run_options.terminate:
             names = ", ".join(repr(node.name) for node in nodes[:3]) + (" …" if len(nodes) > 3 else "")
             raise DicompilerError(

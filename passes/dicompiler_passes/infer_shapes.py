@@ -356,7 +356,7 @@ def _ask_onnxruntime(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) 
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         session = onnxruntime.InferenceSession(extended.SerializeToString(), options, ["CPUExecutionProvider"])
-    except Exception:  # onnxruntime's errors have no common base class except Exception.
+    except Exception:  # onnxruntime's errors have no narrower common base class.
         return {}
     inferred = {}
     for value in session.get_outputs():

@@ -246,7 +246,7 @@ def _is_accepted_by_ort(model: onnx.ModelProto) -> bool:
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     try:
         onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-    except Exception:  # onnxruntime's errors have no common base class except Exception.
+    except Exception:  # onnxruntime's errors have no narrower common base class.
         return False
     return True
 

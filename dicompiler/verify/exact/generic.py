@@ -165,7 +165,7 @@ def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
 
 
 def _channel_shape() -> list[NodeProto]:
-    """Return nodes that compute `channels`: the shape (-1, 1, …, 1) of a vector along the channels of X0."""
+    """Return nodes that compute `channels`: the shape (-1, 1, …, 1) of a vector along the channels of the input X0."""
     ones = helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
     return [
         constant_node("minus", np.array([-1])),

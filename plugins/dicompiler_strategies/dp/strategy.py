@@ -214,7 +214,7 @@ class Dp(Strategy):
             worst = {host.name for host, missing in zip(hosts, excess, strict=True) if 2 * missing > excess.max()}
             priced = [name for name in team.member_names if facts.problem.platform.host_of[name] in worst]
             # The hosts that lack the most memory store no weights: they are sources or sinks that lack memory for the
-            # network's inputs or outputs. Prices of weights do not help them.
+            # network's inputs or outputs. Prices of weights cannot help, so the search ends.
             if not priced:
                 break
             price |= {name: max(price.get(name, 0.0) * _PRICE_GROWTH, unit) for name in priced}
@@ -249,7 +249,7 @@ def device_counts(strategy: str, devices: int, problem: Problem) -> tuple[int, .
 
 
 def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
-    """Return the numbers of devices 1 to 8, then numbers that grow by a factor of √2 up to `most`.
+    """Return numbers of devices to try: 1 to 8, then numbers that grow by a factor of √2 up to `most`.
 
     For networks of hundreds of layers, the numbers grow by a factor of 2 from the start.
     """

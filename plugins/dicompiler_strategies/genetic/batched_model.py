@@ -350,7 +350,9 @@ class _Batch:
             self.compute[self._flat_index(self.layer_devices[layer])] += seconds
             self.frame_seconds += seconds
         for nbytes, layers in self.model.flows.weights:
-            for i, layer in enumerate(layers):  # A constant that several layers on a device read is counted only once.
+            # A constant that several layers on a device read is stored only once, so it is counted for the first of
+            # them.
+            for i, layer in enumerate(layers):
                 is_first = np.ones(len(self.plan_numbers), bool)
                 for earlier in layers[:i]:
                     is_first &= self.layer_devices[layer] != self.layer_devices[earlier]

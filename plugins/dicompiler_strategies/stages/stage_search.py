@@ -227,7 +227,7 @@ class _PipelineSearch:
         return tuple(reversed(stages))
 
     def value(self, stages: Sequence[tuple[int, int, int]]) -> float:
-        """Return the largest load (seconds or bytes) of a device or link, including that of a shared medium."""
+        """Return the largest load (seconds or bytes) of a device or link, or of the medium that all devices share."""
         units = self.model.units
         used = tuple(map(sum, zip(*(units[unit].counts for _, _, unit in stages), strict=True)))
         loads = [float(units[unit].load[start, stop]) for start, stop, unit in stages]

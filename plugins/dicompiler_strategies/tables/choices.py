@@ -391,7 +391,8 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
 def next_smaller_extent(layers: LayerGraph, layer: Layer, label: str) -> int:
     """Return the length of an axis, named by `label`, in the next layer in which it is shorter than in `layer`.
 
-    The walk follows the first reader of each layer's output. The result is 0 if it finds no such layer.
+    The search for this layer follows the first reader of each layer's output. The result is 0 if it finds no such
+    layer.
     """
     labels = named_axes(layers)
     longest = output_shape(layers, layer)[labels[layer.output][label]]
