@@ -460,8 +460,8 @@ def _describe_unpicklable(problem: Problem) -> str:
     return f"the cost model {problem.cost_model.name!r}"
 
 
-# The last few problems are kept, so that the evaluation of further plans can use the facts about layers that a problem
-# caches. A search uses only a few problems.
+# The last few unpickled problems are kept, so that the evaluation of further plans can use the facts about layers that
+# a problem caches. A search uses only a few problems.
 @lru_cache(maxsize=4)
 def _restore_evaluator(pickled: bytes) -> RemoteEvaluator:
     """Return the RemoteEvaluator of a problem that `RemoteEvaluator._pickled` has pickled.

@@ -102,7 +102,7 @@ def _original_table(name: str, makers: Mapping[str, onnx.NodeProto]) -> str:
 def _index_uses(
     name: str, tensors: Mapping[str, TensorInfo], readers: Mapping[str, list[InputUse]]
 ) -> Iterator[tuple[_IndexValues, InputUse]]:
-    """Yield the nodes that read integer values of a graph input, each with a description of these values."""
+    """Yield the nodes that read integer values of a graph input, each with a description of the values it reads."""
     if _numpy_dtype(tensors[name]).kind not in "iu":
         return
     shape = tensors[name].shape

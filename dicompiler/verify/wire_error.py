@@ -55,7 +55,7 @@ class SentTensor(NamedTuple):
 
 
 def iterate_sent_tensors(program: Program, frames: Sequence[Mapping[str, Any]]) -> Iterator[SentTensor]:
-    """Yield the tensors that would be sent in a smaller element type (narrowed) when the program runs these frames.
+    """Yield the tensors that would be sent in a smaller element type (narrowed) when the program runs `frames`.
 
     All replicas (copies of the plan on other devices) and failure plans of the program are run.
     """

@@ -56,7 +56,7 @@ class Equation:
 
 
 def parse_equation(text: str, ranks: Sequence[int]) -> Equation:
-    """Parse an Einsum equation, such as "bij, bjk -> bik", for operands of these ranks.
+    """Parse an Einsum equation, such as "bij, bjk -> bik", for operands with the ranks `ranks`.
 
     Without an arrow, the output has first the axes of the ellipsis, and then, in alphabetic order, the letters that
     appear exactly once. Each axis of an ellipsis gets its own letter, counted from the last axis.

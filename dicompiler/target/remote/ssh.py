@@ -48,7 +48,9 @@ SSH_OPTIONS = {
     "BatchMode": "yes",  # ssh must fail and not ask for a password, because no user may be at a terminal.
     "ConnectTimeout": str(CONNECT_TIMEOUT_S),
     "ServerAliveInterval": str(KEEPALIVE_INTERVAL_S),
-    "ClearAllForwardings": "yes",  # Two connections to one host cannot both forward the same port.
+    # Port forwarding of the user's configuration is off: two connections to one host cannot both forward the same
+    # port.
+    "ClearAllForwardings": "yes",
     "ControlMaster": "no",  # A shared connection would keep this ssh process running after its command has ended.
     "RemoteCommand": "none",
 }
@@ -211,7 +213,7 @@ def get_address(location: DeviceLocation) -> str:
 
 def _show_configuration_command(location: DeviceLocation) -> list[str]:
     program, *arguments = build_command(location, "", ())
-    return [program, "-G", *arguments[:-1]]  # With -G, ssh prints its configuration and does not connect.
+    return [program, "-G", *arguments[:-1]]  # With -G, ssh prints its configuration for the host and does not connect.
 
 
 def _run_locally(command: Sequence[str]) -> subprocess.CompletedProcess[str]:

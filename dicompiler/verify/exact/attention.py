@@ -52,7 +52,7 @@ def depends_on_row_number(node: NodeProto) -> bool:
 
 
 def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
-    """Return True if the stand-in (integer function) can replace an attention node with these masks.
+    """Return True if the stand-in (integer function) can replace an attention node with the masks that it reads.
 
     If the padding mask of a MultiHeadAttention is a vector, it must have one number for each sequence. Longer vectors,
     such as one with lengths and ends, are not supported.

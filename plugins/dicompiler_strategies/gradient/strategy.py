@@ -32,13 +32,14 @@ _SHARES_OF_PARTITION: Mapping[Partition, tuple[str, ...]] = {
     "proportional": ("rate",),
     "all": ("equal", "rate", "memory"),
 }
-# The default number of restarts is limited so that the descent takes at most this many multiplications. This limit does
-# not apply below _MIN_RESTARTS.
+# Largest number of multiplications of the descent, which limits the default number of restarts. There are at least
+# _MIN_RESTARTS restarts.
 _MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = 6e9, 8
 # Number of best selections (plans) that a search returns. If the best plan needs too much memory, the next search
 # begins with them.
 _MAX_OTHER_SELECTIONS = 8
-_MAX_REPAIRS = 8  # Number of times that the search is repeated with less memory for weights, if a plan does not fit.
+# Largest number of searches that are repeated with less memory for weights, because a plan did not fit.
+_MAX_REPAIRS = 8
 
 
 def check_descent_options(options: Strategy, learning_rate: float) -> None:

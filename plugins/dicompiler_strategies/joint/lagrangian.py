@@ -140,7 +140,7 @@ class _PriceSearch:
         return self.budget.try_steps(*self.model.elimination_order.work)
 
     def minimise_at_prices(self, prices: Floats) -> tuple[int, ...]:
-        """Return the best selection (plan) at these prices of the loads, and raise the lower bound if possible.
+        """Return the best selection (plan) at the prices `prices` of the loads, and raise the lower bound if possible.
 
         A load is an amount such as the bytes on a host, and its price is a Lagrange multiplier.
         """
@@ -158,7 +158,7 @@ class _PriceSearch:
         return float(prices[self.is_limited] @ self.model.load_limits[self.is_limited])
 
     def find_feasible(self, prices: Floats) -> None:
-        """Search for good selections (plans) within the limits of the loads, beginning with these prices of the loads.
+        """Search for good selections (plans) within the limits of the loads, beginning with the given prices of loads.
 
         A load is an amount such as the bytes on a host. The price (Lagrange multiplier) of a load rises while the load
         exceeds its limit. When no limit is exceeded, all prices fall again, in smaller and smaller steps.
@@ -182,8 +182,8 @@ class _PriceSearch:
     def drop_choices(self, prices: Floats) -> None:
         """Drop every choice (way to split a layer) that no plan better than the best known one can have.
 
-        The lower bound of a dropped choice, at these prices (Lagrange multipliers), is above the value of the best
-        known plan.
+        A choice is dropped if its lower bound, at the given prices (Lagrange multipliers), is above the value of the
+        best known plan.
         """
         node, edge = self.model.priced_tables(prices)
         constant = self.limits_at_prices(prices)

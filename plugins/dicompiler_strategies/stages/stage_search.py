@@ -68,7 +68,7 @@ class StageSolution:
 
     @property
     def round_length(self) -> int:
-        """Number of frames after which the devices of all stages take turns in the same order again."""
+        """Number of frames after which the order in which devices take frames repeats in all stages."""
         return math.lcm(*(len(stage.turns) for stage in self.stages))
 
     def describe(self, objective: str) -> str:

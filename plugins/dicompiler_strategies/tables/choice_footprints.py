@@ -194,8 +194,8 @@ class _FootprintBuilder:
     def _part_seconds(self, probe: _PartProbe, part: Part, merge_count: int) -> float:
         device = self.problem.platform.device(part.device)
         share = LayerShare(None if self.layer.whole_reason else probe.region, part.reduce, merge_count)
-        # The analytic cost model uses only these properties of a device. Devices with equal properties therefore share
-        # an entry.
+        # The analytic cost model uses only the properties of a device that are in the key. Devices with equal
+        # properties therefore share an entry.
         is_analytic = type(self.problem.cost_model) is AnalyticModel
         rates = device.rate, device.memory_bandwidth, device.engine, device.engine_rates
         key = share, rates if is_analytic else device.name

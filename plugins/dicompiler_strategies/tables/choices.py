@@ -240,7 +240,7 @@ def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
 
 
 def _layer_seconds(problem: Problem, layer: Layer, device: Device) -> float:
-    """Return the seconds of a whole layer, which are above 0 even if a profile says 0."""
+    """Return the seconds of a whole layer on a device: at least MIN_LAYER_S, even if a profile says 0."""
     seconds = problem.cost_model.seconds(
         problem.layers, layer, LayerShare(full_region(output_shape(problem.layers, layer))), device
     )

@@ -48,7 +48,7 @@ the boxes that devices need, and the bytes of an element.
 """
 _MAX_BLOCK_ELEMENTS = (
     1 << 17
-)  # Large tables are computed in blocks of this many elements, to stay in the processor's cache.
+)  # Number of elements of a block. Large tables are computed in blocks that fit into the processor's cache.
 FILLED_PARTS_PER_S: Mapping[bool, int] = {True: 16_000, False: 11_000}
 """Parts (pieces of layers) for which tables are filled in one second of the reference computer.
 
