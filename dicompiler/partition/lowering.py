@@ -69,7 +69,7 @@ def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool =
 
 
 def partition_checked(state: PipelineState) -> PipelineState:
-    """Run `partition` without warnings, and raise DicompilerError if the placed model is not valid ONNX."""
+    """Partition the model by its plan without warnings, and raise DicompilerError if the result is not valid ONNX."""
     placed = partition(state, quiet=True)
     placed.model.check("after pass 'partition'")
     return placed

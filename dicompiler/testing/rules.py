@@ -54,7 +54,7 @@ Array = NDArray[Any]
 
 
 class IntegerChooser(Protocol):
-    """Chooses an integer from `low` to `high`, both included, such as `Random(seed).randint`."""
+    """A function that chooses an integer from `low` to `high`, both included, such as `Random(seed).randint`."""
 
     def __call__(self, low: int, high: int, /) -> int: ...
 

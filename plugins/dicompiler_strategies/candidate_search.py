@@ -396,7 +396,7 @@ class CandidateSearch:
         """Evaluate plans; return True if one is better than the best plan so far and replaces it.
 
         Plans that this search has evaluated before are always skipped. If a plan would exceed the budget, this plan and
-        the later ones are skipped too. They are not skipped if `is_always` is True, or if the search has no best plan
+        the later ones are skipped too. The budget is ignored if `is_always` is True, or if the search has no best plan
         yet.
         """
         new = []

@@ -251,8 +251,9 @@ class StageEstimates:
 class _StageSearch:
     """Dynamic program over the boundaries between stages.
 
-    A stage of the kind "whole" is computed on one board. For each boundary and each board, the search keeps one plan of
-    the layers before the boundary. It is the cheapest plan with which this board computes the next whole stage.
+    A stage has consecutive layers that are computed together. If its kind is "whole", it is computed on one board. For
+    each boundary and each board, the search keeps one plan of the layers before the boundary. It is the cheapest plan
+    with which this board computes the next whole stage.
     """
 
     stages: StageEstimates

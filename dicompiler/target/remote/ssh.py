@@ -157,7 +157,7 @@ class CommandResult:
 
 
 def assembled_directory(target: str) -> str:
-    """Return the directory for files that are assembled on the host before `copy_files` links them into `target`.
+    """Return the directory on another host in which files are assembled before `copy_files` links them into `target`.
 
     `copy_files` removes the directory.
     """

@@ -65,7 +65,7 @@ def seeds_needed(model: Model) -> int:
 def _find_weight(
     facts: GraphFacts, node: NodeProto, makers: Mapping[str, NodeProto]
 ) -> tuple[int, NDArray[Any]] | None:
-    """Return the input index and the values of a node's constant weight; None if there is none.
+    """Return the input index and the values of a node's constant weight; None if the node has no constant weight.
 
     `makers` are the nodes that read only constants, by their first output.
     """

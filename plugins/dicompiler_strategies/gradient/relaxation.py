@@ -76,7 +76,7 @@ class FlatTables:
 
     @cached_property
     def column_layers(self) -> Selections:
-        """For each column (a choice of a layer, that is, a way to split it), the position of the layer, shape (n,)."""
+        """For each of the n columns (choices of layers: ways to split them), the position of the layer, shape (n,)."""
         return np.repeat(np.arange(len(self.tables.node)), [len(costs) for costs in self.tables.node])
 
     @cached_property

@@ -190,7 +190,7 @@ class _ModelBuilder:
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        """Positions at which stages may begin.
+        """Positions between layers at which stages (consecutive layers) may begin.
 
         If there are more than MAX_POSITIONS, they are divided into MAX_POSITIONS windows of consecutive positions. Of
         each window, only the position that the fewest bytes cross remains.

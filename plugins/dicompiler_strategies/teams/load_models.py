@@ -274,7 +274,7 @@ class TermSet:
 
     @classmethod
     def find(cls, layer_terms: LayerTerms, tensor_terms: TensorTerms, runs: Sequence[range]) -> TermSet:
-        """Return the terms of the loads that depend on the layers of each run (sequence of consecutive layers)."""
+        """Return the terms (summands) of the loads that depend on the layers of each run (consecutive layers)."""
 
         first, last = np.array([(run.start, run.stop - 1) for run in runs]).T[:, :, None]
         layers, producers, readers = layer_terms.layers, tensor_terms.producers, tensor_terms.readers
@@ -329,7 +329,8 @@ class LoadModel(ABC):
     def loads_of_sums(self, sums: Floats) -> Floats:
         """Return the loads of each selection (plan), of shape (selections, loads), from the sums of their terms.
 
-        The sums have the shape (rows, selections, loads), and may be changed.
+        Terms are summands of loads. The sums have the shape (rows, selections, loads). The method may change them in
+        place.
         """
 
     def loads(self, selections: Selections) -> Floats:
@@ -376,7 +377,7 @@ class LoadModel(ABC):
         return self.layer_terms.tables.rows.shape[1], self.tensor_terms.tables.rows.shape[1]
 
     def _terms(self, runs: tuple[range, ...]) -> TermSet:
-        """Return the terms of the loads that depend on the layers of each run (sequence of consecutive layers)."""
+        """Return the terms (summands) of the loads that depend on the layers of each run (consecutive layers)."""
         if runs not in self._term_sets:
             self._term_sets[runs] = TermSet.find(self.layer_terms, self.tensor_terms, runs)
         return self._term_sets[runs]
@@ -393,8 +394,8 @@ class LoadModel(ABC):
     def _values(self, selections: Selections, terms: TermSet) -> tuple[Floats, Floats]:
         """Return the values of the terms of single layers, and those of the terms of sent tensors, for each selection.
 
-        A selection is a plan. `selections` has the shape (runs, selections, layers), and the results have the shape
-        (terms, selections, loads).
+        A selection is a plan, and terms are summands of loads (seconds or bytes). `selections` has the shape (runs,
+        selections, layers), and the results have the shape (terms, selections, loads).
         """
         tables, chosen = self.layer_terms.tables, terms.layer_terms
         choices = selections[terms.layer_runs, :, self.layer_terms.layers[chosen]]
