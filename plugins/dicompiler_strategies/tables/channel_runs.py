@@ -155,7 +155,7 @@ def _cut_into_units(layers: LayerGraph, run: ChannelRun, weights: Sequence[float
 def _device_loads(layers: LayerGraph, run: ChannelRun, weights: Sequence[float], cut: ChannelRunCut) -> list[float]:
     """Return the load of each device for a cut of a channel run: its multiply-accumulates divided by its weight.
 
-    A channel run consists of layers that are cut by channels together. The parts should be proportional to the weights.
+    A channel run has layers that are cut by channels together. The parts should be proportional to the weights.
     """
     loads = []
     for weight, interval, regions in zip(weights, cut.ranges, cut.regions, strict=True):
