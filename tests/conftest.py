@@ -21,7 +21,8 @@ LIMIT_S = 600.0
 
 os.environ |= CACHED
 
-# nohup and background jobs of a shell ignore SIGINT. Processes that tests start and interrupt would inherit that.
+# nohup and background jobs of a shell ignore SIGINT. Processes that tests start would inherit that, and tests could
+# not interrupt them. So the default action is restored.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -41,7 +42,7 @@ def pytest_runtest_call() -> Generator[None, object, object]:
     try:
         with time_limit(LIMIT_S):
             return (yield)
-    except TimeLimitError as error:  # Without this, pytest would end as after Ctrl-C.
+    except TimeLimitError as error:  # Without this handler, pytest would end the whole run, as it does after Ctrl-C.
         pytest.fail(str(error))
 
 

@@ -49,7 +49,7 @@ def test_split_pays_above_its_break_even_bandwidth_only() -> None:
     assert shared.strategy == "shares of each layer" and shared.break_even_bandwidth is not None
     assert not explain(
         compared(wider(posed, 2 * split.break_even_bandwidth), "single", "modnn")
-    ).splits  # the best plan is split
+    ).splits  # Nothing is suggested if the best plan already splits the network.
 
 
 def test_every_whole_layer_has_a_reason() -> None:
@@ -71,7 +71,8 @@ def test_every_whole_layer_has_a_reason() -> None:
     (reason,) = explain_layers(
         Problem(rows, uniform_platform(2)), Problem(rows, uniform_platform(2)).single_device_plan("d0")
     )
-    assert "too little work" in reason.reason  # its rows could be split
+    # The rows of the input could be split, but the layer is too small for that to pay.
+    assert "too little work" in reason.reason
     tight = replace(
         posed, platform=replace(posed.platform, hosts=tuple(Host(h.name, 64) for h in posed.platform.hosts))
     )

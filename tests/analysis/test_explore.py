@@ -176,7 +176,7 @@ def test_no_plan_of_a_quick_strategy_beats_the_front(model: Path) -> None:
         for strategy in ("single", "pipeline", "replicate", "modnn"):
             try:
                 plan = registry().make("strategies", strategy).plan(replace(problem, objective=objective))
-            except DicompilerError:  # replicate only supports throughput.
+            except DicompilerError:  # The strategy replicate supports only the objective throughput.
                 continue
             values = objective_values(problem.platform, problem.evaluate(plan), names)
             assert any(all(point.objectives[name] <= values[name] for name in names) for point in front.points)

@@ -63,7 +63,8 @@ def test_log_has_predicted_times_of_each_device(artifact: Path, ran: tuple[str, 
     ):
         assert told["device"] == due.device and len(told["segments_s"]) == len(device.segments)
         assert sum(told["segments_s"]) == pytest.approx(told["compute_s"])
-        calls = len(device.segments) * problem.runtime_costs[due.device].call  # the device does not measure calls
+        # A device's measured times do not include the engine's cost of a call.
+        calls = len(device.segments) * problem.runtime_costs[due.device].call
         assert told["compute_s"] == pytest.approx(due.compute_s - calls)
         assert told["wait_s"] == pytest.approx(due.wait_s) == pytest.approx(sum(told["waits"].values()))
 
@@ -102,7 +103,7 @@ def test_command_prints_discrepancies(artifact: Path, tmp_path: Path) -> None:
     assert "with the start and the end of the stream (cost model analytic)" in " ".join(printed.split())
     assert (
         "differs by more than 10 %" in printed and "bytes sent," not in printed
-    )  # this host is much faster than the boards
+    )  # This host computes much faster than the boards of the platform.
     silent = command("run", artifact, "--frames", 2)
     assert silent.returncode == 0 and "differs by" not in silent.stdout
     log = artifact.with_name("wrong.json")
@@ -134,7 +135,7 @@ def told(frame_s: float, **changes: Any) -> RunTiming:
 
 def test_segment_times_are_not_negative() -> None:
     call = 0.0008445774296735232
-    share = 5 * call / 5  # the time in a workload of a call on a device with five segments
+    share = 5 * call / 5  # Time of one of five calls; rounding makes it slightly shorter than `call`.
     assert share < call
     made = work([], ((), [job(share, outputs=1), job(1.0 + call)]))
     costing = replace(made, devices=tuple(replace(one, runtime=RuntimeCosts(call=call)) for one in made.devices))
@@ -148,7 +149,7 @@ def test_finds_discrepancies_with_their_causes() -> None:
     assert found == [("computing", "segment 1", 0.5, 0.7), ("sending", "", 0.1, 0.2), ("waiting", "c", 0.2, 0.4)]
     assert [
         one.cause for one in find_discrepancies(told(100.0), told(100.0, compute_s=0.9))
-    ] == []  # a tiny share of the frame
+    ] == []  # Differences that are a tiny share of a frame of 100 s are not listed.
 
 
 def test_predicts_streams(artifact: Path) -> None:

@@ -100,7 +100,7 @@ def test_removes_old_generated_files_and_keeps_other_files(output: Path) -> None
     after = stamps(output / "pi02" / "build")
     assert {name: time for name, (_, time) in before.items()} == {name: time for name, (_, time) in after.items()}
     assert before["own.o"] == after["own.o"]
-    write(output, {"main.json": "3"})  # still a foreign file in the second run
+    write(output, {"main.json": "3"})  # notes.txt still counts as a foreign file in the second run, and is kept.
     assert (output / "notes.txt").is_file() and not (output / "pi01").exists()
 
 
@@ -144,7 +144,8 @@ def write_as_nobody(output: Path, files: Mapping[str, str]) -> None:
 
 
 def test_copies_files_with_their_times_if_links_are_not_allowed() -> None:
-    with tempfile.TemporaryDirectory() as temporary:  # pytest's directories belong to one user
+    # Other users cannot write into the temporary directories of pytest.
+    with tempfile.TemporaryDirectory() as temporary:
         Path(temporary).chmod(0o777)
         output = Path(temporary, "out")
         write_as_nobody(output, FIRST)
@@ -207,7 +208,7 @@ def test_failure_leaves_the_old_output(output: Path) -> None:
 
 
 def test_rewrites_an_output_without_its_main_file(output: Path) -> None:
-    (output / "main.json").unlink()  # as a `make clean` may do
+    (output / "main.json").unlink()  # A `make clean` in the output directory could remove the main file.
     before = stamps(output)
     write(output, FIRST)
     assert held(output) == FIRST
@@ -224,7 +225,7 @@ def test_keeps_a_symbolic_link_to_an_output(output: Path) -> None:
 def test_rejects_existing_foreign_paths(tmp_path: Path) -> None:
     place = tmp_path / "place"
     (place / "inner").mkdir(parents=True)
-    write(place, {})  # an empty directory may be used
+    write(place, {})  # An existing directory may become the output if it is empty.
     assert (place / "inner").is_dir()
     (place / TRACKED_LIST_NAME).unlink()
     (place / "main.json").write_text("1")

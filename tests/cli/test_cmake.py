@@ -147,7 +147,8 @@ def test_it_compiles_again_just_when_something_has_changed(generator: str, tmp_p
         assert COMPILING in build(source), name
         idle(source)
         assert main.stat().st_mtime_ns == before, name
-    assert [path.stat().st_mtime_ns for path in uses] == used  # nothing follows from an artifact that is the same
+    # If the artifact is the same as before, nothing that depends on it is built again.
+    assert [path.stat().st_mtime_ns for path in uses] == used
     configure(source, "-Dstrategy=single")
     assert build(source, "-j4").count(COMPILING) == 1
     assert main.stat().st_mtime_ns > before
@@ -231,7 +232,8 @@ def test_chain_runs_exactly_the_steps_that_depend_on_a_change(generator: str, tm
     b = source / "b"
     first_digests = tracked_digests(b / "sub" / "net")
     for touched, steps in (
-        (source / "net.onnx", ["small"]),  # The model that it writes does not change.
+        # The step "small" then writes the same model as before, so that later steps do not run.
+        (source / "net.onnx", ["small"]),
         (source / "net.data", ["small"]),
         (source / "extra.txt", ["small"]),
         (source / "cluster.toml", ["net", "split"]),
@@ -254,7 +256,8 @@ def test_chain_runs_exactly_the_steps_that_depend_on_a_change(generator: str, tm
     assert run_steps(source, "-j4", **env) == ["split", "net"]
     (b / "small.onnx").unlink()
     assert run_steps(source, "-j4", **env) == ["small", "split", "net"]
-    configure(source, "-G", generator, "-Dpipeline=normalise,infer-shapes")  # These are the same passes.
+    # Spelled differently, but the same passes, so that only the step "small" runs.
+    configure(source, "-G", generator, "-Dpipeline=normalise,infer-shapes")
     assert run_steps(source, "-j4", **env) == ["small"]
     assert run_steps(source, **env) == []
     build(source, "--target", "clean", **env)
@@ -484,7 +487,7 @@ def test_example_builds_a_program_that_computes_the_same_as_the_model(tmp_path: 
     assert computed(made) == pytest.approx(expected(made), abs=1e-5)
     before = expected(made)
     assert "Compiling" not in call("cmake", "--build", made, **env)
-    # A model of other weights needs other data, and not a line of C++.
+    # A model with other weights gives other data files, but the same C++ code, so that no C++ is compiled.
     script = source / "make_model.py"
     script.write_text(script.read_text().replace('build("lenet")', 'build("lenet", seed=1)'))
     later(script)
@@ -508,7 +511,7 @@ def test_example_builds_for_a_board_and_emulated_ranks_compute_the_same(
     call("cmake", made, f"-DCMAKE_CROSSCOMPILING_EMULATOR={qemu}")
     call("ctest", "--test-dir", made, "-R", "program", "--output-on-failure", **env)
     assert computed(made) == pytest.approx(expected(made), abs=1e-5)
-    # What is of this machine is refused, and what is nowhere missed.
+    # CMake refuses a library for this machine's processor, and a directory without the libraries names the remedy.
     package = ("cmake", "-S", made / "lenet" / "here", f"-DCMAKE_TOOLCHAIN_FILE={source}/aarch64.cmake")
     for name, value, words in (
         ("ONNXRUNTIME_LIBRARY", toolchain.find_library(), "is not for aarch64: give that of the target machine"),

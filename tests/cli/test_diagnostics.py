@@ -52,7 +52,8 @@ def test_quiet_prints_results_and_errors(
     printed = capsys.readouterr().err
     assert printed.startswith("dicompiler: error: ") and "gone.onnx" in printed
     assert plan(model) == 0
-    assert WORSE in capsys.readouterr().err  # The next command in the same process is not quiet.
+    # The option --quiet of one command must not affect the next command in the same process.
+    assert WORSE in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("is_before", [True, False])
@@ -73,7 +74,8 @@ def test_log_file_has_command_steps_warnings_and_errors(
     assert [WORSE in text for text in texts if text.startswith("WARNING ")] == [True]
     (error,) = [text for text in texts if text.startswith("ERROR ")]
     assert "gone.onnx: cannot read the model" in error
-    assert "Traceback" not in log.read_text()  # The traceback of a mistake of the user helps nobody.
+    # If the user made the mistake, a traceback does not help, so that the log omits it.
+    assert "Traceback" not in log.read_text()
     plan(tmp_path / "gone.onnx", *options, "--debug")
     assert "Traceback (most recent call last):" in log.read_text()
 
@@ -95,7 +97,8 @@ def test_lines_of_parallel_commands_in_one_log_file_can_be_told_apart(tmp_path: 
     log = (tmp_path / "log").read_text()
     for name, process, error in zip(names, processes, printed, strict=True):
         own_lines = re.findall(rf"^\S+Z {process.pid} (.*)$", log, re.MULTILINE)
-        assert [name in line for line in own_lines] == [True, True]  # The command and the error.
+        # Each process writes two lines to the log: its command and its error.
+        assert [name in line for line in own_lines] == [True, True]
         assert error.startswith(f"dicompiler: error: {name}: cannot read the model: ")
 
 
@@ -119,7 +122,8 @@ def test_error_has_the_name_of_the_called_command(
     monkeypatch.setattr(artifact, "open_service", fail)
     for words, line in (
         ("status build", "status: keys: none is missing"),
-        ("status run", "run: keys: none is missing"),  # The directory has this name.
+        # Here "run: " stays in the message, because it is the name of the directory.
+        ("status run", "run: keys: none is missing"),
     ):
         assert main(words.split()) == 2
         assert capsys.readouterr().err == f"dicompiler: error: {line}\n"
@@ -145,7 +149,7 @@ def test_log_file_has_usage_errors(
     texts = [text.partition(f"Z {os.getpid()} ")[2] for text in (tmp_path / "log").read_text().splitlines()]
     assert texts[0] == f"INFO command: dicompiler {' '.join(arguments)}"
     assert [text for text in texts if text.startswith("ERROR ") and line in text]
-    assert main(["plann"]) == 2  # The next command in the same process has no log file.
+    assert main(["plann"]) == 2  # The log file of one command is not used by the next command in the same process.
     assert len((tmp_path / "log").read_text().splitlines()) == len(texts)
 
 

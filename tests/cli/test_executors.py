@@ -131,7 +131,7 @@ def test_dask_finds_the_same_front_after_a_worker_fails_and_reports_a_failed_sch
         armed.touch()
         assert strategy.front(replace(problem, executor=pool)) == alone
         assert not armed.exists() and sorted(one.poll() is None for one in running.values()) == [False, True, True]
-        with pytest.raises(ZeroDivisionError):  # an exception of the function is not an error of the cluster
+        with pytest.raises(ZeroDivisionError):  # An exception in the user's function is not an error of the cluster.
             pool.map(divmod, [1], [0])
         installed = versions._version_cached
         known = {"dicompiler": "0.0.9"}

@@ -34,7 +34,7 @@ def test_commands_do_not_overwrite_their_inputs(tmp_path: Path) -> None:
         ("compile", *asked, "-o", tmp_path / "a"),
         ("run", tmp_path / "a", "--log", log),
     ):
-        for _ in range(2):  # what an earlier call wrote is written anew
+        for _ in range(2):  # A second call may overwrite the files that the first call wrote.
             assert command(*words).returncode == 0
     assert "a file of the artifact" in failed(1, "report", tmp_path / "a", "-o", tmp_path / "a" / "plan.json")
     assert "is also used by another option" in failed(2, "report", tmp_path / "a", "--log", log, "-o", log)

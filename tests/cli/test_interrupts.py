@@ -19,8 +19,8 @@ from support.running import wait_until
 
 from dicompiler import networks
 
-# The console script, which interrupts itself at its n-th audit event, such as the import of a module or the opening of
-# a file. Unlike a time, the number of events does not depend on the speed of the machine.
+# The program runs the console script and interrupts itself at its n-th audit event, such as the import of a module or
+# the opening of a file. Unlike a time, the number of events does not depend on the speed of the machine.
 SCRIPT = """
 import os, signal, sys
 moment, sys.argv[:] = int(sys.argv[1]), ["dicompiler", *sys.argv[2:]]
@@ -87,7 +87,8 @@ def test_interrupt_at_any_moment_is_one_line(count: int, arguments: list[str], a
     events = int(errors.split()[-1])
     for moment in (1, *(events * step // count for step in range(1, count)), events):
         check_interrupted(start(moment, artifact, *arguments))
-        if (artifact / "other").exists():  # The last moments are after the output has appeared as a whole.
+        # If the interrupt came after the output was complete, the output exists as a whole.
+        if (artifact / "other").exists():
             assert {path.name for path in (artifact / "other").iterdir()} == names
             shutil.rmtree(artifact / "other")
 
@@ -140,7 +141,7 @@ def test_termination_cleans_up_and_writes_no_plan(number: int, code: int, tmp_pa
     command = [sys.executable, "-m", "dicompiler.cli", "compile", "model.onnx", "--platform", "rpi4x4", "-o", "out"]
     process = subprocess.Popen(
         [*command, "--log-file", "log"],
-        # Under nohup, the tests ignore SIGHUP, and so would the command.
+        # Under nohup, the tests ignore SIGHUP. The command would inherit that, so that the default action is restored.
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

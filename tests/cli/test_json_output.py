@@ -48,7 +48,8 @@ def test_every_command_has_json_and_a_shape(place: Path) -> None:
     file = resources.files("dicompiler.base") / "schemas" / "results.schema.json"
     schema = json.loads(file.read_text(encoding="utf-8"))
     assert set(schema["properties"]) == set(COMMANDS)
-    # those need hosts, or devices that stay: tests/targets/test_deploy.py and test_sockets_resident.py check them
+    # The four commands named here need hosts, or devices that keep running. Other tests check them:
+    # tests/targets/test_deploy.py and test_sockets_resident.py.
     assert set(LINES) | {"list", "deploy", "status", "tune"} == set(COMMANDS)
     assert place.is_dir()
 

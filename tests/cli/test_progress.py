@@ -28,7 +28,7 @@ def on_terminal(line: str, place: Path) -> tuple[str, str]:
     while True:
         try:
             data = os.read(leader, 1 << 16)
-        except OSError:  # the other end was closed
+        except OSError:  # The process has closed its end of the terminal.
             break
         if not data:
             break
@@ -54,7 +54,8 @@ def test_progress_is_shown_on_a_terminal_and_removed(line: str, word: str, place
     output, said = on_terminal(line, place)
     assert word in said
     assert "\x1b" not in output
-    assert said.endswith("\x1b[2K") and "\x1b[?25h" in said  # the line is wiped out, and the cursor is back
+    # The last escape codes erase the progress line and show the cursor again.
+    assert said.endswith("\x1b[2K") and "\x1b[?25h" in said
 
 
 @pytest.mark.slow

@@ -135,7 +135,7 @@ class TestInputs:
         elif isinstance(content, np.ndarray):
             np.savez(path, x=content)
         else:
-            if isinstance(content, tuple):  # an array with no data behind its header
+            if isinstance(content, tuple):  # An npy file that has a header, but no data after it.
                 header = f"{{'descr': '<f4', 'fortran_order': False, 'shape': {content}, }}".ljust(117) + "\n"
                 content = {"x.npy": b"\x93NUMPY\x01\x00v\x00" + header.encode()}
             with zipfile.ZipFile(path, "w") as archive:

@@ -46,7 +46,7 @@ def check_width(printed: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("line", [*LINES, *MORE_LINES])
 def test_output_of_a_command_fits_80_columns(line: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("JPY_PARENT_PID", "1")  # no progress
+    monkeypatch.setenv("JPY_PARENT_PID", "1")  # Jupyter sets this variable; no progress is drawn then.
     codes = []
     with contextlib.chdir(place):
         words = (LINES | MORE_LINES)[line].split(" ")

@@ -49,7 +49,8 @@ def test_vgg16_has_15_47_giga_macs() -> None:
 
 def test_alexnet_has_0_72_giga_macs_with_groups_and_1_14_without() -> None:
     assert total(alexnet()) == 724_406_816
-    assert total(alexnet(groups=1)) == 1_135_256_096  # CoopAI's Table I: 2.27 G operations
+    # The paper on CoopAI has 2.27 G operations (Table I), which are two for each multiply-add.
+    assert total(alexnet(groups=1)) == 1_135_256_096
 
 
 def test_resnet50_has_4_09_giga_macs() -> None:
@@ -60,7 +61,8 @@ def test_counts_each_kind_of_node() -> None:
     layers = small()
     conv, pool, lrn, glob, flatten, gemm = layers.layers
     assert count_macs(layers, conv) == 8 * 64 * 2 * 9
-    assert count_flops(layers, conv) == 2 * 8 * 64 * 2 * 9 + 8 * 64  # with its Relu
+    # The second term counts the Relu that is fused into the layer.
+    assert count_flops(layers, conv) == 2 * 8 * 64 * 2 * 9 + 8 * 64
     assert count_flops(layers, conv, elementwise=False) == 2 * 8 * 64 * 2 * 9
     assert (count_macs(layers, pool), count_flops(layers, pool)) == (0, 8 * 16 * 4)
     assert count_flops(layers, pool, pools=False) == 0
@@ -162,7 +164,8 @@ def test_time_is_at_least_reading_weights() -> None:
     by_rate = 2 * count_macs(layers, product) / 1e9
     assert [AnalyticModel().seconds(layers, product, LayerShare(), one) for one in (wide, unknown)] == [by_rate] * 2
     assert AnalyticModel().seconds(layers, product, LayerShare(), narrow) == 4 * 16 * 8 / 1e6
-    half = LayerShare(((0, 1), (0, 2), (0, 4)))  # Cutting columns halves the weights, cutting rows does not.
+    # For this matrix product, cutting columns halves the weights of a part, but cutting rows does not.
+    half = LayerShare(((0, 1), (0, 2), (0, 4)))
     assert AnalyticModel().seconds(layers, product, half, narrow) == 4 * 16 * 4 / 1e6
     row = LayerShare(((0, 1), (0, 1), (0, 8)))
     assert AnalyticModel().seconds(layers, product, row, narrow) == 4 * 16 * 8 / 1e6

@@ -51,9 +51,9 @@ def chained() -> Program:
 
 def test_memory_of_handmade_program() -> None:
     found = program_memory(chained())
-    # a, inside its second segment: x, t, u and z, and s, which is still being sent.
+    # Device a needs most memory inside its second segment: it stores x, t, u and z, and s, which is still being sent.
     assert found["a"] == MemoryUse(0, 400 + 400 + 400 + 800, 400)
-    # b: v and y; s exists from the start and is read by v's node only after that.
+    # Device b stores v and y at its peak; s exists from the start and is not needed any more after v is computed.
     assert found["b"] == MemoryUse(0, 800 + 800, 800)
     assert found["b"].total == 2400
 
@@ -61,7 +61,7 @@ def test_memory_of_handmade_program() -> None:
 def test_buffers_count_for_every_frame_in_flight() -> None:
     one, three = program_memory(chained(), 1), program_memory(chained(), 3)
     assert three["b"].buffers == 3 * one["b"].buffers
-    # Two more frames may be between a's segments, each with s and t in addition to its input.
+    # Up to two more frames may be between the two segments of device a. Each stores s and t in addition to its input.
     assert three["a"].activations == one["a"].activations + 2 * (800 + 400)
 
 
@@ -82,7 +82,7 @@ def test_constants_of_several_segments_count_once() -> None:
 def test_tensor_lives_from_its_node_to_its_last_reader() -> None:
     text = "(float[10] x) => (float[10] y) { a = Neg (x)  b = Neg (a)  c = Neg (b)  y = Add (c, a) }"
     own = segment("s", "d", text, {})
-    # a, b and c at once: a is read by the last node; then a, c and y.
+    # Three tensors exist at once: first a, b and c, because the last node reads a; then a, c and y.
     assert segment_peak_nbytes(own, segment_value_sizes(own)) == 3 * 40
 
 
@@ -111,7 +111,7 @@ def test_bounds_values_of_executor(strategy: str) -> None:
         )
     weights = {entry.device: entry.weights for entry in result.metrics.devices}
     for name, use in found.items():
-        # Shapes of Reshape nodes and bounds of Slices are added to the network's constants.
+        # A program has more constants than the network: shapes for Reshape nodes and bounds for Slices.
         assert weights[name] <= use.weights <= weights[name] + 4096
 
 
@@ -153,10 +153,11 @@ def test_counts_weights_of_all_roles_and_buffers_in_flight() -> None:
     alone, shared = program_memory(one.program), program_memory(both.program)
     assert shared["a"].weights == shared["b"].weights == alone["a"].weights
     image, classes = 4 * 32 * 32, 4 * 10
-    # One frame: at most the memory of the role that computes there.
+    # With one frame in flight, a device needs at most the memory of the role that computes there.
     assert shared["a"] == alone["a"]
     assert shared["b"].buffers == image
-    # Of three frames in flight two may be in one role; in the other a stores the input to send and the outputs.
+    # With three frames in flight, two may be in the same role. In the other role, device a stores the input that it
+    # sends and the outputs that it receives.
     three = program_memory(both.program, 3)
     assert three["a"].buffers == 2 * image + (image + classes)
     assert three["b"].buffers == 2 * image

@@ -17,7 +17,7 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.plan import Part
 
-IMAGE, CLASSES = 4 * 32 * 32, 4 * 10  # LeNet's bytes in and out
+IMAGE, CLASSES = 4 * 32 * 32, 4 * 10  # Bytes of the input and of the output of LeNet.
 THREE: tuple[dict[str, str], ...] = ({}, {"d0": "d1"}, {"d0": "d2"})
 
 
@@ -27,7 +27,7 @@ def test_metrics_of_replicas_by_hand(how: str, bandwidth: float) -> None:
     problem = posed(rated("switch", 1, 1, 1, bandwidth=bandwidth, power=(3, 1)))
     seconds = problem.estimate(alone(problem)).latency_s
     metrics: Metrics = getattr(problem, how)(alone(problem, THREE))
-    # Two frames of three are sent to d1 or d2 and back; the busiest link is d0's outgoing one.
+    # Two of three frames are sent from d0 to d1 or d2 and back, so that d0's outgoing link is the busiest one.
     there, back = 8 * IMAGE / bandwidth, 8 * CLASSES / bandwidth
     assert metrics.latency_s == pytest.approx(seconds + 2 * (there + back) / 3)
     assert metrics.period_s == pytest.approx(max(seconds / 3, 2 * there / 3))
@@ -78,7 +78,8 @@ def test_sent_bytes_are_received_and_memory_is_of_fullest_host(network: int, see
     assert [entry.device for entry in metrics.devices] == named
     assert sum(entry.sent for entry in metrics.devices) == sum(entry.received for entry in metrics.devices)
     assert sum(entry.sent for entry in metrics.devices) == metrics.total_bytes
-    assert metrics.memory == max(entry.memory for entry in metrics.devices)  # Each device has its own host.
+    # Each device has its own host, so that a host needs the memory of one device.
+    assert metrics.memory == max(entry.memory for entry in metrics.devices)
     busy = sum(5.0 * entry.compute_s for entry in metrics.devices)
     assert metrics.energy_j >= busy * (1 - 1e-9)
     assert metrics.period_s >= metrics.busiest_device.compute_s * (1 - 1e-9)

@@ -19,7 +19,8 @@ def test_trace_has_every_span_on_its_track() -> None:
     document = json.loads(format_trace(simulation, ["d0", "d1", "d2"]))
     drawn = [event for event in document["traceEvents"] if event["ph"] == "X"]
     messages = sum(span.kind == "message" for span in simulation.spans)
-    assert len(drawn) == len(simulation.spans) + messages  # Messages are drawn at both ends.
+    # A trace shows each message twice: at its sender and at its receiver.
+    assert len(drawn) == len(simulation.spans) + messages
     assert {event["args"]["name"] for event in document["traceEvents"] if event["name"] == "process_name"} == {
         "d0",
         "d1",

@@ -24,8 +24,9 @@ def test_compares_piece_with_curve_through_others() -> None:
     assert exact is not None and exact.count == 1 and exact.worst == pytest.approx(0)
     off = profile_accuracy.interpolation_error(profile({2: 2e-3, 4: 8e-3, 8: 8e-3, 12: 12e-3}))
     assert off is not None and off.count == 2
-    assert off.worst == pytest.approx(0.5)  # 4 ms predicted, 8 ms measured
-    assert off.median == pytest.approx((0.5 + 0.25) / 2)  # 10 ms predicted, 8 ms measured
+    assert off.worst == pytest.approx(0.5)  # The piece of 4 rows: 4 ms predicted, 8 ms measured.
+    # The piece of 8 rows adds 0.25: 10 ms predicted, 8 ms measured.
+    assert off.median == pytest.approx((0.5 + 0.25) / 2)
     assert profile_accuracy.interpolation_error(profile({2: 2e-3, 4: 4e-3})) is None
 
 
@@ -40,7 +41,8 @@ def test_linear_and_roofline_fit_their_own_law_exactly() -> None:
 def test_ignores_pieces_shorter_than_a_call() -> None:
     made = profile({2: 2e-3, 4: 8e-3, 8: 8e-3})
     assert profile_accuracy.interpolation_error(replace(made, call_s=3.9e-3)) is not None
-    for call_s in (4.1e-3, 1.0):  # Without the call, the pieces of 8 ms are not longer than it.
+    # Pieces of 8 ms without the call take less time than the call, so that they are ignored.
+    for call_s in (4.1e-3, 1.0):
         short = replace(made, call_s=call_s)
         assert profile_accuracy.interpolation_error(short) is None
     assert (

@@ -78,7 +78,8 @@ class TestMeasured:
         layers = network()
         made = document(layers)
         for one in made["layers"]:
-            whole = one["measurements"][0]["median_s"]  # A fifth remains whatever is cut off.
+            # 0.6 of the time for half of the work: a fifth is fixed, and does not depend on the work.
+            whole = one["measurements"][0]["median_s"]
             one["measurements"][1:] = [entry(cut, 8, whole * 0.6) for cut in ("axis 2", "axis 3")]
         model, conv = ProfileModel((written(tmp_path, made),)), layers.layers[1]
         whole = model.seconds(layers, conv, LayerShare(), FAST)
@@ -149,7 +150,8 @@ class TestMeasured:
             made = document(layers, whole_model_s=whole_s, **changes)
             made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
             model = ProfileModel((written(tmp_path, made, f"{whole_s}.json"),))
-            assert model.seconds(layers, fc, LayerShare(), SLOW) == counted > 0  # with its weights
+            # The analytic time, which includes reading the weights.
+            assert model.seconds(layers, fc, LayerShare(), SLOW) == counted > 0
             each = [model.seconds(layers, layer, LayerShare(), SLOW) for layer in layers.layers]
             assert sum(each) == pytest.approx(whole_s)
 
@@ -200,11 +202,12 @@ class TestRuntime:
     def test_measured_runtime_costs_count_unless_overridden(self, model: Any, tmp_path: Path) -> None:
         file = written(tmp_path, document(network(), "slow", runtime_costs={"sockets": COSTS}))
         assert model((file,)).runtime_costs(SLOW, STATED, "sockets") == RuntimeCosts(**COSTS)
-        orderly = replace(STATED, in_order=True)  # The sending order is not measured.
+        # Profiles do not measure `in_order`, the order of sending; the target's value is kept.
+        orderly = replace(STATED, in_order=True)
         assert model((file,)).runtime_costs(SLOW, orderly, "sockets") == RuntimeCosts(**COSTS, in_order=True)
         assert model((file,), runtime=1.0).runtime_costs(SLOW, STATED, "sockets") == STATED
         assert model((file,), runtime=0.0).runtime_costs(SLOW, STATED, "sockets") == FREE_RUNTIME
-        # Devices that were not measured, and one without compute, have the costs that the target states.
+        # Devices without a measured profile or without compute have the runtime costs that the target states.
         for device in (FAST, NONE):
             assert model((file,)).runtime_costs(device, STATED, "sockets") == AnalyticModel().runtime_costs(
                 device, STATED, "sockets"
@@ -222,7 +225,8 @@ class TestRuntime:
         (line,) = said
         assert line.startswith(f"{file}: not measured: costs of the runtime of target sockets; the target's own costs")
         assert line.endswith("measure the device again with 'dicompiler profile --target sockets'")
-        assert model((file,)).runtime_costs(FAST, FREE_RUNTIME, "tflm") == FREE_RUNTIME  # a target without stated costs
+        # The target "tflm" states no runtime costs.
+        assert model((file,)).runtime_costs(FAST, FREE_RUNTIME, "tflm") == FREE_RUNTIME
         assert len(said) == 1
 
     def test_profile_without_copy_cost_uses_stated_one_and_warns_once(
@@ -326,7 +330,8 @@ def test_calls_are_cold_after_other_segments(model: Any, tmp_path: Path) -> None
         )
         costs = own.runtime_costs(FAST, STATED, "acme")
         assert (costs.call, costs.cold_call) == (call, 2e-5)
-        assert costs.call_seconds(1) == pytest.approx(call)  # The data of a single segment stays in caches.
+        # With a single segment, its data stays in the caches between calls, so that no `cold_call` is added.
+        assert costs.call_seconds(1) == pytest.approx(call)
         assert costs.call_seconds(3) == pytest.approx(3 * costs.segment_call_s) == pytest.approx(3 * (call + 2e-5))
 
 
@@ -343,7 +348,8 @@ def test_parts_that_continue_in_a_session_have_session_times(model: Any, tmp_pat
         within.seconds(layers, conv, one, FAST) - within.seconds_in_frame(layers, conv, one, FAST, inside)
         for one, inside in zip((half, quarter), read, strict=True)
     ]
-    assert saved[0] / read[0] == pytest.approx(saved[1] / read[1])  # proportional to the bytes between layers
+    # The time saved within a session is proportional to the bytes that layers read from each other.
+    assert saved[0] / read[0] == pytest.approx(saved[1] / read[1])
     assert saved[0] > saved[1] > 0
     assert alone.seconds_in_frame(layers, conv, half, FAST, read[0]) == alone.seconds(layers, conv, half, FAST)
 

@@ -33,13 +33,14 @@ COSTS = RuntimeCosts(
 
 def test_slower_device_takes_longer_but_sends_no_more() -> None:
     pi = Platform.load("rpi4x1").devices[0]
-    assert 2 < runtime_slowdown(pi) < 3  # between published times of C++ on a Pi 4 and those of plain code
+    assert 2 < runtime_slowdown(pi) < 3  # The factor lies between published ones for C++ on a Pi 4 and for plain code.
     assert (
         runtime_slowdown(Device("d", "d", 4 * REFERENCE_FLOPS_PER_S, 4))
         == 1.0
         == runtime_slowdown(Device("camera", "d", 0.0))
     )
-    assert runtime_slowdown(Device("d", "d", 8 * REFERENCE_FLOPS_PER_S, 4)) == 1.0  # not faster than the reference host
+    # Runtimes of faster devices are not faster than on the reference host.
+    assert runtime_slowdown(Device("d", "d", 8 * REFERENCE_FLOPS_PER_S, 4)) == 1.0
     twice = COSTS.scaled_by(2.0)
     assert (twice.latency, twice.per_byte, twice.header_share) == (2e-3, 2e-9, 0.05)
     assert COSTS.scaled_by(0.0) == FREE_RUNTIME
@@ -63,7 +64,8 @@ def test_option_runtime_scales_every_runtime(tmp_path: Path) -> None:
     for given, expected in ((0.0, replace(FREE_RUNTIME, in_order=True)), (1.0, stated), (3.0, stated.scaled_by(3.0))):
         problem = load_problem(networks.build("tiny"), "rpi4x2", cost=AnalyticModel(runtime=given), target="mpi")
         assert dict(problem.runtime_costs) == {"pi01": expected, "pi02": expected}
-    assert not load_problem(networks.build("tiny"), "rpi4x2").runtime_costs  # The target is unknown.
+    # Runtime costs are stated by a target, and no target was given.
+    assert not load_problem(networks.build("tiny"), "rpi4x2").runtime_costs
     assert registry().make("targets", "tflm").runtime_costs == FREE_RUNTIME
     onnx.save(networks.build("tiny"), tmp_path / "m.onnx")
     for value in ("slow", "-1"):

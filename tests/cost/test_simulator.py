@@ -33,7 +33,8 @@ from dicompiler_passes.form_layers import form_layers
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        # Both share d0's outgoing link, 1–5; d1 and d2 5–8; both share its incoming link, 8–12; d0 12–13.
+        # Time in seconds: the messages to d1 and d2 share d0's outgoing link from 1 to 5. d1 and d2 compute from 5 to
+        # 8. Their results share d0's incoming link from 8 to 12. d0 computes from 12 to 13.
         ("switch", 13.0),
         ("shared", 13.0),
         ("gateway", 13.0),
@@ -50,16 +51,20 @@ def costing(workload: Workload, runtime: RuntimeCosts, cores: int = 1) -> Worklo
 @pytest.mark.parametrize(
     ("runtime", "cores", "expected"),
     [
-        # d0 0–1, sends until 1.5 and 2; from then both share the link: 1.5–5 and 2–5.5; d1 5–8, d2 5.5–8.5, each 0.5
-        # more to send; back 8.5–12 and 9–12.5; d0 12.5–13.5.
+        # Time in seconds: d0 computes from 0 to 1, and has prepared its messages at 1.5 and 2. Both share the link
+        # from 2 on, and arrive at 5 and 5.5. d1 computes from 5 to 8 and d2 from 5.5 to 8.5. Each needs 0.5 to send,
+        # so that results are sent from 8.5 to 12 and from 9 to 12.5. d0 computes from 12.5 to 13.5.
         (RuntimeCosts(send=0.5), 1, 13.5),
-        # d1 and d2 take 0.25 before they begin, d0 for each of both, which come at once.
+        # d1 and d2 take 0.25 s to receive. d0 takes 0.25 s for each of both results, which arrive at the same time.
         (RuntimeCosts(receive=0.25), 1, 13.75),
-        # One second more for each message on its link: 1–7; 7–10; back 10–16; d0 16–17.
+        # Each message occupies its link for one more second. Messages to d1 and d2: 1 to 7 s; computing there: 7 to 10
+        # s; results: 10 to 16 s; d0 computes from 16 to 17 s.
         (RuntimeCosts(gap=1.0), 1, 17.0),
-        # Each message comes half a second later: 1–5, 5.5–8.5, back until 12.5, 13–14.
+        # Each message arrives half a second later. Messages are sent from 1 to 5 s; d1 and d2 compute from 5.5 to 8.5
+        # s; results are sent until 12.5 s; d0 computes from 13 to 14 s.
         (RuntimeCosts(latency=0.5), 1, 14.0),
-        # A tenth more bytes are sent: 1–5.4, 5.4–8.4, back until 12.8; d0 12.8–13.8.
+        # Headers add a tenth to the bytes. Messages are sent from 1 to 5.4 s; d1 and d2 compute until 8.4 s; results
+        # are sent until 12.8 s; d0 computes until 13.8 s.
         (RuntimeCosts(header_share=0.1), 1, 13.8),
     ],
 )
@@ -109,7 +114,8 @@ def test_slow_link_leaves_bandwidth_to_others() -> None:
     slow = cluster(3)
     slow = replace(slow, network=replace(slow.network, links=(Link(("d0", "d1"), 0.25e6),)))
     times = {span.peer: span.end for span in simulate(both, slow).spans if span.kind == "message"}
-    assert times == {"d1": pytest.approx(5), "d2": pytest.approx(5)}  # Each has 1 / 1.25 of its own speed.
+    # Both want 1.25 times the bandwidth of d0's link, so each message is slowed down by 1.25, from 4 to 5 s.
+    assert times == {"d1": pytest.approx(5), "d2": pytest.approx(5)}
 
 
 def test_counts_latency_message_cost_and_host_bandwidth() -> None:
@@ -134,7 +140,8 @@ def test_devices_of_one_host_exchange_tensors_for_free() -> None:
 
 def test_waits_name_awaited_device() -> None:
     found = simulate(fan(), cluster(3))
-    assert found.waits["d0"] == {"d1": pytest.approx(11)}  # both come at once
+    # Results of d1 and d2 arrive at the same time; the wait counts for the first.
+    assert found.waits["d0"] == {"d1": pytest.approx(11)}
     assert found.waits["d1"] == {"d0": pytest.approx(5)}
     assert found.total_seconds("compute", "d1") == 3
     assert found.total_seconds("message", "d0") == 4 and found.total_seconds("message", "d0", as_receiver=True) == 4
@@ -221,7 +228,7 @@ def check_sums(simulation: SimulationResult) -> None:
         for kind, peer in (("compute", False), ("handle", False), ("message", False), ("message", True)):
             spans = [s for s in simulation.spans if s.kind == kind and (s.peer if peer else s.device) == device]
             seconds, sum_ = sum(span.seconds for span in spans), simulation.total_seconds(kind, device, peer)
-            # A message that shares its links takes longer than the time for which it occupies them.
+            # A message that shares its link takes longer than the time that the total counts for it.
             assert sum_ == pytest.approx(seconds) or (kind == "message" and sum_ < seconds)
         waits = [span for span in simulation.spans if span.kind == "wait" and span.device == device]
         assert sum(simulation.waits.get(device, {}).values()) == pytest.approx(sum(span.seconds for span in waits))
@@ -294,21 +301,24 @@ def one_by_one(seconds: float, *receivers: int) -> Workload:
 
 def test_frames_go_to_the_roles_in_turn() -> None:
     platform = cluster(3)
-    # Outgoing link of d0: two at once, 0–4 and 4–8. d1: 4–7, 8–11, like d2: the link is the bottleneck.
+    # d0's outgoing link sends two messages at once, from 0 to 4 s and from 4 to 8 s. d1 and d2 compute from 4 to 7 s
+    # and from 8 to 11 s. So the link is the bottleneck.
     found = simulate(one_by_one(3, 1, 2), platform, frames=4, in_flight=4)
     assert [end for _, end in found.frames] == pytest.approx([7, 7, 11, 11])
     assert found.period_s == pytest.approx(2)
     assert [span.device for span in found.spans if span.kind == "compute"] == ["d1", "d2", "d1", "d2"]
-    # With one device the computing is the bottleneck: 2–5, 5–8, 8–11, 11–14.
+    # With one device, computing is the bottleneck. Frames are computed from 2 to 5 s, 5 to 8 s, 8 to 11 s and 11 to 14
+    # s.
     alone = simulate(one_by_one(3, 1), platform, frames=4, in_flight=4)
     assert [end for _, end in alone.frames] == pytest.approx([5, 8, 11, 14])
-    # Two frames in flight: the third and fourth start at 7.
+    # With two frames in flight, the third and fourth frame start when the first two have finished, at 7 s.
     two = simulate(one_by_one(3, 1, 2), platform, frames=4, in_flight=2)
     assert [end for _, end in two.frames] == pytest.approx([7, 7, 14, 14])
 
 
 def test_uneven_roles_wait_for_slower_one() -> None:
-    # d1, d1, d2 in turn at 10 s each: two messages at once, 0–4, then one by one; d1 4–14, 14–24, 24–34; d2 4–14.
+    # Frames go to d1, d1, d2 in turn, and take 10 s each. The first two messages that share the link arrive at 4 s. d1
+    # computes its three frames from 4 to 34 s, and d2 its frame from 4 to 14 s.
     found = simulate(one_by_one(10, 1, 1, 2), cluster(3), frames=4, in_flight=4)
     assert [end for _, end in found.frames] == pytest.approx([14, 24, 14, 34])
     assert found.waits["d2"] == {"d0": pytest.approx(4)}

@@ -70,7 +70,8 @@ def test_simulated_messages_follow_the_speed_of_their_links(kind: Literal["switc
     link_speeds = list_link_speeds([SpeedChange(f"link:{host}", 0.25, 0.5, 3.5)], platform)
     result = simulate(work, platform, 2, link_speeds=link_speeds)
     assert result.frames == (pytest.approx((0.0, 2.5)), pytest.approx((2.5, 4.25)))
-    assert result.end_s == pytest.approx(4.25)  # Later changes of the speed do not count.
+    # The simulation ends with the last frame; later changes of the speed do not extend it.
+    assert result.end_s == pytest.approx(4.25)
     late = list_link_speeds([SpeedChange("link:*", 0.5, 100)], platform)
     assert simulate(work, platform, 2, link_speeds=late) == simulate(work, platform, 2)
 

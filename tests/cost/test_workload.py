@@ -90,7 +90,8 @@ def test_coalesced_messages_cost_a_share() -> None:
     together = [
         (work.messages[i].name, work.messages[i].is_coalesced) for job in work.devices[1].jobs for i in job.sends
     ]
-    assert [joined for name, joined in together if "blocks.0.attn.split" in name] == [False, True, True]  # Q, K, V
+    # Messages with query, key and value; the last two are coalesced.
+    assert [joined for name, joined in together if "blocks.0.attn.split" in name] == [False, True, True]
 
 
 def test_counts_input_and_output_time_separately() -> None:
@@ -127,7 +128,7 @@ def test_counts_slices_and_joins(label: AxisLabel) -> None:
     ]
     uncounted = sum(
         box.region != origin.region for box, origin in given
-    )  # a piece of the network's input, which no part computes
+    )  # Pieces of the network's input cost nothing at their sender, because no part computes them.
     assert times == nodes - uncounted > 2
     free, costly = (
         build_workload(
@@ -153,7 +154,7 @@ def test_narrowed_tensor_is_copied_at_each_end(kind: str) -> None:
     layers[names[0]] = tile_layer(wide.layers, wide.layers.layers[0], "height", [1.0, 1.0], ["pi01", "pi02"])
     (seen, before), (routing, after) = (problem.workload(problem.build_plan(layers)) for problem in (wide, narrow))
     ends, times = {"pi01": 0, "pi02": 0}, {"pi01": 0, "pi02": 0}
-    for box in routing.received_boxes:  # No task narrows the network's input.
+    for box in routing.received_boxes:  # The network's input is not narrowed, because no task computes it.
         nbytes = seen.nbytes(held(box))
         assert box.origin is not None
         for device, counts, block_cost in (
@@ -192,5 +193,6 @@ def test_only_uncut_local_inputs_are_fused() -> None:
     rest = problem.single_device_plan("pi01").layers
     routing, work = replace(problem, cost_model=Marked()).workload(problem.build_plan({**rest, **halves}))
     fused = {(task.layer, task.device) for task in routing.tasks if work.task_seconds[task_id(task)] >= 1}
-    # pool2 makes 3 and 2 rows of 5, for which it needs rows of conv2 from both.
+    # The two parts of pool2 compute 3 and 2 of 5 rows. Each needs rows of conv2 from both devices, so pool2 is not
+    # fused with conv2.
     assert fused == {("pool1", "pi01"), ("pool1", "pi02"), ("fc3", "pi01"), ("fc4", "pi01"), ("fc5", "pi01")}

@@ -69,7 +69,8 @@ def test_rejects_part_on_device_without_compute(model: onnx.ModelProto) -> None:
 )
 def test_rejects_plan_that_exceeds_memory_of_a_host(model: onnx.ModelProto, small: Host, message: str) -> None:
     hosts = tuple(small if host.name == small.name else host for host in CAMERA.hosts)
-    problem = load_problem(model, replace(CAMERA, hosts=hosts))  # without the memory of a target's runtime
+    # This problem does not count the memory of a target's runtime.
+    problem = load_problem(model, replace(CAMERA, hosts=hosts))
     with pytest.raises(DicompilerError, match=message):
         run_strategy(problem, registry().make("strategies", "modnn"))
 

@@ -143,7 +143,7 @@ def test_loop_over_stream_can_swap(three: Path, five: Path) -> None:
                 swap = session.swap(five, verify=False)
             if number == 25:
                 back = session.swap_back(verify=False)
-        # At most 4 frames are read ahead of the yielded ones.
+        # The session reads up to 4 frames ahead of the outputs that the test has received.
         assert 10 <= swap.first_frame <= 15 and 25 <= back.first_frame <= 30
         assert artifact_changes(outputs) == [(0, 3), (swap.first_frame, 5), (back.first_frame, 3)]
         assert (back.old, back.new) == (five, three)
@@ -157,7 +157,8 @@ def test_frame_that_is_read_during_swap_belongs_to_new_artifact(three: Path, fiv
         assert factor_of(next(outputs), 1) == 3
         later = in_thread(next, outputs)
         swap = session.swap(five)
-        assert swap.first_frame == 1  # The verified frame does not count.
+        # `first_frame` counts only frames of the stream, not the frame that verifies the new artifact.
+        assert swap.first_frame == 1
         camera.put(frame(2))
         assert factor_of(later.result(60), 2) == 5
         camera.put(None)

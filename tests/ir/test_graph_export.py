@@ -92,7 +92,7 @@ def test_renames_in_the_graph_do_not_reach_the_model() -> None:
 def test_constants_captured_by_a_body_stay_in_the_outer_graph() -> None:
     model = Model.load(body_model())
     graph = model.graph()
-    graph.nodes[0].attrs["note"] = 1  # a change, so that messages are not simply passed through
+    graph.nodes[0].attrs["note"] = 1  # A changed node is written again; unchanged protobuf messages are only copied.
     new = model.with_graph(graph).proto
     assert [t.name for t in new.graph.initializer] == ["k", "w"]
     assert not new.graph.node[1].attribute[0].g.initializer

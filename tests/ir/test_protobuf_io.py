@@ -33,7 +33,7 @@ def test_weights_are_views_of_the_mapped_file(tmp_path: Path) -> None:
     assert np.shares_memory(values, model.array("w"))
     assert np.shares_memory(model.weights["w"].take_region(((8, 16), (0, 8))).array(), model.array("w"))
     np.testing.assert_array_equal(model.array("b"), np.arange(1, 9))
-    model.save(path)  # overwrites the mapped file
+    model.save(path)  # Saving overwrites the file that the model's arrays are mapped from.
     np.testing.assert_array_equal(model.array("w"), Model.load(path).array("w"))
 
 
@@ -60,7 +60,7 @@ def test_external_data_is_mapped_and_written_back_aligned(tmp_path: Path) -> Non
 
 
 def test_models_over_two_gigabytes_load_and_check_but_do_not_serialize(tmp_path: Path) -> None:
-    rows = 2**22  # 2**22 x 160 float32 = 2.5 GiB in a sparse file
+    rows = 2**22  # A table of 2**22 × 160 float32 has 2.5 GiB, in a sparse file.
     model = small()
     model.graph.input[0].type.tensor_type.shape.dim[1].dim_value = rows
     model.graph.output[0].type.tensor_type.shape.dim[1].dim_value = 160

@@ -67,17 +67,19 @@ def test_all_layers_devices_and_segments_are_drawn(chromium: Browser, page: Path
     assert chromium.value(count.format("#layers .key .chip")) == len(facts.devices) == 4
     assert chromium.value(count.format("#memory section.card")) == len(facts.devices)
     segments = sum(len(device.segments) for device in facts.program.devices)
-    assert chromium.value(count.format(".timeline rect.run")) == 2 * segments  # predicted and measured, on one axis
+    # Each segment has two bars on one time axis, for the predicted and the measured time.
+    assert chromium.value(count.format(".timeline rect.run")) == 2 * segments
     assert chromium.value("document.querySelectorAll('.timeline').length") == 1
     labels = "[...document.querySelectorAll('.names div')].map((e) => e.getBoundingClientRect().height)"
-    assert set(chromium.value(labels)) == {36}  # as high as the rows beside them
+    # Labels of rows must be as high (36 pixels) as the rows of the timeline next to them.
+    assert set(chromium.value(labels)) == {36}
 
 
 @pytest.mark.parametrize("width", [PHONE, 768, 1280])
 def test_page_does_not_scroll_horizontally(chromium: Browser, page: Path, width: int) -> None:
     chromium.open(page, width)
     assert chromium.value("document.documentElement.scrollWidth") <= width
-    # What is wider than its box scrolls inside of it.
+    # Elements with class "wide" are excluded, because they scroll inside their own box.
     outside = """[...document.querySelectorAll('main *')].filter((e) => {
         if (e.closest('.wide') || e.closest('details')) return false;
         return e.getBoundingClientRect().right > document.documentElement.clientWidth + 1; }).length"""
