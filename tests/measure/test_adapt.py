@@ -128,7 +128,7 @@ def test_session_follows_board_that_slows_down_and_recovers(compiled: Path) -> N
         f": {slower.swap.new} is predicted to be {percent} better, from frame {slower.swap.first_frame} on"
     )
     assert slower.message in [event.message for event in events if event.kind == "adaptation"]
-    # The way back is kept, other artifacts of searches are removed.
+    # The artifact used before the last swap is kept for the way back. Other artifacts of searches are removed.
     assert adapted_artifacts(compiled) <= {session.swaps[-1].old.name}
 
 
@@ -165,7 +165,7 @@ def test_change_of_speed_is_found_and_measured_within_a_window(factor: float) ->
     assert not any(observe(observation, make_frames(50, lambda _: 1.0)))
     checks = observe(observation, make_frames(20, lambda name: factor if name == "b" else 1.0))
     assert checks[-1] == {"b": pytest.approx(factor)}
-    # While the window contains both speeds, nothing wrong is measured.
+    # While the window contains frames of both speeds, the check finds either nothing or the right factor.
     assert all(found == {"b": pytest.approx(factor)} for found in checks if found)
 
 
@@ -238,7 +238,7 @@ def test_search_process_is_used_again_and_replaced_if_it_has_ended(compiled: Pat
         measured = {name: 2.5 * seconds for name, seconds in observation.expected_s.items()}
         request = session._make_request(compiled, measured, compiled.with_name("unused"))
         first = process.popen
-        assert first is not None  # It was started when the session was opened.
+        assert first is not None  # The search process was started when the session was opened.
         answers = [process.search(request) for _ in range(2)]
         assert process.popen is first and answers[0] == answers[1]
         first.kill()
@@ -257,7 +257,7 @@ def test_frames_are_not_judged_while_the_search_process_prepares_itself(compiled
             on_frame(slow)
         assert not session._is_adapting and not session.adaptations
         assert session._can_search.wait(60)
-        on_frame(slow)  # The window holds only this frame.
+        on_frame(slow)  # The window was empty until now, so it contains only this frame.
         assert not session._is_adapting
         for _ in range(100):
             on_frame(slow)

@@ -72,7 +72,7 @@ def test_bandwidth_of_shared_medium_is_corrected_if_all_connections_differ() -> 
 
     assert fit_bandwidths(stated, stated, predict(half), predict) == half
     assert fit_bandwidths(half, stated, predict(stated), predict) == stated
-    # One host explains the slow connections.
+    # Only one host has slow connections, so only its bandwidth is lowered.
     slow = replace(stated, hosts=(replace(stated.hosts[0], bandwidth=50e6), *stated.hosts[1:]))
     assert fit_bandwidths(stated, stated, predict(slow), predict) == slow
     assert fit_bandwidths(stated, stated, {}, predict) == stated

@@ -66,7 +66,8 @@ def fitted(guess: Platform, truth: Platform, played: Workload, late: float = 0.0
 )
 def test_finds_figures_behind_pauses(guess: Platform, truth: Platform) -> None:
     found, _ = fitted(guess, truth, work(500_000, 20_000, 1_000, 200_000, 80_000, 3_000), late=0.003)
-    for peer in ("pi02", "pi03"):  # which of several figures limits them all is not told
+    # Only links are compared, because pauses do not show if the link, its host or the network limits the speed.
+    for peer in ("pi02", "pi03"):
         made, due = found.link("pi01", peer), truth.link("pi01", peer)
         assert made is not None and due is not None
         assert made.bandwidth == pytest.approx(due.bandwidth, rel=0.02)

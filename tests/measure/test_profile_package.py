@@ -315,7 +315,9 @@ class TestLinks:
     def test_transfers_that_take_no_time_are_measured_again_and_then_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # A measurement is 20 requests for the round trip and one in each direction. Only the second one is plausible.
+        # A measurement has 20 requests for the round trip, and one transfer in each direction. In the first
+        # measurement, transfers take no longer than round trips, which cannot be true. The second measurement is
+        # plausible.
         again = [*[0.5] * 42, 1.5, 1.5]
         monkeypatch.setattr(link_benchmark, "_time_request", lambda *_: again.pop(0) if again else 0.5)
         with serving(packed(tmp_path / "p", (1,))) as (_, port):
@@ -364,11 +366,12 @@ class TestCommand:
         printed = capsys.readouterr().out
         assert printed.startswith("8 layers, 8 distinct")
         assert profile.whole_model_s is not None
-        # On a busy host, costs can be measured as 0, which is refused.
+        # On a busy host, a measured cost can be 0. The profile then names the target as not measured.
         assert {*profile.runtime_costs, *profile.unmeasured_runtimes} == {"sockets"}
         assert ("\nruntime of sockets: " in printed) == bool(profile.runtime_costs)
         assert ("\nnot measured: runtime of sockets: the host " in printed) == bool(profile.unmeasured_runtimes)
-        assert 0 <= profile.weight_byte_s < 1e-6  # a byte comes at a MB/s at least
+        # Weights are read with at least 1 MB/s, so a byte takes less than 1 µs.
+        assert 0 <= profile.weight_byte_s < 1e-6
         assert 0 <= profile.cold_call_s < 1e-2
         assert printed.endswith(f"written: {output}\n")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["lenet.onnx", "p.json"]

@@ -43,7 +43,8 @@ def python(place: Path, line: str) -> str:
 def test_measures_boards_and_names_those_that_cannot_be_measured(
     boards: Cluster, net: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    bare = python(tmp_path / "bare", 'set -- -S "$@"')  # sees no installed package
+    # With the option -S, this Python does not find any installed package.
+    bare = python(tmp_path / "bare", 'set -- -S "$@"')
     more = f'[[host]]\nname = "pi03"\nssh = "root@{NOWHERE}"\n'
     more += f'[[host]]\nname = "pi04"\nssh = "root@{boards.boards["pi01"].address}"\npython = "{bare}"\n'
     hosts, output = boards.hosts(tmp_path / "hosts.toml", more), tmp_path / "measured.toml"

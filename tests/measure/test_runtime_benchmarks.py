@@ -67,7 +67,7 @@ def test_measures_sockets_without_dicompiler(
     assert content(package[0]) == before
     measured = {"latency", "send", "receive", "per_byte", "call", "per_copy", "per_copied_byte"}
     found = costs.get("sockets", {"header_share": link_benchmark.HEADERS_SHARE})
-    # On a busy host, so short a measurement can give costs of 0, which are omitted with the reason.
+    # On a busy host, so short a measurement can give costs of 0. Such costs are omitted, and the reason is given.
     reason = reasons.get("sockets", "")
     omitted = {name for name in measured if name in reason} if "sockets" in costs else measured
     assert "sockets" in costs or reason
@@ -205,7 +205,7 @@ def test_header_share_of_links_equals_that_of_targets() -> None:
 @pytest.mark.parametrize("name", ["sockets", "mpi"])
 def test_measures_runtime_costs_on_emulated_boards(name: str) -> None:
     stated, here = registry().make("targets", name).runtime_costs, measure_runtime_costs(name)
-    assert measure_runtime_costs(name) is here  # measured once
+    assert measure_runtime_costs(name) is here  # The second call returns the cached result of the first.
     assert (here.per_byte, here.per_copied_byte, here.per_io_byte, here.per_tls_byte) == (
         0.0,
         stated.per_copied_byte,
@@ -214,7 +214,8 @@ def test_measures_runtime_costs_on_emulated_boards(name: str) -> None:
     )
     assert all(0 < seconds < 0.1 for seconds in (here.send, here.latency, here.receive, here.call))
     theirs = stated.send + stated.latency + stated.receive
-    awake = 40 / available_processors() * (here.send + here.receive)  # the time to wake a process stays
+    # Only sending and receiving are scaled to 40 processes; the latency, which is the time to wake a process, is not.
+    awake = 40 / available_processors() * (here.send + here.receive)
     assert runtime_cost_factor(name, 40) == pytest.approx((awake + here.latency) / theirs)
 
 
@@ -226,7 +227,7 @@ def test_uses_stated_costs_if_the_runtime_cannot_be_measured(caplog: pytest.LogC
             == measure_runtime_costs("tflm")
             == registry().make("targets", "tflm").runtime_costs
         )
-    (message,) = caplog.messages  # one warning only
+    (message,) = caplog.messages  # Two calls give only one warning.
     assert message == (
         "the runtime costs of tflm on this host cannot be measured, so its stated costs are used: "
         "its programs cannot run on emulated boards"

@@ -24,7 +24,7 @@ from dicompiler.ir.onnx.model import Model
 
 PUBLISHED = {
     "alexnet": 61_100_840,
-    "bert_base": 109_482_240 - 768 * 769,  # without the pooler
+    "bert_base": 109_482_240 - 768 * 769,  # Published counts include the pooler, which this network does not have.
     "densenet121": 7_978_856,
     "lenet": 61_706,
     "llama_small": 2 * 32_000 * 1024 + 24 * (1024 * (2 * 1024 + 2 * 256 + 3 * 2816) + 2 * 1024) + 1024,
@@ -38,7 +38,8 @@ PUBLISHED = {
     "vgg19": 143_667_240,
     "vit_tiny": 5_717_416,
     "whisper_tiny_encoder": 8_208_384,
-    "yolo11n": 2_616_248 - 16,  # fused models; the weights of the distances (DFL) are fixed
+    # Published for fused models. 16 fixed weights, which compute distances (DFL), are not counted here.
+    "yolo11n": 2_616_248 - 16,
     "yolov8n": 3_151_904 - 16,
 }
 
@@ -46,7 +47,8 @@ PUBLISHED = {
 def run(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
     """Return the outputs for normally distributed inputs of seed 0."""
     options = ort.SessionOptions()
-    options.log_severity_level = 3  # "initializer appears in graph inputs": so it is in IR 3
+    # Hide the warning "initializer appears in graph inputs", which is normal for IR version 3.
+    options.log_severity_level = 3
     session = ort.InferenceSession(model.SerializeToString(), options)
     random = np.random.default_rng(0)
     feed = {
@@ -58,14 +60,14 @@ def run(model: onnx.ModelProto) -> dict[str, NDArray[Any]]:
     return dict(zip([o.name for o in session.get_outputs()], session.run(None, feed), strict=True))
 
 
-MLPERF_TINY = {  # Keras' "total params" of the authors' models, with running statistics; multiplications
+MLPERF_TINY = {  # Name: parameters and multiplications. Parameters are Keras' "total params" of the authors' models.
     "autoencoder": (269_992, 264_192),
     "ds_cnn": (24_908, 2_656_768),
     "person_detection": (221_794, 7_489_664),
     "resnet8": (78_666, 12_501_632),
 }
-#: width, size, then MACs and parameters in millions as Keras' table of its applications has them: the parameters
-#: without the scale and shift of normalisations.
+#: Each row: width factor and input size of the network, then multiply-adds and parameters in millions, from the Keras
+#: documentation. The parameters do not include the scale and shift of normalisations.
 MOBILENET_V2 = (
     *((0.35, 96, 11, 1.66), (0.35, 160, 30, 1.66), (0.35, 224, 59, 1.66)),
     *((1.0, 96, 56, 3.47), (1.0, 160, 154, 3.47), (1.0, 224, 300, 3.47)),
@@ -100,7 +102,8 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 
 def test_yolov2_has_as_many_numbers_as_the_authors_weight_file() -> None:
     model = networks.build("yolov2", size=32)
-    # yolov2.weights has 203 934 260 bytes: a head of 16, then float32, running statistics included.
+    # The published file yolov2.weights has 203 934 260 bytes: a header of 16, then all parameters in float32,
+    # including the running statistics.
     assert sum(np.prod(tensor.dims) for tensor in model.graph.initializer) == (203_934_260 - 16) // 4
 
 

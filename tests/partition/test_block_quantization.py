@@ -55,7 +55,8 @@ def build(shape: tuple[int, ...], dtype: str = "float", opset: int = 17) -> Prog
     )
     proto.graph.node[0].name = "y"
     for value in (*proto.graph.input, *proto.graph.output):
-        value.type.tensor_type.shape.SetInParent()  # The parser writes no shape for rank 0.
+        # The parser of onnx writes no shape for rank 0, so an empty shape is added.
+        value.type.tensor_type.shape.SetInParent()
     plan = Plan({"y": (Part("q"),)}, ("p",), ("p",), wire_format=WireFormat((("*", "int8-block"),)))
     placed = partition(PipelineState(model=Model.load(proto), layers=formed(proto), plan=plan))
     placed.model.check("partition")

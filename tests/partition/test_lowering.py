@@ -80,7 +80,7 @@ def test_warns_of_unread_parts_unless_quiet(caplog: pytest.LogCaptureFixture) ->
     fat = replace(prepared, plan=replace(plan, layers={**plan.layers, name: (Part("d0"), Part("d1"))}))
     with caplog.at_level(logging.WARNING, "dicompiler"):
         quiet = partition(fat, quiet=True)
-        lower(replace(fat, platform=cluster("d0", "d1")))  # as `verify` does
+        lower(replace(fat, platform=cluster("d0", "d1")))  # `verify` calls lower(), which also must not warn.
         assert caplog.messages == []
         assert partition(fat).model.to_bytes() == quiet.model.to_bytes()
     assert caplog.messages == [f"partition: part 1 of layer {name!r} is never read and is omitted"]

@@ -39,7 +39,7 @@ def test_height_tiles_exchange_only_halo_rows() -> None:
     )
     halos = [(box.device, box.region[2]) for box in routing.received_boxes if box.key == TensorKey("t") and box.region]
     assert halos == [("a", (4, 5)), ("b", (3, 4))]
-    # b's five input rows, one halo row each way, and b's half of the output
+    # Bytes of the five input rows that b needs, one halo row in each direction, and b's half of the output.
     assert routing.total_bytes == 4 * (2 * 5 * 6 + 2 * 4 * 1 * 6 + 4 * 4 * 6)
 
 
@@ -96,7 +96,7 @@ def test_mergers_read_partial_sums_range_by_range() -> None:
     assert [key.reduce for key in routing.reads["conv1", 2]] == [(0, 2), (2, 4)]
     assert not [
         box for box in routing.received_boxes if box.key == TensorKey("t")
-    ]  # LOP then LIP: nothing is sent in between
+    ]  # Output channels of the first layer are input channels of the second on the same device, so nothing is sent.
     sums = [(box.device, box.key.reduce, box.region) for box in routing.received_boxes if box.key.reduce]
     assert sums == [
         ("b", (0, 2), ((0, 1), (2, 4), (0, 8), (0, 6))),
@@ -151,7 +151,8 @@ def test_many_pieces_become_one_concatenation(extra: int) -> None:
     assert [start for start, _ in rows] == [0, *(stop for _, stop in rows[:-1])] and rows[-1][1] == 2 * count
     (own,) = (leaf for leaf in assembly_leaves(tree) if leaf.box.origin is None)
     assert own.region[2] == (1400 - extra, 1402 + extra)
-    assert assembly_leaves(tree)[0].box.origin is not None and rows[0] == (0, 2 - extra)  # the second has more rows
+    # Rows in both tiles come from the second tile, because it has more rows than the first.
+    assert assembly_leaves(tree)[0].box.origin is not None and rows[0] == (0, 2 - extra)
     gone = Plan({first: tuple(tiles[:9] + tiles[10:]), second: (Part("d700"),)}, ("d0",), ("d700",))
     if not extra:
         with pytest.raises(DicompilerError, match=r"no part computes the region \[0:1, 0:1, 18:20, 0:2\] of 't'"):

@@ -41,7 +41,7 @@ def rows(device: str, start: int, stop: int, lane: int = 0) -> Part:
 def program(**layers: tuple[Part, ...]) -> Program:
     model = Model.load(onnx.shape_inference.infer_shapes(onnx.parser.parse_model(CHAIN)))
     graph = form_layers(model, rules())
-    assert [layer.name for layer in graph.layers] == ["p1", "p2", "p3"]  # the Sum goes to p3
+    assert [layer.name for layer in graph.layers] == ["p1", "p2", "p3"]  # The Sum belongs to layer p3.
     placed = PartitionPass().run(PipelineState(model=model, layers=graph, plan=Plan(layers, ("a",), ("a",))))
     return build_program(placed.model, ("a", "b"))
 
@@ -79,11 +79,11 @@ def test_segments_end_before_a_newer_input() -> None:
     for device in made.devices:
         made_here: set[str] = set()
         for segment in device.segments:
-            # its inputs are available at its start: none depends on its own outputs
+            # A segment starts when all of its inputs exist, so it must not need its own outputs.
             assert not set(segment.inputs) & set(segment.outputs)
             made_here |= set(segment.outputs)
         assert device.steps[0].kind == "receive"
-    # a's slices for b come first, because b only waits for them
+    # a computes the slices for b first, because b waits for them.
     assert nodes(made, "a")[0] == ["Slice"]
 
 
@@ -97,7 +97,8 @@ def test_keys_and_values_are_sent_together() -> None:
     }"""
     model = given(text, w=(4, 4), z=(4,))
     graph = form_layers(model, rules())
-    assert [layer.name for layer in graph.layers] == ["k", "v", "q", "turned", "s", "p"]  # others wait for k and v
+    # k and v come first, because other devices wait for their results.
+    assert [layer.name for layer in graph.layers] == ["k", "v", "q", "turned", "s", "p"]
     third = tuple(Part(device, ((0, 1), (2 * i, 2 * i + 2), (0, 4))) for i, device in enumerate("abc"))
     scores = tuple(Part(part.device, (*part.region[:2], (0, 6))) for part in third if part.region)
     plan = {"v": third, "k": third, "q": third, "turned": tuple(Part(d) for d in "abc"), "s": scores, "p": third}

@@ -44,8 +44,9 @@ def tiny() -> LayerGraph:
 def test_sets_with_one_exit_are_accepted(tiny: LayerGraph) -> None:
     largest = {name: {layer.name for layer in chosen} for name, chosen in exits(tiny, "fused-height").items()}
     assert largest["concat"] == {"stem", "res1", "res2", "pool", "left", "right", "concat"}
-    assert largest["res2"] == {"stem", "res1", "res2"}  # with the addition, which reads both ends of the residual
-    assert "res1" not in largest  # the stem is read by the addition too
+    # Layer res2 contains the addition of the residual block, which reads stem.
+    assert largest["res2"] == {"stem", "res1", "res2"}
+    assert "res1" not in largest  # The addition in layer res2 also reads stem, so {stem, res1} would have two exits.
 
 
 def test_sets_with_a_hole_have_two_exits(tiny: LayerGraph) -> None:
@@ -117,7 +118,7 @@ def test_fused_tiles_contain_all_intermediate_needs(seed: int, rng: Random) -> N
         wanted = [random_region(rng, layers, last) for _ in range(2)]
         for region, held in zip(wanted, fused_regions(layers, chosen, wanted), strict=True):
             assert contains(held[last.name], region)
-            for name, made in held.items():  # layers that the tile does not need are missing
+            for name, made in held.items():  # Layers without a region here are not needed for the tile.
                 for key, need in make_share_task(layers, layers.layer_by_name[name], LayerShare(made)).needs.items():
                     maker = layers.producer.get(key.tensor)
                     if maker is not None and maker.name in held:

@@ -89,7 +89,7 @@ def test_place_moves_whole_layers(model: Model) -> None:
     assert parts(model, "place{layers=fc1..softmax device=d1}", "fc2") == (Part("d1"),)
     assert (
         len(computes_the_same(model, "place{layers=fc1..softmax device=d1}").received_boxes) == 2
-    )  # f is sent there, and y back.
+    )  # The two transfers are: f to d1, and y back.
 
 
 def test_tile_height_cuts_rows_evenly_or_by_shares(model: Model) -> None:
@@ -133,7 +133,8 @@ def test_lop_cuts_weights_with_channels(model: Model) -> None:
     shapes = result.model.initializers()
     held = sorted(shapes[n.input[1]][1] for n in result.model.proto.graph.node if n.name.startswith("fc1"))
     assert held == [(21, 54), (21, 54), (22, 54)]
-    computes_the_same(model, "lop{parts=3}")  # every layer that allows it, including the depthwise one
+    # Without `layers`, lop cuts all layers that allow it, including the depthwise convolution.
+    computes_the_same(model, "lop{parts=3}")
 
 
 def test_lip_merges_in_three_ways(model: Model) -> None:

@@ -34,7 +34,7 @@ def test_constant_nodes_become_initializers_of_own_type() -> None:
         original.graph.node.append(helper.make_node("Constant", [], [kind], **{kind: value}))
         original.graph.output.append(helper.make_empty_tensor_value_info(kind))
     graph = (loaded := Model.load(original)).graph()
-    fold_constants(graph)  # normalise would add Identity nodes for outputs
+    fold_constants(graph)  # Pass normalise is not used here, because it would add Identity nodes for the outputs.
     result = loaded.with_graph(graph)
     assert ops(result) == ["Relu"]
     types = {name: (dtype, shape) for name, (dtype, shape) in result.initializers().items()}

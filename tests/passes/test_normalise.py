@@ -99,7 +99,7 @@ def test_split_becomes_slices_in_every_opset(opset: int, sizes: list[int], axis:
 @pytest.mark.parametrize("opset", [7, 10, 13, 18])
 @pytest.mark.parametrize("shares", [[3, 3], [2, 2, 2], [3, 3, 1], [2, 2, 1]])
 def test_equal_split_needs_no_sizes(opset: int, shares: list[int]) -> None:
-    if opset < 18:  # Uneven parts are an error there.
+    if opset < 18:  # Before opset 18, a Split without sizes rejects uneven parts.
         shares = [shares[0]] * len(shares)
     original = split_model(opset, shares, 1, equal=True)
     result = normal(original)
@@ -200,7 +200,7 @@ def test_operator_models_of_onnx_package_compute_same() -> None:
             continue
         try:
             expected = run(original, feeds)
-        except (Fail, Missing):  # onnxruntime lacks some operators of 2017 and some locales.
+        except (Fail, Missing):  # onnxruntime lacks some operators of 2017, and locales that some models name.
             continue
         for before, after in zip(expected, run(normal(original), feeds), strict=True):
             np.testing.assert_array_equal(before, after)

@@ -48,7 +48,8 @@ def dequantize(blocks: NDArray[np.uint8], scales: NDArray[Any], bits: int, featu
 @pytest.mark.parametrize("shape", [(32, 3), (80, 5), (7, 4), (256, 1)])
 def test_rounds_to_steps_of_the_largest_magnitude(bits: int, block_size: int, shape: tuple[int, int]) -> None:
     weight = np.random.default_rng(0).standard_normal(shape).astype(np.float32)
-    weight[:, -1] *= np.arange(shape[0]) % 2  # Some blocks of small shapes contain zeros.
+    # Zeros must be quantised correctly, so every second element of the last column is 0.
+    weight[:, -1] *= np.arange(shape[0]) % 2
     blocks, scales = quantize_matrix(weight, bits, block_size)
     block_count = -(-shape[0] // block_size)
     assert blocks.shape == (shape[1], block_count, block_size * bits // 8) and scales.shape == blocks.shape[:2]

@@ -63,7 +63,7 @@ def test_computes_only_read_rows() -> None:
     given = random_inputs(graph_inputs(prepared.reference))
     expected, got = (run_model(model, given) for model in (prepared.reference, prepared.model))
     assert np.allclose(expected["y"], got["y"], atol=1e-6) and expected["y"].shape == got["y"].shape
-    assert prepare(prepared.model).reference is None  # Nothing is left to trim.
+    assert prepare(prepared.model).reference is None  # A second run finds nothing to trim, so there is no reference.
 
 
 def test_slice_of_trim_takes_only_read_rows() -> None:
@@ -82,7 +82,8 @@ def test_slice_of_trim_takes_only_read_rows() -> None:
         return [box.region for box in route(there, plan, problem.platform.host_of).received_boxes if box.device == "d2"]
 
     assert received(layers) == [((0, 1), (2, 3), (0, 16))]
-    assert len(received(replace(layers, rule_bound_nodes=frozenset()))) == 2  # all rows of both devices
+    # Without rule_bound_nodes, d2 receives all rows, in one transfer from each of two devices.
+    assert len(received(replace(layers, rule_bound_nodes=frozenset()))) == 2
     check_plan(problem, plan)
 
 
@@ -104,7 +105,7 @@ def test_computes_single_read_row_of_quantized_layer() -> None:
 
 
 def test_keeps_model_if_everything_is_read() -> None:
-    model = Model.load(modern.MODERN["yolo"]())  # Its Slices together take everything.
+    model = Model.load(modern.MODERN["yolo"]())  # The Slices of this network together read the whole tensor.
     passes = make_pipeline("normalise,infer-shapes,form-layers")
     before = PassManager(passes).run(PipelineState(model=model))
     assert PassManager(make_pipeline("trim")).run(before) is before

@@ -254,7 +254,8 @@ def test_error_during_a_run_names_the_target(
     onnx.save(networks.build("lenet"), "lenet.onnx")
     assert main(f"{WITH} --strategy single --target bad-target{{how=runs}}".split()) == 0
     capsys.readouterr()
-    (tmp_path / "site").rename(tmp_path / "installed")  # `fails` installs it again
+    # Remove the installed plugin, because `fails` installs it again.
+    (tmp_path / "site").rename(tmp_path / "installed")
     assert fails(SOURCE, f"{command} out").startswith(f"target 'bad-target' {OF}: KeyError: 'pi99' {PLACE}")
 
 

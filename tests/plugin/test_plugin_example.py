@@ -159,7 +159,7 @@ class TestInstalled:
         assert len(ran["frames_s"]) == 2
         slow = installed.dicompiler(*words.split(), *more.replace("=20", "=50000").split(), cwd=tmp_path)
         latency = re.findall(r'"latency_s": ([0-9.e-]+)', slow)
-        assert float(latency[0]) >= 8 * 0.05  # eight layers, one after another
+        assert float(latency[0]) >= 8 * 0.05  # Eight layers run one after another, each for at least 0.05 s.
 
     def test_connect_works_with_its_target(self, tmp_path: Path, installed: Environment) -> None:
         onnx.save(networks.build("lenet"), tmp_path / "lenet.onnx")

@@ -121,7 +121,7 @@ def test_plan_fits_exactly_when_each_host_has_enough_memory() -> None:
     needed = needed_memory(two(), plan)
     assert set(needed) == {"cam", "a", "b"}
     most = max(needed, key=lambda host: needed[host])
-    assert most == "b"  # 256 × 100 weights
+    assert most == "b"  # Host b stores the largest weights, 256 × 100.
     enough, tight = two(needed[most]), two(needed[most] - 1)
     assert fits_constraints(enough, plan, enough.estimate(plan))
     assert missing_memory(enough, plan) == {}

@@ -153,7 +153,7 @@ def test_irrelevant_failures_keep_the_plan_and_equal_devices_are_planned_once() 
     assert calls == [
         "b c d e f g h",
         "c d e f g h",
-    ]  # For two failed devices, the plan for "b" or the main plan is reused.
+    ]  # If two devices fail, the plan for the failure of "b" or the main plan is reused.
     for loss in plan.failures:
         assert "a" in loss.failed or loss.plan.layers == plan.layers
     assert {len(loss.failed) for loss in plan.failures} == {1, 2}

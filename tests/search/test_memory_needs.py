@@ -98,7 +98,7 @@ def test_compilation_asks_its_target_once_for_memory(tmp_path: Path) -> None:
     problem = load_problem(networks.build("lenet", 0), "rpi4x2")
     plan = problem.build_plan({layer.name: (Part("pi01"),) for layer in problem.layers.layers})
     result = compile(networks.build("lenet", 0), "rpi4x2", plan=plan, target=Listening(), output=tmp_path / "a")
-    # Once for idle devices (the overhead), and once for the program.
+    # The target is asked twice: for idle devices (the overhead), and for the compiled program.
     assert [bool(program.devices[0].segments) for program in asked] == [False, True]
     assert result.metrics is not None
     added = SocketsTarget().memory_overhead(asked[1])
@@ -121,5 +121,6 @@ def test_memory_that_an_error_names_suffices(strategy: str, tmp_path: Path) -> N
     assert all(share in message for share in ("kB weights + ", "kB buffers and activations + ", "MB runtime of target"))
     sizes = re.findall(r"([\d.]+) MB (?:\([\d.]+ MB too much\)|on each host would suffice)", message)
     needed = max(map(float, sizes))
-    result = compile_with(round(needed * 1e6) + 50_000)  # The error rounds to 0.1 MB.
+    # The error rounds the needed memory to 0.1 MB, so 0.05 MB are added.
+    result = compile_with(round(needed * 1e6) + 50_000)
     assert "needs" in result.memory_summary and "MB runtime of target 'sockets'" in result.memory_summary

@@ -86,8 +86,8 @@ def test_height_tiles_send_halos_and_compute_in_parallel() -> None:
     )
     metrics = problem.estimate(plan)
     d0, d1 = metrics.devices
-    assert d0.sent == 4 * 2 * 3 * 4  # Rows 1 to 4 of x.
-    assert d1.sent == 4 * 4 * 2 * 4  # Rows 2 and 3 of conv1.
+    assert d0.sent == 4 * 2 * 3 * 4  # d0 sends rows 1, 2 and 3 of x: 2 channels × 3 rows × 4 columns of 4 bytes.
+    assert d1.sent == 4 * 4 * 2 * 4  # d1 sends rows 2 and 3 of conv1: 4 channels × 2 rows × 4 columns of 4 bytes.
     compute = 4 * 8 * 2 * 18 / 1e9 + 2 * 3 * 16 * 4 / 1e9
     assert metrics.latency_s == pytest.approx(compute + (d0.sent + d1.sent) / 1e6)
 
@@ -102,13 +102,13 @@ def test_shared_medium_is_serial_and_switch_is_parallel() -> None:
     assert times["switch"].total_bytes == times["shared"].total_bytes == 2 * part
     assert times["switch"].latency_s == pytest.approx(
         times["shared"].latency_s
-    )  # Both are sent to d2, which has one link.
+    )  # Both messages are sent to d2, which has one link.
     assert times["gateway"] == times["shared"]
     everyone = {"conv1": (Part("d0"),), "conv2": (Part("d1", rows(0, 2, 3)), Part("d2", rows(2, 4, 3)))}
     problem = Problem(two_layers(), cluster(3), FREE, source=("d0",), sink=("d1", "d2"))
     switch = problem.estimate(problem.build_plan(everyone)).latency_s
     shared = Problem(two_layers(), cluster(3, "shared"), FREE, source=("d0",), sink=("d1", "d2"))
-    half = 4 * 3 * 2 * 4  # d1 and d2 send their halves to each other, at the same time on a switch.
+    half = 4 * 3 * 2 * 4  # Bytes that d1 and d2 send to each other; a switch sends both at the same time.
     assert shared.estimate(problem.build_plan(everyone)).latency_s - switch == pytest.approx(half / 1e6)
 
 

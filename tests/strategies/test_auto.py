@@ -185,7 +185,7 @@ def test_cpsat_tries_improve_the_plan() -> None:
     none, some = (posed.evaluate(CpSat(tries=tries).plan(posed)).latency_s for tries in (0, 60))
     assert some < 0.97 * none
     auto = posed.evaluate(Auto(strategies=("single", "cpsat"), tries=60).plan(posed)).latency_s
-    assert auto <= some  # Waves may make it faster.
+    assert auto <= some  # The plan of auto can be even faster, because auto also tries waves.
 
 
 def test_neighbours_differ_and_are_valid() -> None:
@@ -236,7 +236,7 @@ def test_large_network_asks_dp_first_and_skips_cpsat_if_dp_splits(
     split = len(plan.devices) > 1
     assert split == (bandwidth > 1e6)
     assert asked == [f"auto: asks {name}" for name in ("single", "dp", *(() if split else ("cpsat",)))]
-    monkeypatch.undo()  # Affordable tables are asked in the usual order.
+    monkeypatch.undo()  # Once the cost tables are cheap enough again, strategies run in the given order.
     caplog.clear()
     caplog.set_level(logging.INFO, logger="dicompiler")
     Auto(strategies=("single", "cpsat", "dp"), tries=0).plan(posed)
@@ -254,5 +254,5 @@ def test_slow_search_ends_with_the_budget() -> None:
     lenet = problem("lenet")
     with pytest.raises(DicompilerError, match="the budget is used up before they are filled"):
         CpSat().build_tables(lenet, WorkBudget(deadline=0.0))
-    found = Dp(budget=1e-9).plan(lenet)  # The search of the smallest team only.
+    found = Dp(budget=1e-9).plan(lenet)  # With almost no budget, dp searches only teams of one device.
     assert replace(found, note="") == Dp(devices=1).plan(lenet) and "budget of 1e-09 s" in found.note

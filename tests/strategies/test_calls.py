@@ -45,7 +45,8 @@ def test_alternating_segments_cost_the_same_as_in_the_simulator(costs: RuntimeCo
     fro = [i % 2 for i in range(count)]
     plan = build_batched_model(posed).plan(np.array(fro))
     jobs = [len(device.jobs) for device in posed.workload(plan)[1].devices]
-    assert min(jobs) > 1 and sum(jobs) == count + 1  # The last segment delivers the returned tensor.
+    # One more job than layers: the returned tensor is an output of an extra last segment.
+    assert min(jobs) > 1 and sum(jobs) == count + 1
     simulated = posed.evaluate(plan).latency_s
     for value in seconds(posed, fro):
         assert value == pytest.approx(simulated - costs.call_seconds(2) / 2)

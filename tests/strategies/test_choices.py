@@ -72,7 +72,8 @@ def test_all_kinds_appear_if_the_rules_allow_them() -> None:
     problem = Problem(layers, boards(1, 1, 1, 1))
     kinds = [{choice.kind for choice in list_choices(problem, layer)} for layer in layers.layers]
     assert kinds[0] == set(SPLIT_KINDS)
-    assert "lip" not in kinds[2] and "lip" not in kinds[3]  # A pool and a grouped convolution have no reduction axis.
+    # Layers 2 and 3, a pool and a grouped convolution, have no reduction axis.
+    assert "lip" not in kinds[2] and "lip" not in kinds[3]
     assert kinds[-1] == {"whole", "lop", "lip"}
 
 

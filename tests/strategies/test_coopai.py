@@ -13,7 +13,7 @@ from dicompiler.ir.layers import LayerGraph
 from dicompiler.networks import count_parameters
 from dicompiler_strategies.papers.coopai import CoopaiResult, best_k, build_chain, minimise_latency
 
-F, G = 13.6e9, 100e6  # FLOP/s of a Raspberry Pi 4, bit/s of the gateway.
+F, G = 13.6e9, 100e6  # F: FLOP/s of a Raspberry Pi 4; G: bit/s of the gateway.
 
 
 COUNTS = range(1, 11)
@@ -67,6 +67,7 @@ def test_reproduces_times_of_vgg16() -> None:
 
 
 def test_builds_the_alexnet_of_the_paper() -> None:
-    assert count_parameters("alexnet", columns="two-column", size=227) == 62_378_344  # Table I: 62 million.
+    # Table I of the paper states 62 million.
+    assert count_parameters("alexnet", columns="two-column", size=227) == 62_378_344
     with pytest.raises(UsageError, match="alexnet: columns must be one of one-column, two-column, not 'two'"):
         count_parameters("alexnet", columns="two")

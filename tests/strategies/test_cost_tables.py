@@ -50,7 +50,7 @@ NETWORKS = {
 }
 
 
-APART = ("one", "channels", "rows")  # Merges that leave no element on several devices.
+APART = ("one", "channels", "rows")  # Merges of partial sums after which each element is stored on only one device.
 RUNTIME = RuntimeCosts(latency=1e-4, send=3e-4, receive=2e-4, per_byte=1e-9, gap=5e-5, call=1e-4, header_share=0.05)
 
 
@@ -89,7 +89,8 @@ def test_shared_medium_assumes_few_messages() -> None:
     before = build_cost_tables(free, ChoiceSet(extra_rows=1, merges=APART)).total_seconds_of(many)
     for selection, value, least in zip(many.tolist(), found.total_seconds_of(many), before, strict=True):
         plan = found.plan(selection)
-        dropped = route(costly.layers, plan, platform.host_of).dropped_tasks  # The tables count these.
+        # The cost tables count tasks that the router drops because nothing reads them.
+        dropped = route(costly.layers, plan, platform.host_of).dropped_tasks
         assert least <= value
         assert dropped or value <= costly.estimate(plan).latency_s * (1 + 1e-9)
 
@@ -114,7 +115,7 @@ def test_values_equal_estimated_latency_and_routed_bytes(
     for selection, value in zip(many.tolist(), values, strict=True):
         plan = found.plan(selection)
         routing = route(problem.layers, plan, problem.platform.host_of)
-        if routing.dropped_tasks:  # The only difference on a chain.
+        if routing.dropped_tasks:  # On a chain of layers, only dropped tasks make tables and estimate differ.
             continue
         same += 1
         metrics = estimate_metrics(problem.layers, problem.platform, problem.cost_model, plan)

@@ -205,7 +205,8 @@ def test_ctrl_c_returns_best_plan_so_far(caplog: pytest.LogCaptureFixture) -> No
     timer = threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT))
 
     def note(record: logging.LogRecord) -> bool:
-        if "choices left" in record.getMessage():  # CP-SAT works from here on.
+        # After this message, the solver CP-SAT runs, so that it is interrupted.
+        if "choices left" in record.getMessage():
             timer.start()
         return True
 

@@ -132,7 +132,8 @@ def test_search_finds_the_best_runs_of_a_chain(kind: str) -> None:
     team = DeviceTeam.build(ProblemFacts(problem), ("d0", "d1"))
     known = build_candidate_runs(team, CandidateRules(allow_channels=True))
     layers = problem.layers.layers
-    output = DeviceBoxes.from_regions((1, 10), [((0, 1), (0, 10)), None])  # The sink is d0.
+    # The output must be complete on d0, the sink.
+    output = DeviceBoxes.from_regions((1, 10), [((0, 1), (0, 10)), None])
 
     def least(place: int, form: TensorForm) -> float:
         """Return the least cost from `place` on, if the previous tensor lies in `form`, by plain recursion."""
@@ -178,7 +179,8 @@ def test_search_finds_the_best_runs_of_a_branched_graph(kind: str, ops: tuple[st
     known = build_candidate_runs(team, CandidateRules(allow_channels=True))
     layers = problem.layers.layers
     shape = output_shape(problem.layers, layers[-1])
-    output = DeviceBoxes.from_regions(shape, [tuple((0, size) for size in shape), None])  # The sink is d0.
+    # The output must be complete on d0, the sink.
+    output = DeviceBoxes.from_regions(shape, [tuple((0, size) for size in shape), None])
 
     def least(place: int, forms: dict[str, TensorForm]) -> float:
         if place == len(layers):
@@ -209,7 +211,8 @@ def test_predicted_bytes_and_seconds_match_the_plan() -> None:
         metrics = problem.estimate(plan)
         assert metrics.total_bytes == found.total_bytes > 0
         assert metrics.latency_s == pytest.approx(found.seconds, rel=0.01)
-        assert metrics.latency_s >= found.seconds * (1 - 1e-9)  # The estimate has barriers within blocks as well.
+        # The estimate is not lower, because it also has barriers within blocks.
+        assert metrics.latency_s >= found.seconds * (1 - 1e-9)
         names = [device.name for device in team.problem.platform.devices]
         assert dict(zip(names, found.weights, strict=True)) == {d.device: d.weights for d in metrics.devices}
 
@@ -248,7 +251,7 @@ def test_mls_is_no_worse_than_sls_and_better_than_one_device() -> None:
     )
     assert many < printed < one
     assert many < single < one
-    assert many < 0.717  # The best plan with height tiles only, on as many devices.
+    assert many < 0.717  # Latency of the best plan with height tiles only, on as many devices.
     assert one == pytest.approx(2.275, abs=0.001)
 
 
@@ -257,7 +260,7 @@ def test_faster_device_gets_more_rows() -> None:
 
     def rows(strategy: Dp) -> tuple[int, int]:
         plan = strategy.plan(problem)
-        assert set(plan.devices) == {"d0", "d1"}  # The third device does not compute.
+        assert set(plan.devices) == {"d0", "d1"}  # The third device computes nothing, because it has no compute rate.
         first, second = (part.region for part in plan.layers["conv2"])
         assert first is not None and second is not None
         return first[2][1] - first[2][0], second[2][1] - second[2][0]
@@ -310,7 +313,8 @@ def test_branches_are_cut_into_fused_tiles() -> None:
     assert sum(len(own) == 2 for own in plan.layers.values()) > len(plan.layers) / 2
     maps = [plan.layers[name] for name in ("stem", "res1", "res2", "concat")]
     rows = [[part.region[2] for part in own if part.region is not None] for own in maps]
-    assert any(first[1] > second[0] for first, second in rows)  # Halo rows are computed twice.
+    # Tiles of two devices overlap, because halo rows are computed twice.
+    assert any(first[1] > second[0] for first, second in rows)
 
 
 def test_layer_that_cannot_be_cut_stays_whole() -> None:
@@ -375,7 +379,7 @@ def test_keeps_memory_limit_if_possible() -> None:
             continue
         metrics = problem.estimate(Dp().plan(problem))
         assert metrics.memory <= share * whole
-        assert metrics.latency_s < 2.275  # One device, which needs all of the memory.
+        assert metrics.latency_s < 2.275  # A single device takes 2.275 s, but needs all of the memory.
 
 
 def test_rejects_invalid_options() -> None:

@@ -128,7 +128,7 @@ def test_relaxed_gradient_equals_finite_differences(limits: int) -> None:
     W = np.random.default_rng(2).normal(size=(3, 14))
     p = relaxed.softmax(W)
     found = p * relaxed.centre_gradient(p, relaxed.loss_gradient(p, memory))
-    if limits:  # The penalty applies in at least one restart.
+    if limits:  # The memory penalty is not 0 in at least one restart.
         assert not np.allclose(relaxed.loss_gradient(p, memory), relaxed.loss_gradient(p))
     for column in range(W.shape[1]):
         step = np.zeros_like(W)
@@ -192,16 +192,20 @@ def by_hand() -> OpportunitySpace:
 def test_diapason_equations_equal_hand_computed_values() -> None:
     ln3 = np.log(3.0)
     W_dev = np.zeros((1, 3, 2, 2))
-    W_dev[0, 1] = [[ln3, 0.0], [0.0, ln3]]  # softmax: ¾ ¼ and ¼ ¾; everywhere else ½ ½
-    W = diapason.RelaxationWeights((np.array([[0.0, ln3]]), np.zeros((1, 1))), W_dev)  # softmax(W_l): ¼ ¾ and 1
-    # (3) whole: ½·10 + ½·20 = 15; slices: ¾·4 + ¼·8 = 5 and ¼·6 + ¾·12 = 10.5; layer 1: 4.
-    # (4) X = ‖(¾ ¼) − (¼ ¾)‖ / √2 = ½; (5), (6) L_pen = ½ · min(5, 10.5) = 2.5; (1) L_part = 15 and 13.
+    # Softmax of row 1 gives ¾ ¼ for slice 0 and ¼ ¾ for slice 1. Other rows give ½ ½.
+    W_dev[0, 1] = [[ln3, 0.0], [0.0, ln3]]
+    # Softmax of the choices: ¼ whole and ¾ sliced; layer 1 has one choice.
+    W = diapason.RelaxationWeights((np.array([[0.0, ln3]]), np.zeros((1, 1))), W_dev)
+    # Numbers in parentheses are the equations of the paper on DIAPASON; times are in ms.
+    # (3) Layer 0, whole: ½·10 + ½·20 = 15. Its slices: ¾·4 + ¼·8 = 5 and ¼·6 + ¾·12 = 10.5. Layer 1: ½·3 + ½·5 = 4.
+    # (4) X = ‖(¾ ¼) − (¼ ¾)‖ / √2 = ½. (5), (6) L_pen = ½ · min(5, 10.5) = 2.5. (1) L_part = 15 and 10.5 + 2.5 = 13.
     # (7) L_0 = ¼·15 + ¾·13 = 13.5, L_1 = 4.
-    # (8)-(10) whole: 2 bytes · 3 · (½·½ + ½·½) = 3; slices: 1·3·½ twice = 3; (11) 3.
-    # (12) whole: 4·½·0.5 = 1; slices: 2·¼·0.5 + 2·¾·0.5 = 1; (13) 1. (14), (15) 6·½·0.25 = 0.75.
+    # (8)–(10) Transfers from layer 0, whole: 2 bytes · 3 · (½·½ + ½·½) = 3; from two slices: 1·3·½ twice = 3. (11) 3.
+    # (12) Input of layer 0, whole: 4·½·0.5 = 1; of its slices: 2·¼·0.5 + 2·¾·0.5 = 1. (13) 1.
+    # (14), (15) Output: 6·½·0.25 = 0.75.
     latency = diapason.relaxed_loss(by_hand(), W).L
     assert latency == pytest.approx([13.5 + 4 + 3 + 1 + 0.75])
-    # (2) energy without L_pen: ¼·15 + ¾·15.5.
+    # (2) The energy of layer 0 has no L_pen: ¼·15 + ¾·(5 + 10.5) = 15.375.
     energy = diapason.relaxed_loss(by_hand(), W, penalty=False).L
     assert energy == pytest.approx([15.375 + 4 + 3 + 1 + 0.75])
     assert diapason.decode_weights(by_hand(), W, 0)[0] == (1, (0, 1))

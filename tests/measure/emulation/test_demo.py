@@ -91,7 +91,8 @@ def test_emulated_times_are_at_least_those_of_the_boards(split: DemoSplit, direc
     emulated = emulate_frames(split, directory)
     assert isinstance(emulated, EmulatedTimes)
     assert emulated.frames == EMULATED_FRAMES
-    assert split.flops / 0.02e9 <= emulated.single_device_s  # computing is delayed to the board's speed
+    # Computing is slowed down to a board of 0.02 GFLOP/s, so it takes at least this long.
+    assert split.flops / 0.02e9 <= emulated.single_device_s
     assert max(share.flops for share in split.shares) / 0.02e9 <= emulated.frame_s
 
 
@@ -148,7 +149,7 @@ def test_prints_each_table_before_the_next_step(
 def test_prints_only_a_table_of_80_columns_into_a_pipe(tmp_path: Path) -> None:
     done = command("--network", "lenet", "--platform", "rpi4x1", "--strategy", "single", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
-    # On a busy host, the costs of messages cannot be measured, and a warning says so.
+    # The host may be too busy to measure the costs of messages. A warning must then say so.
     assert all("are used instead of measured ones: the host was busy" in line for line in done.stderr.splitlines())
     lines = done.stdout.splitlines()
     assert max(map(len, lines)) <= 80
@@ -173,7 +174,7 @@ def test_shows_and_erases_progress_on_a_terminal() -> None:
     os.close(ours)
     assert done.returncode == 0
     assert "measuring: " in said
-    assert said.endswith("\x1b[2K")  # the line is erased
+    assert said.endswith("\x1b[2K")  # The last escape code erases the progress line.
     assert "measuring: " not in done.stdout
 
 

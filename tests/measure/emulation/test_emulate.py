@@ -60,7 +60,7 @@ def test_boards_take_their_time_and_compute_the_same_outputs(tmp_path: Path, tar
     for report in found.result.reports:
         calls = 6 // roles
         assert all(
-            took >= calls * (0.99 * due - 60e-6)  # a sleep ends late, or 60 µs early
+            took >= calls * (0.99 * due - 60e-6)  # Sleeps that slow down computing end late, or at most 60 µs early.
             for took, due in zip(report.segments_s, found.segments_s[report.device], strict=True)
         )
     assert found.frame_s >= 0.9 * seconds_without_runtime(directory, model) and found.compute_slowdown < 5
@@ -77,7 +77,8 @@ def test_emulates_no_failures(tmp_path: Path, target: str) -> None:
     (expected,) = run_model(model, prepare_inputs(model)).values()
     assert all(np.allclose(next(iter(one.values())), expected, atol=1e-5) for one in found.result.outputs)
     assert found.frame_s >= 0.9 * seconds_without_runtime(directory, model) and found.compute_slowdown < 5
-    for report in found.result.reports:  # segments of failure plans come last
+    # `segments_s` lists the segments of failure plans after those of the main plan.
+    for report in found.result.reports:
         assert len(report.segments_s) > len(found.segments_s[report.device])
 
 
@@ -134,7 +135,7 @@ def test_rejects_boards_that_this_host_cannot_emulate(tmp_path: Path) -> None:
     slower = r"^emulate: pi01 computes .* host alone needs .* slower boards .*, or run everything slower \(--dilation\)"
     with pytest.raises(DicompilerError, match=slower):
         emulate(fast)
-    # Constructed times: a busy host would be too slow for a single board already.
+    # Times measured on a busy host could already be too slow for one board, so constructed times are checked.
     with pytest.raises(DicompilerError, match=r"processors of this host busy for .*% of each frame"):
         _check_speed(
             {f"pi{i}": (0.5,) for i in range(12)}, {f"pi{i}": (1.0,) for i in range(12)}, 1e-3, replica_count=12

@@ -70,9 +70,10 @@ def meeting(made: EmulatedNetwork, a: str, b: str) -> float:
 def test_switch_gives_each_host_a_link_with_its_own_limit() -> None:
     with emulate_network(platform(Network("switch", 16e6), (None, None, 4e6, None))) as made:
         assert least(16e6) <= times(made, "ab")["ab"] < least(4e6)
-        both = times(made, "ab", "da")  # the two directions of a's link
+        both = times(made, "ab", "da")  # The two messages use different directions of a's link.
         assert max(both.values()) < least(16e6, 2 * SENT)
-        assert max(times(made, "ab", "db").values()) >= least(16e6, 2 * SENT)  # b's link carries both
+        # Both messages are received by b, and share its link.
+        assert max(times(made, "ab", "db").values()) >= least(16e6, 2 * SENT)
         assert times(made, "ac")["ac"] >= least(4e6)
 
 
@@ -120,7 +121,8 @@ def test_removes_networks_of_killed_processes() -> None:
         "    signal.pause()\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as killed:
-        # A relay that has not started completely ends anyway, because its output pipe is closed.
+        # The output of a relay is a pipe of this process. It is closed now, so a relay that is still starting also
+        # ends.
         assert killed.stdout is not None and killed.stdout.readline() == b"ready\n"
         assert relays(killed.pid)
         killed.kill()

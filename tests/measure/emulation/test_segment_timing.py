@@ -77,7 +77,7 @@ def test_output_size_may_depend_on_values() -> None:
     run()
     memory["x"][:2] = 0
     run()
-    assert not memory["y"].any()  # the output of another size has its own memory
+    assert not memory["y"].any()  # Outputs with a size that depends on values are not written to the given memory.
 
 
 def test_reports_segment_that_cannot_run_in_one_line() -> None:

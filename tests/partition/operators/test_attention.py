@@ -63,7 +63,7 @@ def test_computes_regions_of_grouped_query_attention(data: st.DataObject) -> Non
     draw = data.draw
     batch, shared, heads, rows = (draw(st.integers(1, 3)) for _ in range(4))
     past = draw(st.integers(1, 3)) if draw(st.booleans()) else 0
-    batch = 1 if past and rows > 1 else batch  # all that onnxruntime takes then
+    batch = 1 if past and rows > 1 else batch  # With a past and several rows, onnxruntime supports only batch size 1.
     size, total = 16, past + rows
     values: list[Any] = [integers(draw, batch, rows, n * size, most=2) for n in (heads * shared, heads, heads)]
     values += [integers(draw, batch, heads, past, size, most=2) if past else None for _ in range(2)]

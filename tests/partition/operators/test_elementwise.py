@@ -35,7 +35,8 @@ ATTRIBUTES: dict[str, dict[str, Any]] = {
 }
 
 
-#: What gives the same bits wherever an element stands in its tensor; other functions are computed several at a time.
+#: Operators for which the bits of an element do not depend on its position in the tensor. For other operators, vector
+#: code and scalar code may round differently.
 BIT_EQUAL = (
     "Abs BitwiseNot Cast Ceil Clip Dropout Floor Identity IsInf IsNaN LeakyRelu Neg Not Reciprocal Relu Round Shrink "
     "Sign Sqrt ThresholdedRelu"
@@ -46,7 +47,7 @@ TYPES: dict[str, Any] = {
     **dict.fromkeys(("And", "Not", "Or", "Xor"), np.bool_),
     **dict.fromkeys(("BitwiseAnd", "BitwiseNot", "BitwiseOr", "BitwiseXor"), np.int32),
     "BitShift": np.uint8,
-    "Equal": np.int32,  # in opset 9, onnxruntime supports only integers
+    "Equal": np.int32,  # In opset 9, onnxruntime supports Equal only for integers.
 }
 
 

@@ -25,7 +25,7 @@ def test_computes_regions_of_gemm(data: st.DataObject) -> None:
     a = integers(draw, *((k, rows) if turn_a else (rows, k)))
     b = integers(draw, *((columns, k) if turn_b else (k, columns)))
     values = [a, b]
-    if opset < 11 or draw(st.booleans()):  # required before opset 11
+    if opset < 11 or draw(st.booleans()):  # Gemm needs its third input (C) before opset 11.
         values.append(integers(draw, *broadcastable(draw, (rows, columns))))
     attributes: dict[str, Any] = {"transA": int(turn_a), "transB": int(turn_b)}
     if draw(st.booleans()):
@@ -67,7 +67,8 @@ def test_computes_regions_of_einsum(data: st.DataObject) -> None:
         shape = [extents[letter] for letter in term.replace("...", "")]
         values.append(integers(draw, *own, *shape))
     computed = drawn_computed(draw, len(values))
-    shape = np.einsum(equation.replace(" ", ""), *values).shape  # onnx infers no shape if batches differ in rank
+    # onnx infers no shape for batch axes of different rank, so NumPy computes it.
+    shape = np.einsum(equation.replace(" ", ""), *values).shape
     opset = draw(st.sampled_from((12, 21)))
     check_cut(RuleCase("Einsum", tuple(values), {"equation": equation}, opset, computed, shape=shape), draw)
 

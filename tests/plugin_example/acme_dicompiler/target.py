@@ -30,7 +30,7 @@ class Inline(Target):
         for device in program.devices:
             (directory / device.device).mkdir()
             for i, segment in enumerate(device.segments):
-                # segment.model has placeholders for large weights. Model.save inserts the weights.
+                # segment.model has placeholders instead of large weights. Model.save inserts the weights.
                 names = {tensor.name for tensor in segment.model.graph.initializer}
                 weights = {name: weight for name, weight in program.weights.items() if name in names}
                 Model(segment.model, weights).save(directory / device.device / f"{i}.onnx")
