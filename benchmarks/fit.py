@@ -85,7 +85,8 @@ def _multiplications(found: PipelineState) -> float:
 
 
 def main() -> int:
-    # dicompiler warns that one board would be faster. The warning is useless, because the network does not fit on one.
+    # dicompiler warns that one board would be faster. This does not help, because the network does not fit on one
+    # board.
     logging.disable(logging.WARNING)
     rows = []
     for size, count, strategy in ROWS:

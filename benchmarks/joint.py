@@ -37,7 +37,7 @@ from dicompiler_strategies.tables.cost_tables import build_cost_tables
 NETWORKS = ("vgg16", "resnet50", "mobilenet_v2", "yolov2")
 DEVICES = (2, 4, 8)
 RATE, BANDWIDTH = 13.6e9, 100e6
-MAX_CPU_S = 10.0  # Seconds of CPU time for tables and search together.
+MAX_CPU_S = 10.0  # Limit for the CPU time of cost tables and search together, in seconds.
 
 
 def boards(count: int) -> Platform:

@@ -98,7 +98,7 @@ def main(names: Sequence[str], write: bool, in_process: bool) -> None:
         rows[name] = text
         click.echo(text)
         click.echo(f"{used.ru_utime + used.ru_stime:.1f} CPU s, {used.ru_maxrss / 1024:.0f} MiB", err=True)
-        if write:  # The document is written after each network, because all networks take long.
+        if write:  # The document is written after each network, because a run over all networks takes long.
             DOCUMENT.write_text(replace_rows(DOCUMENT.read_text(), rows))
 
 

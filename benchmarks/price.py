@@ -59,7 +59,7 @@ def processor_s(processes: Iterable[int]) -> float:
     """Return the processor seconds of the processes and of this one so far."""
     total = 0
     for task in [task for pid in processes for task in Path(f"/proc/{pid}/task").iterdir()]:
-        with contextlib.suppress(OSError):  # The file is gone if the thread has ended in the meantime.
+        with contextlib.suppress(OSError):  # The file of a thread is missing if the thread has ended in the meantime.
             total += int((task / "schedstat").read_text().split()[0])
     return time.process_time() + total / 1e9
 
@@ -98,7 +98,7 @@ def start(clusters: Mapping[str, Survivor], pairs: int, frames: int, rng: Random
         options, inputs = RunOptions(in_flight=1, pin=True, timeout_s=300), clusters["plain"].frames(1)[0]
         start_order = rng.sample(
             sorted(clusters), 2
-        )  # The order of the start influences the memory layout, so it is random.
+        )  # Sessions start in random order, because the order influences the memory layout.
         sessions = {
             name: stack.enter_context(dicompiler.connect(clusters[name].directory, options)) for name in start_order
         }

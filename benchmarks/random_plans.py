@@ -52,7 +52,8 @@ def fault(seed: int) -> str:
 @click.argument("first", type=click.IntRange(min=0), default=0)
 def main(count: int, first: int) -> None:
     """Try COUNT pairs from seed FIRST on. The exit code is 1 if one is wrong."""
-    logging.disable(logging.WARNING)  # Random plans have many parts that nothing reads. Each of them causes a warning.
+    # Hide the warnings about parts that nothing reads, because random plans have many.
+    logging.disable(logging.WARNING)
     faults = 0
     for seed in range(first, first + count):
         try:

@@ -30,7 +30,7 @@ from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
 
 KINDS: tuple[NetworkKind, ...] = ("switch", "shared", "gateway")
-FAST, SLOW = 13.6e9, 3.75e9  # FLOP/s of a Raspberry Pi 4 and 3.
+FAST, SLOW = 13.6e9, 3.75e9  # FLOP/s of a Raspberry Pi 4 and of a Raspberry Pi 3.
 CLUSTERS = {"2": (2, 0), "4": (4, 0), "8": (8, 0), "2+2": (2, 2), "1+5": (1, 5)}
 MBITS = (10, 100, 1000)
 STRATEGIES = ("single", "pipeline", "modnn", "dp", "gradient", "cpsat", "auto")

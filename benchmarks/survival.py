@@ -171,8 +171,8 @@ def fail_devices(
             + ("  LATE" if bad else "")
         )
     click.echo(f"{len(over)} failures, {wrong} noticed or taken over late")
-    # With several frames in flight, the time between two frames is not the time of a frame, so that interruptions
-    # cannot be compared with it.
+    # Interruptions are compared with the time of a frame. With several frames in flight, the time between two outputs
+    # is shorter than that, so this needs one frame at a time.
     if alone and over:
         print_interruptions(over, over_rested)
 

@@ -85,7 +85,8 @@ def total_cpu_s() -> float:
     """Return the processor seconds of this process and its descendants, ended ones included."""
     times, children = dict[int, float](), dict[int, list[int]]()
     for path in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # The file is gone if the process has ended in the meantime.
+        # The file of a process is missing if the process has ended in the meantime.
+        with contextlib.suppress(OSError):
             fields = path.read_text().rpartition(")")[2].split()
             process = int(path.parent.name)
             children.setdefault(int(fields[1]), []).append(process)

@@ -55,9 +55,9 @@ def mask_numbers(text: str) -> str:
 
 
 WARNINGS_OF_BUSY_MACHINES = (
-    "Warning: this host was busy",  # The times of the demo are longer.
-    "dicompiler: warning: auto: ",  # The clock ends a search.
-    "dicompiler: warning: the stated costs of ",  # A measurement fails.
+    "Warning: this host was busy",  # A busy host makes the times of the demo longer.
+    "dicompiler: warning: auto: ",  # A search has ended because of its time limit.
+    "dicompiler: warning: the stated costs of ",  # A measurement has failed, so stated costs are used.
 )
 """Starts of lines that are printed only on a busy machine."""
 
@@ -114,12 +114,12 @@ def check_plan_by_hand(walked: Path) -> None:
 
 def check_python_page(walked: Path) -> None:
     """Run the Python of the page in the directory of its commands."""
-    first, other_functions, _ = blocks(PYTHON, "python")  # The last one needs boards.
+    first, other_functions, _ = blocks(PYTHON, "python")  # The third block is not run, because it needs boards.
     _, counts, shape, *streamed = console.run_python(first, walked).splitlines()
     assert len(set(counts.split())) == 1
     assert shape == "(1, 10)"
     assert len(streamed) == 10
-    assert len(set(streamed)) == 1  # the same image each time
+    assert len(set(streamed)) == 1  # All frames of the stream are the same image.
     assert [line.split()[0] for line in console.run_python(other_functions, walked).splitlines()] == ["single", "modnn"]
     assert (walked / "tiled.onnx").is_file()
 

@@ -41,6 +41,6 @@ def test_steps_grow_linearly_with_nodes(make: Callable[[int], onnx.ModelProto], 
     def compiled(count: int) -> int:
         return steps(lambda: dicompiler.compile(models[count], "rpi4x2", "single", output=tmp_path / str(count)))
 
-    compiled(30)  # Excludes work that is done once.
+    compiled(30)  # The first compilation does work that is needed only once, so it is not counted.
     few, more, most = (compiled(count) for count in (90, 180, 360))
     assert most - more < 2.2 * (more - few)

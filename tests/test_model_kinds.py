@@ -139,13 +139,14 @@ class TestVersions:
         assert compiled.program is not None
         segments = [s.model for device in compiled.program.devices for s in device.segments]
         assert {(e.domain, e.version) for s in segments for e in s.opset_import} == {("", opset)}
-        assert {s.ir_version for s in segments} == {4}  # The lowest version that has all that the segments contain.
+        # IR version 4 is the lowest one that supports everything in the segments.
+        assert {s.ir_version for s in segments} == {4}
 
     @pytest.mark.parametrize("version", [3, 4, 7, NEWEST_IR])
     def test_ir_version(self, version: int) -> None:
         proto = onnx.ModelProto()
         proto.CopyFrom(convolutions(f'ir_version: {version}, opset_import: ["": 9]').to_proto())
-        if version == 3:  # In IR version 3 every initializer is an input.
+        if version == 3:  # In IR version 3, every initializer must also be a graph input.
             for tensor in proto.graph.initializer:
                 proto.graph.input.append(
                     onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims))
@@ -348,7 +349,7 @@ class TestLarge:
     """Models over 2 GB, which no protobuf message can hold."""
 
     def test_model_over_2_gb_with_external_data(self, tmp_path: Path) -> None:
-        rows, width = 2**24 + 2**18, 32  # 2.2 GB, a sparse file except for its last row
+        rows, width = 2**24 + 2**18, 32  # A table of 2.2 GB, in a file that is sparse except for the last row.
         with (tmp_path / "table.bin").open("wb") as file:
             file.truncate(rows * width * 4)
             file.seek((rows - 1) * width * 4)
@@ -374,7 +375,7 @@ class TestLarge:
         assert program is not None
         assert (
             resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 2**18
-        )  # in KiB: the table was not read into memory
+        )  # ru_maxrss is in KiB: memory grew by less than 256 MiB, so the table was not read into memory.
         assert max(weight.nbytes for weight in program.weights.values()) == rows * width * 4
         (lookup,) = program.devices[0].segments
         at = np.array([0, rows - 1, 5])

@@ -18,7 +18,8 @@ from dicompiler import networks
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.partition.tiling import exit_layer
 
-#: Options, random sets for each fused kind with `tests/run --all`, and the number of layers that each of ALL cuts.
+#: By name of the network: its options, the number of random sets for each fused kind with `tests/run --all`, and for
+#: each kind in ALL the number of layers that it cuts.
 NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
     "tiny": ({}, 20, (12, 9, 9, 12, 6, 2, 9, 9)),
     "quirks": ({}, 20, (15, 11, 11, 14, 2, 0, 11, 11)),
@@ -31,7 +32,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
 
 
 MIN_RANDOM_SPLITS = 3
-#: Networks that are tried without `tests/run --all`.
+#: Networks that are also tested without `tests/run --all`.
 QUICK = ("tiny", "quirks", "resnet18")
 MATRIX = [(name, kind, cut) for name, (_, _, counts) in NETWORKS.items() for kind, cut in zip(ALL, counts, strict=True)]
 
@@ -43,7 +44,7 @@ def case(name: str) -> Case:
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR, "dicompiler")  # Unread parts give warnings.
+    caplog.set_level(logging.ERROR, "dicompiler")  # Hide the warnings about parts that nothing reads.
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_inner_devices_get_and_give_strings_directly(name: str, tmp_path: Path) 
     inputs = {value.name for value in made.program.inputs if not value.is_fixed_size}
     given = [set(device.model_inputs) & inputs for device in made.program.devices]
     assert set().union(*given) == inputs
-    assert not given[0] | given[3]  # A device that reads none of them gets none.
+    assert not given[0] | given[3]  # Devices 0 and 3 read no input of this kind, so none is given to them.
 
 
 def test_strings_come_from_json_and_npz(tmp_path: Path) -> None:

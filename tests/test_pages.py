@@ -236,7 +236,7 @@ def test_site_fits_a_phone_and_paper_and_loads_nothing_from_elsewhere(site: Path
             "reference/formats/plan",
             "reference/formats/profile",
             "reference/results",
-        ):  # nothing is cut off on paper
+        ):  # On paper, nothing may be wider than the page.
             chromium.open(site / f"{name}.html", width=720)
             chromium.call("Emulation.setEmulatedMedia", media="print")
             wide = "[...document.querySelectorAll('article *')].filter((node) => node.scrollWidth > 720).length"

@@ -18,7 +18,7 @@ from dicompiler.plugin import hookspecs
 from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS
 
 ROOT = Path(__file__).parents[1]
-CODE_TOUR = "code-tour.md"  # tests/test_pages.py checks this page, which is not about a hook.
+CODE_TOUR = "code-tour.md"  # This page is not about a hook; tests/test_pages.py checks it.
 PAGES = {
     path.name: path.read_text(encoding="utf-8")
     for path in sorted(acme_pages.PAGES.glob("*.md"))

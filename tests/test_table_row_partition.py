@@ -84,7 +84,7 @@ def test_devices_store_only_their_rows(target: str, tmp_path: Path) -> None:
         names = [node.name for segment in device.segments for node in segment.model.graph.node]
         assert (
             sum("?" in name for name in names) == TABLE_LOOKUP_NODE_COUNT - 1
-        )  # The last one makes the layer's output.
+        )  # All nodes except the last one, which computes the layer's output, have "?" in their names.
     verified = result.verify()
     assert verified.passed, verified
     wrong, told = (

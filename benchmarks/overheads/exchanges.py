@@ -95,7 +95,7 @@ def _drawn(place: Path, frames: int) -> list[tuple[Sequence[float], Sequence[flo
         for keys in (None, place / "sockets.keys"):
             session = stack.enter_context(dicompiler.connect(place / "sockets", RunOptions(in_flight=1, keys=keys)))
             sides.append(timed(lambda session=session: session.infer(inputs), frames))  # type: ignore[misc]
-        for number in range(-1, SLICES):  # The first pair of slices is for warming up.
+        for number in range(-1, SLICES):  # The first pair of slices, number -1, warms up and is not counted.
             first = sides[number % 2]()
             second = sides[1 - number % 2]()
             if number >= 0:

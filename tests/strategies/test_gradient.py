@@ -218,14 +218,17 @@ def test_fused_slices_send_only_to_their_parents() -> None:
     basic = [(0, 1), (0, 2)]
     assert labels == [[*basic, (1, 2), (2, 2)], [*basic, (1, 2), (2, 2)], [*basic, (1, 2)], basic, [(0, 1)]]
     overlap = made.overlap[0, 1]
-    row = 8 * 16 * 4  # bytes
-    assert overlap[1, :, 1].tolist() == [[8 * row, row], [row, 8 * row]]  # Slice to slice: a halo row each way.
-    assert overlap[2, :, 1].tolist() == [[9 * row, 0], [0, 9 * row]]  # Fused with its parent: the halo is computed.
-    assert overlap[0, 0, 1].tolist() == [9 * row, 9 * row]  # From the whole layer to either slice.
+    row = 8 * 16 * 4  # Bytes of a row: 8 channels × 16 columns × 4.
+    # Between slices of both layers, one halo row is sent in each direction.
+    assert overlap[1, :, 1].tolist() == [[8 * row, row], [row, 8 * row]]
+    # A slice fused with the next layer also computes the halo rows, so slices exchange nothing.
+    assert overlap[2, :, 1].tolist() == [[9 * row, 0], [0, 9 * row]]
+    # The whole layer sends 9 rows to each slice, the halo row included.
+    assert overlap[0, 0, 1].tolist() == [9 * row, 9 * row]
     assert overlap[2, :, 0, 0].tolist() == [
         9 * row,
         7 * row,
-    ]  # Each row is sent once, although both slices have two of them.
+    ]  # Both slices compute two common rows. Each row is sent to the whole layer only once.
 
 
 def test_shares_of_slices_cover_every_row_once() -> None:
@@ -282,7 +285,7 @@ def test_descent_and_local_search_usually_find_the_optimum() -> None:
         plain += bool(tables.values(decoded).min() <= optimum(tables) * (1 + 1e-9))
         hits += bool(tables.values(polished)[0] <= optimum(tables) * (1 + 1e-9))
     assert hits >= 18
-    assert plain >= 8  # Optima that the relaxation finds without local search.
+    assert plain >= 8  # The relaxation alone, without local search, finds at least 8 optima.
 
 
 def test_keeps_memory_limits_if_possible() -> None:
@@ -300,7 +303,7 @@ def test_keeps_memory_limits_if_possible() -> None:
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("objective", ["latency", "energy"])
 def test_plans_of_random_networks_can_be_routed(seed: int, objective: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR)  # Unread parts are dropped with a warning.
+    caplog.set_level(logging.ERROR)  # Hide the warnings about dropped parts that nothing reads.
     layers = formed(random_model(Random(seed)))
     problem = Problem(layers, platform(1, 2, 0, 1, kind="switch"), objective=objective)
     for strategy in (
@@ -309,7 +312,7 @@ def test_plans_of_random_networks_can_be_routed(seed: int, objective: str, caplo
         Diapason(initialisation="random", seed=seed, restarts=2),
     ):
         plan = strategy.plan(problem)
-        metrics = problem.estimate(plan)  # Raises if a part misses an element.
+        metrics = problem.estimate(plan)  # The estimate raises an error if a part misses an element.
         assert {entry.device for entry in metrics.devices if entry.compute_s} <= {"d0", "d1", "d3"}
 
 
@@ -335,14 +338,16 @@ def test_network_power_reduces_sent_bytes() -> None:
         devices = tuple(dataclasses.replace(device, power_network=watts) for device in boards.devices)
         problem = Problem(small(), dataclasses.replace(boards, devices=devices), objective="energy")
         sent.append(problem.estimate(QUICK.plan(problem)).total_bytes)
-    assert sent[0] > sent[1] == 0  # First all on the faster device, then all on the device with the input.
+    # Without power for the network, all layers run on the faster device; with 5 kW, on the device with the input.
+    assert sent[0] > sent[1] == 0
 
 
 def test_host_with_little_memory_gets_fewer_weights() -> None:
     layers = stack((1, 64), [("fc", 512), ("fc", 512), ("fc", 8)])
     alone = (64 * 512 + 512 * 512 + 512 * 8) * 4
     roomy = Problem(layers, platform(100, 100))
-    assert roomy.estimate(QUICK.plan(roomy)).memory > alone  # Sending costs more than it gains.
+    # With enough memory, splitting would cost more than it gains, so one device stores all weights.
+    assert roomy.estimate(QUICK.plan(roomy)).memory > alone
     tight = Problem(layers, platform(100, 100, memory=alone * 2 // 3))
     metrics = tight.estimate(QUICK.plan(tight))
     assert metrics.memory <= alone * 2 // 3

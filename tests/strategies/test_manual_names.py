@@ -24,8 +24,8 @@ from dicompiler_strategies.manual import Manual
 
 KEYS = ("pi01_arm0123", "pi02_arm0123", "pi03_arm0123")
 
-# [unsqueeze] and what it reads are folded, [scale] and [relu] absorbed, [split] becomes two Slices, [dead] vanishes,
-# and [constants] becomes an Identity of another name.
+# normalise removes or changes these nodes: [unsqueeze] and the nodes that it reads are folded, [scale] and [relu] are
+# absorbed, [split] becomes two Slices, [dead] is removed, and [constants] becomes an Identity with another name.
 TEXT = """
 <ir_version: 8, opset_import: ["" : 13]>
 net (float[1, 4, 8, 8] x) => (float[1, 5] y, float[1, 2] constant)
@@ -99,7 +99,8 @@ def test_accepts_names_of_folded_fused_split_and_dead_nodes(
         "gemm": ["pi03"],
         "constant": ["pi03"],
     }
-    assert caplog.messages == []  # A folded node under another key than its layer is not a conflict.
+    # The plan may contain a folded node under another key than the layer that absorbed it, without a conflict.
+    assert caplog.messages == []
     exact, *_ = check_plan(problem, plan)
     assert exact.applies, exact.detail
 
@@ -152,6 +153,7 @@ def test_accepts_all_names_of_a_quantised_network(tmp_path: Path) -> None:
     result = compiler.compile(proto, "rpi4x4", manual, quantize_samples=tmp_path / "samples.npz")
     assert result.plan is not None and result.layers is not None
     homes = where(result.plan)
-    assert homes["input_QuantizeLinear"] == homes["conv1"] == ["pi01"]  # An added layer follows its reader.
+    # A layer that the compiler added runs on the device of the layer that reads it.
+    assert homes["input_QuantizeLinear"] == homes["conv1"] == ["pi01"]
     assert homes["fc5"] == ["pi03"]
     check_plan(Problem(result.layers, Platform.load("rpi4x4"), model=result.reference), result.plan)

@@ -54,7 +54,8 @@ def test_keys_and_values_cost_the_same_as_in_the_simulator(joined: float, monkey
     plan, value = found.plan(in_rows(found)), found.total_seconds(in_rows(found))
     assert [m.name[0] for m in posed.workload(plan)[1].messages if m.is_coalesced] == ["v", "v"]
     simulated = posed.evaluate(plan).latency_s
-    assert simulated <= value <= 1.1 * simulated  # Only some of the receiving of the values overlaps.
+    # Tables may be up to 10 % higher, because in the simulation, receiving some values overlaps with other work.
+    assert simulated <= value <= 1.1 * simulated
     monkeypatch.setattr(cost_tables, "coalesced_layers", lambda _: frozenset())
     assert build_cost_tables(posed, ROWS).total_seconds(in_rows(found)) == pytest.approx(
         value + 1e-3 + (1 - joined) * 5e-3

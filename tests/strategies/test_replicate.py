@@ -38,9 +38,9 @@ def devices(plan: Plan) -> set[str]:
 
 def test_frames_go_to_the_device_that_finishes_first() -> None:
     assert deal_frames([1, 1, 1], range(1, 9)) == (0, 1, 2)
-    # 2 s and 1 s: of three frames the fast device takes two, 2 s for three frames.
+    # Devices need 2 s and 1 s a frame. Of three frames, the fast device computes two, so that three frames take 2 s.
     assert deal_frames([2, 1], range(1, 9)) == (1, 0, 1)
-    # 5 s and 1 s: of six frames one goes to the slow device; of at most three none.
+    # Devices need 5 s and 1 s a frame. Of six frames, the slow device computes one; of three frames or less, none.
     assert sorted(deal_frames([5, 1], range(1, 9))) == [0, 1, 1, 1, 1, 1]
     assert deal_frames([5, 1], range(1, 4)) == (1,)
 
@@ -104,12 +104,13 @@ def test_rejects_unsupported_objectives_and_sizes() -> None:
 
 
 def test_uses_the_size_with_most_frames() -> None:
-    # Fast links: each device by itself. At 1 Mbit/s every transfer costs more than it gains.
+    # With fast links, each device computes whole frames. At 1 Mbit/s, sending a frame to another device costs more
+    # than it gains.
     fast = posed(rated("switch", 1, 1, 1, 1, bandwidth=1e10))
     plan = registry().make("strategies", "replicate").plan(fast)
     assert len(plan.replicas) == 4
     assert fast.evaluate(plan).period_s == pytest.approx(fast.evaluate(alone(fast)).period_s / 4)
-    # Hosts with memory for half of the network need groups of two.
+    # If a host has memory for only half of the network, a group needs two devices.
     half = fast.evaluate(registry().make("strategies", "pipeline{devices=d0,d1}").plan(fast)).memory
     tight = replace(fast, platform=replace(fast.platform, hosts=tuple(Host(f"d{i}", half) for i in range(4))))
     pairs = registry().make("strategies", "replicate").plan(tight)

@@ -36,7 +36,7 @@ def test_all_devices_finish_within_a_row(rates: tuple[float, ...], bandwidth: fl
     platform = make_cluster("switch", *rates, bandwidth=bandwidth)
     found = rows(platform)
     assert found is not None and sum(found) == ROWS and all(count == int(count) for count in found)
-    row = 2 * 8 * 40 * 3 * 9 / 1e9  # Seconds of a device with 1 GFLOP/s.
+    row = 2 * 8 * 40 * 3 * 9 / 1e9  # Seconds that a device with 1 GFLOP/s needs for one row of the output.
     sent = (ROWS - found[0]) * 3 * 40 * 4 * 8 / bandwidth
     ends = [sent * (i > 0) + count * row / rate for i, (count, rate) in enumerate(zip(found, rates, strict=True))]
     slowest = row / min(rates) + 3 * 40 * 4 * 8 / bandwidth
@@ -54,12 +54,12 @@ def test_source_gets_more_rows_on_slower_links() -> None:
 def test_no_bias_for_other_layers_or_sources() -> None:
     pair = make_cluster("switch", 1, 1)
     assert rows(pair) is not None
-    assert (
-        rows(pair, 1) is None and rows(pair, 2) is None
-    )  # A pool has fewer elements, and later layers have no network input.
-    assert rows(make_cluster("switch", 1)) is None  # No other device.
-    assert rows(make_cluster("gateway", 0, 1, 1)) is None  # The source does not compute.
-    assert rows(pair, source=("d0", "d1")) is None  # Each source has all of the input.
+    # There is no bias for layer 1, a pool with fewer elements, and for layer 2, which does not read the network's
+    # input.
+    assert rows(pair, 1) is None and rows(pair, 2) is None
+    assert rows(make_cluster("switch", 1)) is None  # There is no other device to send rows to.
+    assert rows(make_cluster("gateway", 0, 1, 1)) is None  # The source cannot compute.
+    assert rows(pair, source=("d0", "d1")) is None  # With two sources, each device already has the whole input.
 
 
 def test_reshaped_layers_follow_the_first_layer() -> None:

@@ -25,7 +25,7 @@ from dicompiler_strategies.papers.stahl import (
 
 EXAMPLE = chained((4, 8, 16, 4, 4))
 N = 6
-MB = 1e6 / 4  # Elements of 32 bit.
+MB = 1e6 / 4  # A megabyte in elements of 32 bits.
 
 
 def schemes(text: str) -> tuple[PartitionScheme, ...]:
@@ -107,7 +107,8 @@ def test_reads_networks_as_the_paper_does() -> None:
     assert build_ilp_layers(graph) == (
         IlpLayer("conv1", 256, 512, 288, None, False),
         IlpLayer("conv3", 128, 96, 48, 0, True),
-        IlpLayer("fc6", 96, 20, 1920, 1, True),  # Through the grouped convolution and the Flatten.
+        # fc6 reads conv3 through the grouped convolution and the Flatten, which are not layers of the ILP.
+        IlpLayer("fc6", 96, 20, 1920, 1, True),
         IlpLayer("fc7", 20, 5, 100, 2, True),
     )
 
@@ -130,7 +131,7 @@ def test_fused_pair_needs_no_exchange() -> None:
         assert [part.device for part in partial] == ["d0", "d1", "d2"]
     assert sum(part.reduce[1] - part.reduce[0] for part in plan.layers["fc20"] if part.reduce) in (0, 25088)
     weights = [device.weights for device in problem.estimate(plan).devices]
-    assert max(weights) < 1.01 * min(weights)  # In equal shares.
+    assert max(weights) < 1.01 * min(weights)  # The weights are divided into equal shares.
 
 
 def test_uses_the_requested_number_of_devices() -> None:

@@ -44,7 +44,7 @@ def test_random_attention_on_random_devices_is_bit_equal(seed: int) -> None:
     model = decoder(heads, kv_heads, size=random.choice([1, 3]), **past)
     problem = load_problem(model, make_cluster("switch", *rates), objective=random.choice(["latency", "memory"]))
     check_plan(problem, Heads().plan(problem))
-    # Any combination of the choices in the tables is correct.
+    # Plans with any combination of these choices must be valid.
     offered = [list_choices(problem, layer, ChoiceSet(extra_rows=0)) for layer in problem.layers.layers]
     drawn = {layer.name: random.choice(own).parts for layer, own in zip(problem.layers.layers, offered, strict=True)}
     check_plan(problem, problem.build_plan(drawn))
@@ -60,7 +60,8 @@ def test_weights_shrink_with_devices_and_heads_follow_rates() -> None:
     run = find_run_before(problem.layers, problem.layers.layer_by_name["layers.0.o_proj.matmul"])
     assert run is not None
     cut = cut_channel_run(problem.layers, run, [2.0, 1.0, 1.0])
-    assert cut.ranges == ((0, 32), (32, 48), (48, 64))  # Heads of 8 features, two for each of four key-value heads.
+    # A head has 8 features. Each of four key-value heads has two heads, and is not cut.
+    assert cut.ranges == ((0, 32), (32, 48), (48, 64))
     regions = {layer.name: [own[i] for own in cut.regions] for i, layer in enumerate(run.cut_layers)}
     assert regions["layers.0.k_proj.matmul"] == [((0, 1), (0, 3), (a, b)) for a, b in ((0, 16), (16, 24), (24, 32))]
     assert not {"layers.0.input_norm.normal", "embed_tokens"} & set(regions)
@@ -83,7 +84,7 @@ def test_caches_stay_with_the_heads_that_read_them() -> None:
     place = problem.layers.position["cache.0.key.past"]
     assert (
         activation_bytes(reduced_choices(problem, 2, "equal"))[place].max() == 2 * 4 * 3 * 4 * 8
-    )  # The cache and the layer's output.
+    )  # Two tensors are stored: the cache and the layer's output.
     plan = Heads().plan(problem)
     check_plan(problem, plan)
     assert len(plan.layers["cache.0.key.past"]) == len(plan.layers["cache.0.value"])

@@ -24,7 +24,7 @@ from dicompiler_strategies.trim_parts import trim_parts
 
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
-@example(172)  # A part that nothing read was read after trimming: device d had 678 FLOPs instead of 573.
+@example(172)  # Seed of an earlier fault: trimming made a part read that nothing had read, so device d computed more.
 def test_trimmed_plan_is_bit_equal_and_needs_no_more_work(seed: int) -> None:
     rng = Random(seed)
     model = Model.load(onnx.shape_inference.infer_shapes(random_model(rng)))

@@ -75,7 +75,9 @@ class BadStrategy(Strategy):
             CALLS.append(1)
             chosen[first.name] = [Part(names[len(CALLS) % len(names)])]
         if self.fault == "hash":
-            for layer in problem.layers.layers:  # A single layer would often have the same device for two hash seeds.
+            # Several layers, because with one layer two hash seeds would often give the same plan by chance, and the
+            # check would not find the fault.
+            for layer in problem.layers.layers:
                 chosen[layer.name] = [Part(names[hash(layer.name) % len(names)])]
         if self.fault == "refuses":
             raise DicompilerError("bad-strategy: no plan today")
@@ -312,7 +314,7 @@ def _bad_piece(fault: str, operation: Operation, region: Region, reduce: Interva
     right = pool(operation, region, reduce)
     (need,) = right.needs
     assert need is not None
-    if fault == "short" and need[2][1] - need[2][0] > 3:  # The halo misses one row.
+    if fault == "short" and need[2][1] - need[2][0] > 3:  # This fault omits one row of the halo that the pool needs.
         return replace(right, needs=((*need[:2], (need[2][0], need[2][1] - 1), need[3]),))
     if fault == "shifted" and need[2][1] < operation.input_shape(0)[2]:
         return replace(right, needs=((*need[:2], (need[2][0] + 1, need[2][1] + 1), need[3]),))

@@ -95,7 +95,7 @@ class Board:
 def descendants(pid: int) -> list[int]:
     """Return the processes below an sshd, which serve one connection each."""
     found: list[int] = []
-    with contextlib.suppress(OSError):  # The process may have ended.
+    with contextlib.suppress(OSError):  # The process may have ended already.
         for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
             if "sshd" in Path(f"/proc/{child}/comm").read_text():
                 found += [int(child), *descendants(int(child))]
@@ -188,7 +188,7 @@ def cluster(root: Path, names: Sequence[str]) -> Iterator[Cluster]:
 def prepare(made: Cluster) -> None:
     """Create the hub with its bridge, the keys, and an ssh that uses them."""
     root = made.root
-    Path("/run/sshd").mkdir(exist_ok=True)  # sshd needs this directory for privilege separation.
+    Path("/run/sshd").mkdir(exist_ok=True)  # If root starts sshd, it needs this directory for privilege separation.
     for name in ("key", "host_key"):
         call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(root / name))
     config = f"Host *\nIdentityFile {root}/key\nIdentitiesOnly yes\nUserKnownHostsFile {root}/known_hosts\n"

@@ -26,7 +26,7 @@ FLAGS = (
     " --disable-component-update --disable-sync --disable-default-apps --disable-extensions --remote-debugging-pipe"
 ).split()
 PATIENCE_S = 60.0
-# Chromium reads from descriptor 3 and writes to 4.
+# A program that starts Chromium with the pipes of the DevTools protocol: it reads from descriptor 3 and writes to 4.
 PLUG = """
 import fcntl, os, sys
 ends = [fcntl.fcntl(int(text), fcntl.F_DUPFD_CLOEXEC, 10) for text in sys.argv[1:3]]
@@ -100,7 +100,7 @@ class Browser:
                   mobile=width < 500)  # fmt: skip
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
-        # Without focus, a page gets no focus events.
+        # Without emulated focus, a headless page gets no focus events.
         self.call("Emulation.setFocusEmulationEnabled", enabled=True)
         self.call("Page.navigate", url=page.absolute().as_uri())
         while not any(method == "Page.loadEventFired" for method, _ in self.events):

@@ -98,7 +98,8 @@ def with_simulated_times(log: dict[str, Any], workload: Workload, platform: Plat
             for index, span in enumerate(own)
         ]
         seconds = [FRAMES * (span.end - span.start) for span in timeline]
-        unused = [0.0] * (len(entry["segments_s"]) - len(seconds))  # segments of failure plans
+        # Segments of failure plans do not run, so their time is 0.
+        unused = [0.0] * (len(entry["segments_s"]) - len(seconds))
         devices.append(
             entry
             | {

@@ -125,7 +125,7 @@ class Memory:
 
     def receive_into(self, view: memoryview) -> int | None:
         self.turns += 1
-        if self.turns % 3 == 0:  # No data is available.
+        if self.turns % 3 == 0:  # Every third call finds no data, like a socket that has not received any.
             return None
         count = min(len(view), self.step, len(self.data) - self.done)
         view[:count] = self.data[self.done : self.done + count]
@@ -191,7 +191,8 @@ class Receiver:
         device._peers_done = set()
         device._input_filter = ReceiveFilter([self.inputs], device._window)
         expected = self.inputs if peer is None else self.peers[peer]
-        # Only the coordinator sends JSON, one message at a time.
+        # Payloads are limited to those of the frames in flight. JSON comes only from the coordinator, one message at a
+        # time.
         most = IN_FLIGHT * sum(v["bytes"] for v in expected.values())
         taken = 0
 

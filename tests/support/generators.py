@@ -88,7 +88,7 @@ def _window(net: Net, extents: Sequence[int]) -> dict[str, Any] | None:
             for e, s, k in zip(extents, strides, kernel, strict=True)
         ]
         padded = all((o - 1) * s + k >= e for o, s, k, e in zip(out, strides, kernel, extents, strict=True))
-        # onnxruntime rejects the negative pads of SAME if a stride is longer than its kernel.
+        # onnxruntime rejects the negative pads that SAME gives if a stride is longer than its kernel.
         return {**window, "auto_pad": mode, "out": out} if min(out) > 0 and (padded or mode == "VALID") else None
     pads = [rng.randrange(k) for k in kernel * 2]
     rank = len(kernel)
@@ -121,7 +121,8 @@ def _pool(net: Net) -> None:
     if window is None:
         return
     if op == "AveragePool":
-        # Averages are exact only over powers of two, and if pads count.
+        # Averages of integers are exact only if they divide by a power of two. So kernels have 1 or 2 elements, and no
+        # pads.
         window.pop("dilations", None)
         window["kernel_shape"] = [min(2, k) for k in window["kernel_shape"]]
         window.pop("auto_pad", None)

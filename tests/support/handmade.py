@@ -63,7 +63,7 @@ def halo(size: int = 16, channels: int = 4) -> Made:
         "b1": Weight.from_array(integers((channels,), 3)),
     }
     conv1, conv2 = "Conv <pads = [{0},1,{1},1]>", "Conv <pads = [{0},1,{1},1]>"
-    # Rows start:stop of a tensor.
+    # Constants for a Slice that takes rows lo to hi (axis 2) of a tensor.
     rows = "<int64[1] lo = {{{0}}}, int64[1] hi = {{{1}}}, int64[1] axis = {{2}}>"
     x, y, z = f"float[1,3,{size},{size}]", f"float[1,{channels},{{}},{size}]", f"float[1,2,{{}},{size}]"
     whole = parse(

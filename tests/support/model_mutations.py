@@ -56,7 +56,7 @@ def _field_wrong(message: Message, field: FieldDescriptor, rng: random.Random) -
         del value[rng.randrange(len(value))]
     elif field.type != FieldDescriptor.TYPE_MESSAGE:
         value[rng.randrange(len(value))] = _other(field, rng)
-    else:  # A message is repeated or moved.
+    else:  # The field has several messages: they are shuffled, and one may be repeated or removed.
         entries = [*value, value[rng.randrange(len(value))]]
         rng.shuffle(entries)
         copies = [

@@ -72,7 +72,7 @@ class Net:
     def gelu(self, x: str, form: str = "erf") -> str:
         if form == "op":
             return self.op("Gelu", x)
-        if form == "erf":  # as torch.onnx writes it
+        if form == "erf":  # torch.onnx writes this form.
             inner = self.op("Erf", self.op("Div", x, self.const(np.sqrt(2))))
             return self.op("Mul", self.op("Mul", x, self.op("Add", inner, self.const(1.0))), self.const(0.5))
         cube = self.op("Mul", self.const(0.044715), self.op("Pow", x, self.const(3.0)))

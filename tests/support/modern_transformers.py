@@ -100,7 +100,7 @@ def llama(cache: int = 0) -> onnx.ModelProto:
             shared[i] = net.op("Concat", past, shared[i], axis=2)
             present.append(shared[i])
         wide = []
-        for one in shared:  # each head of keys and values serves two of queries
+        for one in shared:  # Each key-value head serves two query heads, so it is repeated.
             one = net.op("Unsqueeze", one, net.ints(2))
             one = net.op("Expand", one, net.ints(1, 2, 2, total, 8))
             wide.append(net.op("Reshape", one, net.ints(1, heads, total, 8)))
@@ -225,7 +225,7 @@ def wav2vec2() -> onnx.ModelProto:
             ones = net.const(np.ones(width)), net.const(np.zeros(width))
             x = net.op("Reshape", net.op("InstanceNormalization", rows, *ones), net.op("Shape", x))
         x, channels = net.gelu(x), width
-    y = net.conv(x, width, width, (4,), pads=[2, 2], group=4)  # positions
+    y = net.conv(x, width, width, (4,), pads=[2, 2], group=4)  # This convolution computes the positional embedding.
     y = net.gelu(net.op("Slice", y, net.ints(0), net.ints(-1), net.ints(2)))
     x = net.op("Transpose", net.op("Add", x, y), perm=[0, 2, 1])
     x = net.block(net.layer_norm(x, width, "op"), 19, width)

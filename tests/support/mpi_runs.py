@@ -50,7 +50,7 @@ def ranks(name: str, own: bool = True) -> dict[int, int]:
     """
     found = {}
     for entry in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # The process may have ended.
+        with contextlib.suppress(OSError):  # The process may have ended already.
             line = (entry / "cmdline").read_bytes().decode(errors="replace")
             rank = re.search(r"OMPI_COMM_WORLD_RANK=(\d+)", (entry / "environ").read_bytes().decode(errors="replace"))
             if name in line.split("\0")[0] and rank is not None and (not own or _ours(int(entry.name))):
@@ -69,7 +69,7 @@ def environment() -> dict[str, str]:
     roots = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     path = os.pathsep.join(
         [str(Path(sys.executable).parent), toolchain.get_search_path()]
-    )  # cmake asks the first python3
+    )  # cmake uses the first python3 on the path, which must be this one.
     own = {
         "PATH": path,
         "VIRTUAL_ENV": sys.prefix,

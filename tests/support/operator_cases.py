@@ -72,7 +72,8 @@ def check_whole(layers: LayerGraph, model: Model) -> None:
     placed = PartitionPass().run(PipelineState(model, layers, plan=Plan({"node": (Part("a"),)}, ("a",), ("a",))))
     (proto,) = placed.model.proto.graph.node
     del proto.metadata_props[:]
-    proto.output[1:] = model.proto.graph.node[0].output[1:]  # they have different names on each device
+    # Outputs that nothing reads get other names on each device, so the names are made equal.
+    proto.output[1:] = model.proto.graph.node[0].output[1:]
     assert proto == model.proto.graph.node[0]
 
 
@@ -83,7 +84,8 @@ def check_cut(case: RuleCase, draw: Draw) -> None:
     layers = form_layers(model, rules())
     assume(layers.tensors["y"].shape is not None)
     shape = output_shape(layers, layers.layers[0])
-    assume(expected is not None and expected.shape == shape)  # onnxruntime ignores dilations of pools with auto_pad
+    # onnxruntime ignores the dilations of pools with auto_pad, so its output has another shape.
+    assume(expected is not None and expected.shape == shape)
     assert expected is not None
     check_whole(layers, model)
     checks.check_split(layers, model, case, expected, chooser(draw))
@@ -94,7 +96,9 @@ def check_stand_in(case: RuleCase, draw: Draw) -> None:
     assume(run(case.model(), case.inputs) is not None)
     try:
         model, feed = check_model(case.model(), draw(st.integers(0, 9)))
-    except DicompilerError:  # onnxruntime's MaxPool rejects an auto_pad that its LpPool accepts
+    except DicompilerError:
+        # onnxruntime rejects the check model: its MaxPool does not accept all values of auto_pad that its LpPool
+        # accepts.
         reject()
     expected = run(model, feed)
     layers = form_layers(model, rules())

@@ -118,7 +118,8 @@ def partitioned_network(names: Sequence[str]) -> Iterator[PartitionedNetwork]:
             call("ip", "-n", space, "link", "add", "net", "type", "veth", "peer", "name", space, "netns", hub)
             call("ip", "-n", hub, "link", "set", space, "master", "bridge", "up")
             call("ip", "-n", space, "address", "add", f"{network.addresses[name]}/24", "dev", "net")
-            # A rule that drops packets must precede the rule for local addresses, which is the first one by default.
+            # The rule for local addresses is the first routing rule by default. It is moved back, because rules that
+            # drop packets must precede it.
             call("ip", "-n", space, "rule", "add", "pref", "100", "lookup", "local")
             call("ip", "-n", space, "rule", "del", "pref", "0")
             for link in ("lo", "net"):

@@ -157,7 +157,7 @@ def moved_pads(placed: Placed) -> Iterator[Fault]:
         rank = len(pads) // 2
         for axis in range(rank):
             if node.op_type != "Conv" and placed.shapes[node.output[0]][2 + axis] == 1:
-                continue  # A pool's only window then still has the same rows.
+                continue  # A pool with only one window reads the same rows after the shift, so this is not a fault.
             for source, target in ((axis, rank + axis), (rank + axis, axis)):
                 kernel = placed.attribute(node, "kernel_shape")[axis] if node.op_type != "Conv" else 1 << 30
                 if pads[source] > 0 and pads[target] + 1 < kernel:
@@ -176,7 +176,7 @@ def wrong_sums(placed: Placed) -> Iterator[Fault]:
     """Yield partial sums that are added twice (instead of or in addition to another), or omitted."""
     for i, node in placed.of("Add"):
         first, second = node.input
-        if "+" in second:  # a range of input channels, as partition names partial sums
+        if "+" in second:  # The name of a partial sum contains "+" and its range of input channels.
             yield Fault(f"{node.output[0]}: {first} twice", _with_inputs(i, {1: first}))
             yield Fault(f"{node.output[0]}: {second} twice", _with_inputs(i, {0: second}))
             yield Fault(f"{node.output[0]}: without {second}", _identity(i))

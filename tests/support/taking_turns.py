@@ -18,7 +18,7 @@ def turn(alone: bool) -> Iterator[None]:
 
     The file locks are released when their process ends, however it ends.
     """
-    # A test that waits for exclusive use keeps the queue's lock, so that later tests cannot start before it.
+    # A test that waits for exclusive use locks ".queue", so that later tests cannot start before it.
     with LOCK.with_suffix(".queue").open("w") as queue, LOCK.with_suffix(".running").open("w") as running:
         fcntl.flock(queue, fcntl.LOCK_EX)
         fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)

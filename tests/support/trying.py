@@ -71,7 +71,8 @@ def _child(line: Sequence[str], said: int) -> None:
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(said, 2)
-    # The limit applies to address space, of which libraries reserve more than the memory that they use.
+    # The limit applies to address space. Libraries reserve more of it than the memory that they use, so their share is
+    # added.
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY + _mapped(),) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     signal.alarm(MAX_WAIT_S)
@@ -97,7 +98,8 @@ def _serve() -> None:
 
     from dicompiler.cli.command_line import main
 
-    # This first compilation imports the modules that all forked processes need. It must leave no thread behind.
+    # This first compilation imports the modules that all forked processes need. It must not leave a thread running,
+    # because threads do not survive a fork.
     model = onnx.parser.parse_model('<ir_version: 8, opset_import: ["": 17]> g (float[2] x) => (float y) {y = Relu(x)}')
     with tempfile.TemporaryDirectory() as scratch, open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
         onnx.save(model, f"{scratch}/m.onnx")

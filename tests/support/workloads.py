@@ -8,7 +8,7 @@ from dicompiler.cost.workload import DeviceWork, Job, Message, Workload
 from dicompiler.ir.cluster import Device, Host, Network, NetworkKind
 from dicompiler.ir.platform import Platform
 
-MEGABIT = 10**6 // 8  # Bytes that take one second on a link of 1 Mbit/s.
+MEGABIT = 10**6 // 8  # Bytes that are sent in one second on a link of 1 Mbit/s.
 
 
 def cluster(count: int, kind: NetworkKind = "switch", **network: float) -> Platform:

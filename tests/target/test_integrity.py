@@ -107,7 +107,7 @@ def piped(path: Path) -> None:
 
 def device(path: Path) -> None:
     path.unlink()
-    os.mknod(path, 0o20600, os.makedev(1, 5))  # /dev/zero
+    os.mknod(path, 0o20600, os.makedev(1, 5))  # Device number 1, 5 is /dev/zero.
 
 
 @pytest.mark.parametrize(

@@ -98,7 +98,8 @@ def test_copy_that_was_cut_short_changes_nothing(home: Path, files: dict[str, Pa
     with (tmp_path / "archive").open("wb") as stream:
         _write_archive(stream, files, "two")
     archive = (tmp_path / "archive").read_bytes()
-    for size in (0, 700, archive.index(STAMP_FILE.encode())):  # nothing; within a file; just before the stamp
+    # The archive is cut to 0 bytes, within a file, and just before the stamp file.
+    for size in (0, 700, archive.index(STAMP_FILE.encode())):
         part = io.BytesIO(archive[:size])
         done = calls().run(PLACE, UNPACK_SCRIPT, [quote_path("net"), STAMP_FILE], partial(shutil.copyfileobj, part))
         assert done.exit_code != 0

@@ -196,7 +196,7 @@ def test_reports_corrupted_or_truncated_message(
     ("sign", "message"),
     [
         (signal.SIGKILL, r"its process was ended by signal 9 \(SIGKILL\)"),
-        # The coordinator and pi01 wait equally long: either may report pi02 first.
+        # The coordinator and pi01 wait for pi02 equally long, so either may report the failure first.
         (signal.SIGSTOP, r"(device 'pi01' reports: the connection to 'pi02' was lost: )?no data received for 6 s"),
     ],
     ids=["killed", "stopped"],
@@ -204,7 +204,7 @@ def test_reports_corrupted_or_truncated_message(
 def test_names_killed_or_stopped_process(artifact: Path, failing: Failing, sign: signal.Signals, message: str) -> None:
     def strike() -> None:
         pid = wait_until(lambda: pids(artifact).get("pi02"))
-        # The command line names the device, so that users find its process.
+        # The command line of the process contains the device's name, so that users find the process.
         manifest = str(artifact / "pi02" / "manifest.json")
         assert wait_until(lambda: manifest in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
         time.sleep(1.5)

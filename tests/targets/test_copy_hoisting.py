@@ -54,7 +54,7 @@ def test_a_region_goes_to_its_place_and_nothing_else_changes(drawn: tuple[Any, .
     assert np.array_equal(target, expected)
 
 
-@settings(deadline=None)  # the first one builds a library
+@settings(deadline=None)  # There is no deadline, because the first example builds a library.
 @given(moves())
 def test_in_bytes_it_is_the_same_box_for_programs_in_cpp(drawn: tuple[Any, ...]) -> None:
     (shape, region), (wider, place), dtype = drawn

@@ -41,7 +41,8 @@ from dicompiler_targets.sockets.session import ClusterSession
 NAMES = ("pi01", "pi02")
 
 
-# Some failures are noticed only after three missed heartbeats.
+# This run does not end by itself. Its heartbeat is short, because some failures are noticed only after three missed
+# heartbeats.
 FOREVER = ("--insecure", "--frames", "10000000", "--heartbeat", "0.3")
 
 
@@ -118,7 +119,7 @@ def test_copies_only_missing_files(boards: Cluster, net: Path, tmp_path: Path) -
     (places[1] / "weights.bin").write_bytes(b"cut short")
     assert [one.copied_bytes > 0 for one in install(net, options)] == [False, True]
     assert (places[1] / "weights.bin").read_bytes() == (net / "pi02" / "weights.bin").read_bytes()
-    # Another network of the same name replaces this one completely.
+    # Another network with the same name replaces the deployed network completely.
     (places[0] / "old").touch()
     dicompiler.compile(networks.build("tiny"), platform="rpi4x2", strategy="modnn", output=net)
     assert all(one.copied_bytes for one in install(net, options))
@@ -138,7 +139,7 @@ def test_other_plan_sends_only_pieces_that_a_board_lacks(
     (installed,) = install(other, options)
     assert installed.copied_bytes < 0.25 * weights.stat().st_size
     assert (place / "weights.bin").read_bytes() == weights.read_bytes()
-    # An assembled file vanishes before it is used.
+    # Simulate that an assembled file is removed before it is used.
     assemble = _DeviceCopier.assemble
 
     def lose_assembled_file(copier: _DeviceCopier) -> None:
@@ -395,7 +396,8 @@ def test_rejects_unsuitable_python(
     own = write_python_wrapper(tmp_path / "own", text)
     line = error_line(deploy_command(boards, net, "root@10.77.0.2", f'root@10.77.0.2"\npython = "{own}'), capfd)
     assert re.match(rf"device 'pi01' on root@10\.77\.0\.2: {expected}", line)
-    assert not any(device_directory(boards, name, net).exists() for name in NAMES)  # Nothing was copied.
+    # The refused command copied nothing to the boards.
+    assert not any(device_directory(boards, name, net).exists() for name in NAMES)
 
 
 @pytest.mark.parametrize(
@@ -420,7 +422,8 @@ def test_compares_onnxruntime_with_the_needs_of_the_model(
     start = r"device 'pi02' on root@10\.77\.0\.3: onnxruntime \d.* is too old for this model, which needs "
     assert re.match(start + limits, line)
     assert line.endswith("or export the model with an older opset") and "--upgrade onnxruntime' there" in line
-    assert not any(device_directory(boards, name, net).exists() for name in NAMES)  # Nothing was copied.
+    # The refused command copied nothing to the boards.
+    assert not any(device_directory(boards, name, net).exists() for name in NAMES)
 
 
 def test_names_board_without_the_engine(boards: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -534,7 +537,7 @@ def test_board_fails_and_returns(boards: Cluster, surviving: Path, net: Path, tm
         ]
         assert "the ssh connection was lost" in session.events[0].reason
     board.stop()
-    try:  # The board is off at the start.
+    try:  # The board pi02 is off when the session starts.
         assert [one.device for one in install(net, options)] == ["pi01"]
         with dicompiler.connect(net, options, 60) as session:
             assert isinstance(session, ClusterSession)
@@ -578,7 +581,7 @@ def test_resident_devices_run_until_stopped(
         harm = functools.partial(os.kill, before["pi02"], signal.SIGKILL)
         assert stream_during_failure(session, harm) == [(kind, "pi02") for kind in ("failure", "takeover", "return")]
     assert running()["pi01"] == before["pi01"] and running()["pi02"] != before["pi02"]
-    assert main(["status", str(net)]) == 0  # The new address is in the state file.
+    assert main(["status", str(net)]) == 0  # The state file has the new address of the restarted device.
     assert main(["run", str(net)]) == 0
     boards.boards["pi02"].stop()
     try:

@@ -108,7 +108,8 @@ def test_thousand_flips_of_a_sockets_artifact_are_refused(sockets: Path) -> None
         device = what.split()[-1].split("/")[0]
         by_device = device in names and device_refuses(sockets / device)
         assert by_device or refuses(lambda: artifacts._open_artifact(sockets, with_weights=True)), what
-        if number % 7 == 0:  # deploy reads all files
+        # Reading all files, as `deploy` does, takes long, so only every seventh flip is checked so.
+        if number % 7 == 0:
             assert refuses(lambda: check_files(sockets, files := load_artifact(sockets)["files"], files)), what
 
 
@@ -234,7 +235,7 @@ def test_deploy_refuses_flips_here_and_mends_those_on_boards(
     for path in (data / "weights.bin", data / "segment000.onnx", place / "manifest.json"):
         size = path.stat().st_size
         flip(path, random)
-        if target == "sockets":  # who does not deploy again is refused by the device itself
+        if target == "sockets":  # Without a new deploy, the device itself refuses the changed file.
             with pytest.raises(DicompilerError, match=r"device 'pi02' on .*copy the device's directory again"):
                 artifacts.run(artifact, options=options)
         elif path.parent == data:

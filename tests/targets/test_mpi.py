@@ -67,7 +67,8 @@ def test_ranks_compute_the_same_as_the_whole_model(made: Any, tmp_path: Path) ->
         assert all(0 <= one.start <= one.end for one in report.timeline)
     begins, ends = _edges(result)
     for transfer in program.transfers:
-        # What is received was made before: the ranks of one host have one clock.
+        # Sending a transfer begins before the wait for it ends. Both times are comparable, because ranks on one host
+        # share a clock.
         assert begins[transfer.index] <= ends.get(transfer.index, math.inf)
 
 
@@ -298,7 +299,7 @@ def test_sanitized_build_has_no_warning_and_no_report_of_ours(tmp_path: Path) ->
         "--data",
         "data",
     ]
-    # What MPI and onnxruntime leak is not ours.
+    # Leaks are not checked, because MPI and onnxruntime leak memory that dicompiler does not control.
     words = [str(word) for word in [*line, "--frames", "5", "--outputs", "out", "--pin"]]
     own = environment() | {"ASAN_OPTIONS": "detect_leaks=0"}
     done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, env=own, timeout=120)

@@ -41,7 +41,8 @@ latency = "0.2 ms"
 @pytest.fixture(scope="module")
 def boards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
-        # Boards share this host's memory, which Open MPI's transport through memory does not expect of hosts.
+        # Use TCP only: emulated boards share this host's memory, and Open MPI would not expect this of different
+        # hosts.
         patch.setenv("OMPI_MCA_btl", "self,tcp")
         with cluster(tmp_path_factory.mktemp("boards"), ("one", "two")) as made, made.inside():
             yield made
@@ -90,7 +91,7 @@ def test_ranks_run_on_boards_and_send_the_predicted_bytes(
     sent = {index: count for report in result.reports for index, count in report.sent_bytes.items()}
     document = load_json(net / "artifact.json")
     assert sent == {transfer["index"]: 2 * transfer["bytes"] for transfer in document["transfers"]}
-    # Each host has its own segments and weights only.
+    # Each host stores only its own segments and weights.
     for name, others in (("one", ("d2", "d3")), ("two", ("d0", "d1"))):
         assert not any(path.name in others for path in (boards.boards[name].home / ".cache").rglob("*"))
 
@@ -102,14 +103,16 @@ def test_rank_that_ends_on_a_board_is_named_and_ends_all_ranks(boards: Cluster, 
     home = str(boards.root)
 
     def end() -> None:
-        # Of ranks that end before they have met the others Open MPI does not always tell.
+        # Wait until the first frame has finished: if a rank ends before ranks have connected, Open MPI may not report
+        # it.
         wait_until(lambda: len(ranks(home, own=False)) == 4 and any(boards.root.rglob("frame000000*")), 60)
         os.kill(ranks(home, own=False)[2], signal.SIGKILL)
 
     thread = threading.Thread(target=end)
     thread.start()
     told = r"rank 2 \(device 'd2' on host 'two'\): its process was ended by signal 9 \(SIGKILL\)"
-    untold = r"rank [013] .*: its connection to another rank was closed, which has ended"  # Open MPI did not hear of it
+    # Expected if Open MPI did not notice that rank 2 ended.
+    untold = r"rank [013] .*: its connection to another rank was closed, which has ended"
     words = rf"^({told}; the artifact has no plan for the failure of 'd2': compile with .*|{untold})$"
     with pytest.raises(RunError, match=words):
         run(net, None, 1_000_000, 100, options)

@@ -90,7 +90,9 @@ def test_rank_that_stops_is_named(made: Path) -> None:
             MpiTarget().run(made, Alike(halo()[2], 400_000 * allowed_s), RunOptions(timeout_s=allowed_s, kept_frames=1))
         thread.join()
         if stopped and stopped[-1] - begun < allowed_s:
-            break  # else all were late before it was stopped, as on a busy host: with more time it is stopped in time
+            # Otherwise the host was so busy that all ranks were late before one was stopped. The next attempt has more
+            # time.
+            break
     assert "in time" in str(caught.value) and "rank 1 (device 'b' on host 'b')" in str(caught.value)
     wait_until(lambda: not ranks(program.name))
 
@@ -170,7 +172,7 @@ def test_device_that_is_a_gpu_needs_its_provider(tmp_path: Path) -> None:
         MpiTarget().run(tmp_path, [inputs], RunOptions(timeout_s=60))
 
 
-# -- what is missing on this host
+# -- software that is missing on this host
 
 
 @pytest.mark.parametrize("name", ["mpirun", "mpicxx", "cmake", "g++", "make"])

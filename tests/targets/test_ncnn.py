@@ -239,7 +239,7 @@ def test_precision_that_the_processor_does_not_have_is_named(tmp_path: Path, mon
     paths[0].write_bytes(files.network.replace(b"=fp16", b"=fp8"))
     with pytest.raises(ValueError, match="ncnn does not know the precision 'fp8': expected fp32, fp16 or bf16"):
         NCNN.load_network(*paths, threads=1)
-    # A processor of another kind has none of the features that are looked for.
+    # On another kind of processor, none of the features are found that a precision needs.
     other = "x86_64" if platform.machine() == "aarch64" else "aarch64"
     monkeypatch.setattr(platform, "machine", lambda: other)
     paths[0].write_bytes(files.network)

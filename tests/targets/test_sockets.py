@@ -87,7 +87,7 @@ def test_accepts_shapes_known_only_at_run_time(tmp_path: Path) -> None:
 
 
 def test_crossing_large_tensors_do_not_deadlock(tmp_path: Path) -> None:
-    # Both devices send more than the socket buffers hold before either receives.
+    # Both devices send more bytes than the socket buffers can store before either device receives.
     program, model, inputs = partial(rows=200_000)
     result = SocketsTarget().run(emit((program, model, inputs), tmp_path), [inputs], RunOptions(timeout_s=60))
     assert np.array_equal(result.outputs[0]["out"], run_model(model, inputs)["out"])
@@ -111,7 +111,7 @@ def test_run_does_not_change_moved_artifact(tmp_path: Path, monkeypatch: Any) ->
     before = content(tmp_path / "there")
     shutil.move(tmp_path / "there", tmp_path / "here" / "sub" / "artifact")
     monkeypatch.chdir(tmp_path / "here")
-    # Environment variables that would disturb Python do not reach the devices.
+    # Devices must not inherit environment variables that change how Python starts.
     monkeypatch.setenv("PYTHONINSPECT", "1")
     result = SocketsTarget().run(Path("sub/artifact"), [made[2]], RunOptions(timeout_s=60))
     assert np.array_equal(result.outputs[0]["out"], run_model(made[1], made[2])["out"])

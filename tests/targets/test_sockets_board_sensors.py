@@ -19,7 +19,8 @@ def test_reads_temperature_and_flags(tmp_path: Path, monkeypatch: pytest.MonkeyP
     sensors = BoardSensors(tmp_path)
     assert sensors.read() == (61.345, 0x50005)
     thermal.write_text("70000\n")
-    assert sensors.read() == (61.345, 0x50005)  # It was read less than a second ago.
+    # The sensors were read less than a second ago, so the old values are returned.
+    assert sensors.read() == (61.345, 0x50005)
     monkeypatch.setattr(board_sensors, "READ_INTERVAL_S", 0.0)
     throttled.write_text("damaged")
     assert sensors.read() == (70.0, UNKNOWN_FLAGS)

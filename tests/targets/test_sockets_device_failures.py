@@ -128,7 +128,7 @@ def test_hanging_device_fails_after_missed_heartbeats(victim: str, single_failur
         single_failures.stream(session, scenario())
     assert kinds(session) == [("failure", victim), ("takeover", victim), ("return", victim)]
     takeover = session.events[1]
-    # The interruption includes the silence until the failure was noticed.
+    # The interruption includes the time without heartbeats until the failure was noticed.
     assert takeover.interruption_s - takeover.takeover_s >= 2 * HEARTBEAT_S
     silence = f"after {takeover.interruption_s:.2f} s without a finished frame ({takeover.takeover_s:.2f} s after the"
     assert silence in takeover.message
@@ -260,7 +260,8 @@ def test_survives_two_failures_and_ends_at_uncovered_one(
         remedy = r"compile with --tolerate-failures 3 \(in Python: tolerate_failures=3\)"
         with pytest.raises(RunError, match=rf"^device 'd': {cause}; {no_plan}: {remedy}$"):
             double_failures.stream(session, scenario())
-    assert pids(double_failures.directory).keys() <= {"b", "c"}  # The run does not wait for it yet.
+    # Processes of b and c that were started again may still run, because the run does not wait for them yet.
+    assert pids(double_failures.directory).keys() <= {"b", "c"}
 
 
 def test_uses_plan_for_more_failures(start_messages: StartMessages, double_failures: Survivor) -> None:
@@ -317,7 +318,8 @@ def test_failure_of_idle_device_drops_no_frame(start_messages: StartMessages, do
     with connect(double_failures, start_manually=("b", "c")) as session:
 
         def scenario() -> Iterator[None]:
-            for name in "cb":  # After c fails, the plan for both failures is in use.
+            # When c has failed, the plan for failures of both b and c is used, so b is idle when it fails.
+            for name in "cb":
                 yield from frames(10)
                 send_signal(double_failures, name, signal.SIGKILL)
                 yield from frames_until(lambda name=name: kinds(session)[-1:] == [("takeover", name)])
@@ -342,7 +344,7 @@ def test_unused_frame_numbers_do_not_count_as_in_flight(double_failures: Survivo
     )
     cluster.schedule.change(("b", "c"), 0, 0)
     frames = [cluster.window.admit_frame() for _ in range(2)]
-    cluster.schedule.change((), 2, 0)  # Both devices return, and fail again before a frame is sent.
+    cluster.schedule.change((), 2, 0)  # Both devices return for frame 2, and fail again before another frame is sent.
     cluster.window.finish(cluster.window.admit_frame())
     cluster.schedule.change(("b", "c"), 3, 0)
     assert not cluster._is_needed_in_flight("c") and cluster._is_needed_in_flight("a")
@@ -491,7 +493,7 @@ def test_device_can_fail_before_run_starts(
         device = Hostile(single_failures.directory, "c", start_messages.find_command("c"), heartbeat_s=HEARTBEAT_S)
         device.greet()
         device.heard(MessageType.PEERS)
-        device.welcome()  # The device that waits for c has not heard of the failure yet.
+        device.welcome()  # The device that waits for c does not know about the failure yet.
         device.control.close()
 
     if failure == "ends":
@@ -535,10 +537,11 @@ def test_run_log_lists_events(single_failures: Survivor) -> None:
     struck = list[float]()
 
     def strike() -> None:
-        if "b" in pids(single_failures.directory):  # Frames are also checked before the run.
+        # The function is also called when frames are checked before the run; b has no process then.
+        if "b" in pids(single_failures.directory):
             struck.append(send_signal(single_failures, "b", signal.SIGKILL))
 
-    wait_until(lambda: not pids(single_failures.directory))  # Of earlier runs.
+    wait_until(lambda: not pids(single_failures.directory))  # Wait for the end of processes of earlier runs.
     inputs = FailingFrames(single_failures.frames(3) * 200, 100, strike)
     result = SocketsTarget().run(single_failures.directory, inputs, RunOptions(timeout_s=60, in_flight=4))
     assert len(result.outputs) == len(inputs) and len(struck) == 1
@@ -546,7 +549,7 @@ def test_run_log_lists_events(single_failures: Survivor) -> None:
     validate(log, "run", "log")
     assert [event["kind"] for event in log["events"]][:2] == ["failure", "takeover"]
     assert log["replayed_frames"] == sum(event.replayed_frames for event in result.events)
-    # On a busy host, all frames in flight may have finished before the failure, so that nothing was interrupted.
+    # On a busy host, all frames in flight may have finished before the failure. Then nothing was interrupted.
     assert log["interrupted_s"] > 0 or not log["replayed_frames"]
 
 
@@ -608,7 +611,8 @@ def test_refuses_damaged_returning_device_until_repaired(
     right = victim.read_bytes()
 
     def put(content: bytes) -> None:
-        new = victim.with_suffix(".new")  # A process that mapped the old file keeps it.
+        # A new file is renamed over the old one, so that processes that mapped the old file keep it.
+        new = victim.with_suffix(".new")
         new.write_bytes(content)
         os.replace(new, victim)
 
@@ -629,7 +633,8 @@ def test_refuses_damaged_returning_device_until_repaired(
         finally:
             put(right)
     assert kinds(session) == [("failure", "b"), ("takeover", "b"), ("return", "b")]
-    assert sum(words in line for line in start_messages.words) == 1  # Although there were several attempts.
+    # Several attempts to start the device give only one message.
+    assert sum(words in line for line in start_messages.words) == 1
 
 
 def test_rejects_targets_that_cannot_tolerate_failures(single_failures: Survivor) -> None:
@@ -665,7 +670,7 @@ def test_schedule_always_has_last_change() -> None:
 
     seen = list[int]()
     schedule = RecordingSchedule([(), ("b",)])
-    schedule.change(("b",), 5, 5)  # Earlier roles are not needed any more.
+    schedule.change(("b",), 5, 5)  # No frame before 5 needs its role any more, so earlier changes are removed.
     assert seen == [0, 5]
 
 
@@ -692,7 +697,7 @@ def test_holds_peer_until_second_change(single_failures: Survivor) -> None:
     device.peers.channels["a"] = cast(Any, channel)
     assert (
         deliver(MessageHeader(MessageType.ROLES_CHANGED, 0, 6, 0), b"") is True
-    )  # The peer was told of the failure and of the return before it sent a tensor.
+    )  # Device a knew of the failure and of the return before it sent a tensor.
     released = []
     for first, lost in ((5, "b"), (6, "d")):
         device._change_roles({"down": [lost], "failed": [lost], "first": first, "drop": True})
@@ -787,7 +792,7 @@ def test_accepts_late_tensors_only_as_planned() -> None:
     gate = ReceiveFilter(expected_by_role, window, RoleSchedule([(), ("b",)]))
     gate.check(MessageHeader(MessageType.TENSOR, 3, 1, 8))
     window.drop(6)
-    window.finish(2)  # The process ended in the end.
+    window.finish(2)  # The process finishes frame 2 after the frame was dropped.
     assert (window.first, window.oldest, window.end) == (6, 6, 10)
     for header in (
         MessageHeader(MessageType.TENSOR, 3, 1, 8),

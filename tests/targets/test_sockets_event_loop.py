@@ -184,7 +184,8 @@ def test_small_message_takes_one_system_call_per_end(secrets: TlsKeys | None) ->
     with met(near_end, far_end, secrets) as (sender, receiver):
         for end in (sender, receiver):
             end.run_in_main_thread()
-            end.loop.run_until(lambda: False, time.monotonic() + 0.1)  # TLS sends session tickets after its handshake.
+            # After its handshake, TLS sends session tickets, which are received here.
+            end.loop.run_until(lambda: False, time.monotonic() + 0.1)
         for payloads in ([numbers(1000, 1)], [numbers(0, 2)], [numbers(700, 3), numbers(300, 4)]):
             near_end.sends = far_end.receives = 0
             receiver.received.clear()
@@ -229,7 +230,7 @@ def test_messages_arrive_complete_and_in_order(ends: tuple[End, End]) -> None:
     sender.join()
     check(far_end.received, payloads)
     assert near_end.channel.sent == dict(enumerate(sizes))
-    assert far_end.threads == {threading.get_ident()}  # No other thread delivered a message.
+    assert far_end.threads == {threading.get_ident()}  # All messages were delivered by the test's own thread.
 
 
 def test_slow_long_message_causes_few_reads(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +273,7 @@ def test_helper_sends_large_messages_while_both_ends_compute(ends: tuple[End, En
         end.loop.let_helper_run(3600)
     deadline = time.monotonic() + 20
     while any(len(end.received) < 2 for end in ends) and time.monotonic() < deadline:
-        sum(range(10_000))  # No call runs the event loop.
+        sum(range(10_000))  # Keep this thread busy without running the event loop, so that only the helper thread can.
     for end in ends:
         check(end.received, payloads)
         assert threading.get_ident() not in end.threads
@@ -322,7 +323,8 @@ def test_sends_heartbeats_while_main_thread_waits_or_computes() -> None:
         player.join()
     assert message_types == [MessageType.HEARTBEAT] * 8
     assert not lost
-    assert loop.run_until(lambda: lost, time.monotonic() + 10)  # It receives nothing from now on.
+    # The peer sends nothing from now on, so the connection must be lost.
+    assert loop.run_until(lambda: lost, time.monotonic() + 10)
     assert "no data received for 0.3 s" in str(lost[0])
     loop.close()
     with contextlib.suppress(OSError):
@@ -421,7 +423,7 @@ def test_arrival_of_the_rest_of_a_tensor_is_timed() -> None:
         assert end.channel.take_received() is None
         sender = threading.Thread(target=send_in_two_pieces, args=(0.0,))
         sender.start()
-        time.sleep(0.5)  # This process computes meanwhile.
+        time.sleep(0.5)  # Simulate a device that computes while the message arrives.
         sender.join()
         end.wait(2)
         received = end.channel.take_received()

@@ -99,7 +99,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 )
 def test_kill_leaves_no_process_and_no_output(victim: str, moment_s: float, compiled: Path) -> None:
     found = kill_once(compiled, victim, moment_s)
-    if found.seconds > LIMIT_S:  # The host may have been busy, so a second attempt is allowed.
+    if found.seconds > LIMIT_S:  # If the host was busy, a second attempt is allowed.
         found = kill_once(compiled, victim, moment_s)
     assert found.find_fault(LIMIT_S) == ""
 
@@ -152,7 +152,8 @@ def test_reports_error_of_segment(tmp_path: Path) -> None:
     match = r"^device 'b': segment 'b0': onnxruntime cannot run it: .*out of data bounds"
     with pytest.raises(RunError, match=match) as error:
         SocketsTarget().run(emit(made, tmp_path), [made[2], {"x": np.array([9], np.int64)}], RunOptions(timeout_s=60))
-    assert "tolerate" not in str(error.value)  # The segment would fail on any device.
+    # Tolerating failures would not help, because the segment would fail on any device.
+    assert "tolerate" not in str(error.value)
     assert pids(tmp_path) == {}
 
 
@@ -179,7 +180,8 @@ def test_reports_last_output_of_runtime_that_does_not_start(tmp_path: Path, monk
     path = emit(halo(), tmp_path) / "c" / "runtime" / "segments.py"
     path.write_text("raise ImportError('onnxruntime is too old')\n")
     reseal(tmp_path)
-    monkeypatch.setattr(device_connections, "RUNTIME_COMMAND", ("-m", "runtime"))  # As a user starts it on a board.
+    # This is the command that a user starts on a board.
+    monkeypatch.setattr(device_connections, "RUNTIME_COMMAND", ("-m", "runtime"))
     monkeypatch.setattr(sockets_artifact, "check_bundled_sources", lambda *_: None)
     with pytest.raises(RunError, match=r"^device 'c': .* exit code 1: ImportError: onnxruntime is too old$"):
         SocketsTarget().run(tmp_path, [halo()[2]], RunOptions(timeout_s=60))
@@ -228,7 +230,7 @@ def test_rejects_wrong_length_before_allocation(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path)) as (one, listener):
         with one.meet(listener, {"device": "b", "digest": one.digest}) as peer:
             one.heard(MessageType.READY)
-            # The payload is never sent, so only a device that checks the header first can answer.
+            # The test never sends the payload, so only a device that checks the header first can answer.
             peer.sendall(HEADER_STRUCT.pack(MAGIC, PROTOCOL_VERSION, MessageType.TENSOR, 0, 2, 0, 1 << 40))
             message = one.heard(MessageType.ERROR)["message"]
         assert message == "from 'b': TENSOR 2 ('pb') has 1099511627776 bytes, expected 96"

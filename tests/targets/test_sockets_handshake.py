@@ -83,7 +83,8 @@ def test_silent_connections_do_not_block_others(listener: socket.socket) -> None
         client = arrive(listener, "pi01")
         assert acceptor.take(20) is not None
         assert len(acceptor._pending) <= MAX_PENDING and len(acceptor._connections_in_handshake) <= MAX_GREETINGS
-        assert threading.active_count() <= threads + 1  # Clients that only connect get no thread.
+        # No thread is started for clients that connect and send nothing.
+        assert threading.active_count() <= threads + 1
         client.close()
 
 
@@ -98,7 +99,7 @@ def test_flood_does_not_drop_slow_member(host: str, data: bytes, listener: socke
         wait_until(lambda: acceptor._connections_in_handshake)
         for _ in range(2 * MAX_PENDING):
             stranger = stack.enter_context(socket.create_connection(address, 5, (host, 0)))
-            with contextlib.suppress(OSError):  # The acceptor may have dropped the connection.
+            with contextlib.suppress(OSError):  # The acceptor may have closed the connection already.
                 stranger.sendall(data)
         late = arrive(listener, "pi01")
         member.sendall(hello)

@@ -63,7 +63,8 @@ def test_waits_for_peer_that_creates_sessions(tmp_path: Path) -> None:
         lines = EventLoop(60)
         stack.callback(lines.close)
         channel.start(lines, lambda _: None, lambda *_: None, lambda _: None)
-        channel.send(MessageType.HEARTBEAT)  # From here on, the peer must send heartbeats.
+        # After its first heartbeat, the device expects more heartbeats from this test, which sends none.
+        channel.send(MessageType.HEARTBEAT)
         assert "the connection to 'c' was lost: no data received for 0.3 s" in device.ended()
 
 
@@ -93,7 +94,8 @@ def test_devices_end_when_coordinator_is_stopped(tmp_path: Path) -> None:
         assert coordinator.stdout.readline() == b"ready\n"
         coordinator.send_signal(signal.SIGSTOP)
         stopped = time.monotonic()
-        # The devices are children of the stopped coordinator, which cannot wait for them.
+        # Processes of ended devices remain as zombies, because the stopped coordinator, their parent, cannot wait for
+        # them.
         wait_until(lambda: all(ended(pid) for pid in pids(tmp_path).values()), 10)
         assert time.monotonic() - stopped < FOUND_S + LIMIT_S
         coordinator.kill()

@@ -46,7 +46,8 @@ def test_matches_device_process_without_starting_one(tmp_path: Path) -> None:
 
     def source() -> Iterator[dict[str, Any]]:
         for frame in inputs:
-            used[:] = frame["input"]  # The source reuses its array.
+            # The source writes each frame into the same array, so the session must not keep a reference to it.
+            used[:] = frame["input"]
             yield {"input": used}
 
     inputs[0]["input"].setflags(write=False)
@@ -63,7 +64,7 @@ def test_matches_device_process_without_starting_one(tmp_path: Path) -> None:
     assert own.compute_s == pytest.approx(sum(own.segments_s)) and own.peak_memory_bytes > report.peak_memory_bytes / 2
     assert [(one.kind, one.index, one.frame) for one in own.timeline] == [("run", 0, 8)]
     with dicompiler.connect(artifact, RunOptions(pin=True)) as session:
-        assert len(pids(artifact)) == 1  # These options need a separate process.
+        assert len(pids(artifact)) == 1  # The option `pin` needs a separate process for the device.
 
 
 def test_keeps_and_resets_states(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_frames_are_correct_and_roles_send_predicted_bytes(
         checks = [compare_value(name, value, outputs[name]) for name, value in run_model(model, given).items()]
         assert all(check.passed for check in checks), checks
     assert sent(result) == predicted(made.program, 11)
-    # All devices have computed, which is the purpose of replicas.
+    # Each device computes some of the frames.
     assert all(report.compute_s > 0 for report in result.reports)
     for report, device in zip(result.reports, made.program.devices, strict=True):
         count = sum(
@@ -117,7 +117,7 @@ def test_stores_shared_weights_and_segments_once(lenet: Any, tmp_path: Path) -> 
     assert manifest["other_roles"][1]["segments"] == manifest["segments"] and not manifest["other_roles"][0]["segments"]
     weights = [(tmp_path / name / "pi02" / "weights.bin").read_bytes() for name in "ab"]
     assert weights[0] == weights[1]
-    # Without replicas, the manifest has no other roles.
+    # Without replicas, the manifest must not contain other roles.
     assert "other_roles" not in load_json(tmp_path / "b" / "pi02" / "manifest.json")
     artifact = load_json(tmp_path / "a" / "artifact.json")
     validate(artifact, "artifact", "a")

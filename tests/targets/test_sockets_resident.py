@@ -96,7 +96,7 @@ def test_serves_clients_in_turn_and_rejects_unknown_ones(
             assert [report.device for report in session.reports] == ["a", "b", "c"]
         for crowd in crowds:
             crowd.stop()
-        # The device drops a client that is killed during a frame at once.
+        # If a client is killed during a frame, the device drops it at once, and accepts another client.
         session = dicompiler.connect(directory, timeout=60)
         next(iter(session.stream([made[2]] * 3)))
         session.__exit__(RuntimeError, None, None)
@@ -137,7 +137,7 @@ def test_reports_why_client_is_refused(net: tuple[Path, Made], capfd: pytest.Cap
         ResidentCluster(directory, "sha256:0", cluster.addresses, TOKEN).save()
         with pytest.raises(RunError, match=r"its resident devices run another artifact: stop them first \('dicompiler"):
             SocketsTarget().run(directory, [made[2]], RunOptions())
-        # A device with another artifact refuses, whatever the state file says.
+        # The device itself refuses another artifact, even if the state file does not show the difference.
         cluster.save()
         options = RunOptions(timeout_s=20)
         other = replace(SocketsArtifact.load(directory), digest="sha256:0")
@@ -153,7 +153,8 @@ def test_reports_why_client_is_refused(net: tuple[Path, Made], capfd: pytest.Cap
         assert (done.returncode, done.stderr.count("\n")) == (1, 1) and "the device is running already" in done.stderr
         os.kill(pids(directory)["b"], signal.SIGKILL)
         wait_until(lambda: "b" not in pids(directory))
-        (directory / STATE_DIRECTORY / "b.json").unlink()  # A killed device cannot do this.
+        # The device was killed, so it could not remove its state file. The test removes the file.
+        (directory / STATE_DIRECTORY / "b.json").unlink()
         with pytest.raises(
             RunError,
             match=r"device 'b' at .*: the device cannot be reached: Connection refused: start the device again",

@@ -17,7 +17,8 @@ from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets.cluster_state import GRACE_S
 from dicompiler_targets.sockets.session import ClusterSession
 
-TIMEOUT_S = 16.0  # A device that has not joined after half of this time counts as failed, even on a busy machine.
+# Devices that have not joined after half of this time count as failed, so it must be enough for a busy machine.
+TIMEOUT_S = 16.0
 AWAY_S = TIMEOUT_S + GRACE_S + 1.0
 
 
@@ -33,7 +34,7 @@ def test_slow_caller_loses_no_frame(failure: signal.Signals | None, made: Surviv
         yield
         if failure is not None:
             os.kill(pids(made.directory)["c"], failure)
-        time.sleep(AWAY_S)  # Frames are in flight.
+        time.sleep(AWAY_S)  # Meanwhile, frames are in flight, and the caller takes no output.
         for _ in range(10):
             yield
 

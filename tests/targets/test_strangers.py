@@ -132,7 +132,8 @@ def test_output_of_a_program_does_not_become_code(call: object, artifact: Path, 
     document["ranks"][0]["roles"][0].append(call)
     path.write_text(format_json(document))
     try:
-        text = generate_main(document)  # a stranger writes the main.cc that follows
+        # An attacker could also write the main.cc that is generated from the changed document.
+        text = generate_main(document)
     except (KeyError, TypeError, ValueError, AttributeError):
         text = (artifact / "pi01" / "main.cc").read_text()
     else:

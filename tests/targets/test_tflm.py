@@ -182,7 +182,8 @@ def test_tiles_of_equal_shape_share_a_model_and_their_inputs_and_outputs_are_cop
     tmp_path: Path,
 ) -> None:
     model = Model.load(network("block"))
-    compilation = tiled(model, "stem.wide..stem.narrow", 6)  # 12 rows: two each; the first alone has pads
+    # Six tiles with two of 12 rows each. Only the first tile has pads, so it needs another model.
+    compilation = tiled(model, "stem.wide..stem.narrow", 6)
     checked(compilation, model, tmp_path / "out", 1e-5)
     manifest = load_json(tmp_path / "out" / "d0" / "manifest.json")
     models = [segment["model"] for segment in manifest["segments"]]

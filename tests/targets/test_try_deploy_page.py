@@ -49,7 +49,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.mark.slow
 def test_its_commands_run_and_leave_nothing(place: Path) -> None:
-    Path("/run/sshd").mkdir(exist_ok=True)  # The tests run as root, for whom sshd needs this directory.
+    Path("/run/sshd").mkdir(exist_ok=True)  # Tests run as root, and sshd started by root needs this directory.
     text = PAGE.read_text().replace(PORT, free_port())
     script, start, end = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     (place / "boards.sh").write_text(script)

@@ -89,8 +89,10 @@ def test_there_is_a_check_for_every_kind() -> None:
 
 
 def test_all_built_in_things_are_tested() -> None:
-    assert built_in("strategies") == {*STRATEGIES, "coopai", "heads", "manual"}  # See their own tests.
-    assert built_in("passes") == {"keep-states", *(text.partition("{")[0] for text in PASSES)}  # see its own tests
+    # The last three strategies have their own tests.
+    assert built_in("strategies") == {*STRATEGIES, "coopai", "heads", "manual"}
+    # The pass keep-states has its own tests.
+    assert built_in("passes") == {"keep-states", *(text.partition("{")[0] for text in PASSES)}
     assert built_in("cost_models") == {text.partition("{")[0] for text in COSTS}
 
 
@@ -98,7 +100,7 @@ def test_all_built_in_things_are_tested() -> None:
 @pytest.mark.parametrize("name", STRATEGIES)
 def test_built_in_strategies_pass(name: str) -> None:
     few = FEW
-    if name in ("replicate", "teams"):  # They refuse the objective latency.
+    if name in ("replicate", "teams"):  # These two strategies do not support the objective latency.
         few = tuple(samples(["branches"], [FEW[0].platform], ["throughput"]))
     check_strategy(registry().make("strategies", STRATEGIES[name]), few, memory=name not in LEAVES_MEMORY)
 
@@ -226,7 +228,8 @@ def test_weights_are_read_as_one_value_for_fingerprints(monkeypatch: pytest.Monk
     hashed: list[int] = []
     monkeypatch.setattr(fingerprints, "_hash", lambda *parts: hashed.append(len(parts)) or b"")
     fingerprints.field_fingerprints({"problem": sample.problem})
-    assert len(hashed) < 10_000  # The weights of lenet have 250,000 bytes.
+    # The weights of lenet have 250,000 bytes, so they cannot have been hashed byte by byte.
+    assert len(hashed) < 10_000
 
 
 @pytest.mark.parametrize(

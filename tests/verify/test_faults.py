@@ -30,7 +30,8 @@ from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import PartitionPass
 
 NETWORKS: dict[str, dict[str, Any]] = {"tiny": {}, "quirks": {}, "resnet18": {"size": 64, "width": 0.125}}
-#: Every part of these plans is read. With merge=all devices would compute parts that are not read.
+#: In these plans, every part is read, so every fault must be found. With merge=all, devices would also compute parts
+#: that nothing reads.
 PIPELINES = {
     "height": "tile-height{parts=4}",
     "grid": "tile-grid{rows=2 columns=2}",
@@ -242,7 +243,7 @@ def spoiled(rule: OperatorRule, spoil: Spoil) -> OperatorRule:
 
 
 WRONG_CASES = [
-    # Smaller networks reveal the same faults.
+    # resnet18 is slow, and smaller networks reveal the same faults.
     pytest.param(what, name, kind, marks=pytest.mark.slow if name == "resnet18" else ())
     for what, (_, _, where) in WRONG.items()
     for name, kind in where

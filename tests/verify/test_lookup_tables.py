@@ -37,7 +37,8 @@ def network(nodes: str) -> ModelProto:
         op, _, rest = call.partition("(")
         names, _, words = rest.partition(")")
         made.append(helper.make_node(op, names.split(), [output]))
-        for key, value in (word.split("=") for word in words.split()):  # elements in their order in the tensor
+        # Attributes of the node, written as key=integer.
+        for key, value in (word.split("=") for word in words.split()):
             made[-1].attribute.append(helper.make_attribute(key, int(value)))
     held = [numpy_helper.from_array(np.array(value), name) for name, value in CONSTANTS.items()]
     held.append(numpy_helper.from_array(np.ones((ROWS, 4), "f4"), "table"))
@@ -62,7 +63,7 @@ class Engine:
     def runs(self, ids: NDArray[Any]) -> bool:
         try:
             self._session.run(None, {"ids": ids, "more": np.zeros(SHAPE, np.int64)})
-        except Exception:  # onnxruntime's errors have no other common base class.
+        except Exception:  # onnxruntime's errors have no common base class except Exception.
             return False
         return True
 

@@ -64,7 +64,7 @@ PARTS = {
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "kind"), [(name, kind) for kind, names in PARTS.items() for name in names.split()])
 def test_parts_of_every_layer_are_exact(name: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
-    caplog.set_level(logging.ERROR)  # warnings about unread parts
+    caplog.set_level(logging.ERROR)  # Hide the warnings about parts that nothing reads.
     layers = case(name).layers
     check = checked(name, case(name).plan(next(iter(splits(layers, [kind], 0)))), seeds=(0,))
     assert check.passed and check.applies, check.detail
@@ -94,7 +94,7 @@ def test_catches_faults(name: str, kind: str, caplog: pytest.LogCaptureFixture) 
     for number, (what, find) in enumerate(KINDS.items()):
         found = list(find(placed))
         if (name, what) == ("quantised", "wrong weights"):
-            continue  # all zero points are the same
+            continue  # All zero points of this network are equal, so a wrong one changes nothing.
         for fault in Random(number).sample(found, min(1, len(found))):
             try:
                 passed = checked(name, plan, fault).passed
@@ -152,7 +152,7 @@ def _mixed(form: str) -> onnx.ModelProto:
             y = net.op("Softmax", net.op("Cast", net.linear(x, width, width), to=kind))
             y = net.op("Sub", y, net.op("ReduceMean", y, net.ints(-1)))
             x = net.op("Cast", net.op("Sigmoid", y), to=TensorProto.FLOAT)
-    else:  # weights in 8-bit floating-point types
+    else:  # This form has weights in an 8-bit floating-point type.
         values = net.random.standard_normal((width, width)).astype(helper.tensor_dtype_to_np_dtype(17))
         net.weights.append(numpy_helper.from_array(values, "eight"))
         for _ in range(2):

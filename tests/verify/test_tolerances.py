@@ -71,7 +71,7 @@ def test_computed_scale_allows_share_of_range() -> None:
 @pytest.mark.parametrize(
     ("text", "allowed"),
     [
-        # Converters to float16 that keep the types of inputs and outputs write such models.
+        # Such models are written by converters to float16 that keep the types of inputs and outputs.
         (
             "{ a = Cast <to = 10> (x) b = Sigmoid (a) y = Cast <to = 1> (b) }",
             {"y": Tolerance(RELATIVE_TOLERANCES["float16"])},
@@ -80,7 +80,7 @@ def test_computed_scale_allows_share_of_range() -> None:
             "{ a = Cast <to = 16> (x) b = Cast <to = 1> (a) y = Exp (b) }",
             {"y": Tolerance(RELATIVE_TOLERANCES["bfloat16"])},
         ),
-        # Weights in float16 were rounded before the computation.
+        # Weights in float16 were rounded before the computation, so the tolerance does not change.
         ("<float16[4] w = {1, 2, 3, 4}> { a = Cast <to = 1> (w) y = Add (x, a) }", {}),
         ("{ a = Cast <to = 11> (x) b = Exp (a) y = Cast <to = 1> (b) }", {}),
     ],

@@ -45,7 +45,7 @@ def test_coverage_shows_missing_seed() -> None:
 def test_counts_unpacked_nbits_weights(bits: int, points: str) -> None:
     """Columns at their zero point in every row are not read. The last block is not full."""
     if (bits, points) == (8, "floats"):
-        points = "packed"  # onnxruntime does not implement it
+        points = "packed"  # onnxruntime does not support 8-bit weights with floating-point zero points.
     random, net = np.random.default_rng(bits), Net()
     weight = random.choice([0, 0x88 if bits == 4 else 0x80, 0x19], (2, 5, 2 * bits))
     values = {"packed": random.choice([0, 0x88], (2, -(-5 * bits // 8))), "floats": random.choice([0, 8], (2, 5))}

@@ -109,7 +109,8 @@ def test_partial_sums_of_excluded_layer_equal_whole() -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "p, i = TopK <axis = 2> (s, k) q = Cast <to = 1> (i) y = Add (p, q)",  # Never cut: it has two outputs.
+        # The layer of TopK is never cut, because it has two outputs.
+        "p, i = TopK <axis = 2> (s, k) q = Cast <to = 1> (i) y = Add (p, q)",
         "y = Softmax (s) c = Cast <to = 1> (i)",
     ],
 )

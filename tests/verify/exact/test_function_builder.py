@@ -45,7 +45,7 @@ def test_node_refers_to_shared_attributes_of_call() -> None:
     referred = {entry.name for entry in node.attribute if entry.ref_attr_name}
     assert {"kernel_shape", "pads", "auto_pad", "ceil_mode"} <= referred
     assert "strides" not in referred
-    assert "dilations" not in referred  # AveragePool has none before opset 19
+    assert "dilations" not in referred  # Before opset 19, AveragePool has no attribute dilations.
     assert call.input_names == ["X0"]
 
 

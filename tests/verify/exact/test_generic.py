@@ -96,7 +96,8 @@ def test_weighted_sum_depends_on_every_operand(opset: int) -> None:
         assert (ran(body, opset, *changed) != before).all()
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (2, 4, 3), (2, 4, 3, 4)])  # The last axis has the extent of the channels.
+# The last axis is as long as the channel axis, so that a sum along the wrong axis is possible.
+@pytest.mark.parametrize("shape", [(2, 4), (2, 4, 3), (2, 4, 3, 4)])
 def test_weighted_sum_of_batch_normalization_is_along_channels(shape: tuple[int, ...]) -> None:
     random = np.random.default_rng(0)
     arrays = [random.integers(-7, 8, s).astype(np.float32) for s in (shape, (4,), (4,), (4,), (4,))]

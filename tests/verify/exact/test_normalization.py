@@ -88,7 +88,8 @@ NUMBERS = np.random.default_rng(5)
 
 
 NORM_FAULTS = [
-    # operator, attributes, shapes of x and of its vectors; cut axis and position; input, its axis, and offset
+    # Each case: operator, attributes, shape of x, shape of its scale and bias; axis and position of the cut; then the
+    # index of the input that the faulty rule reads wrongly, the axis, and the offset.
     ("InstanceNormalization", {}, (1, 6, 5, 4), (6,), 1, 2, (0, 1, 1)),
     ("InstanceNormalization", {}, (1, 6, 5, 4), (6,), 1, 2, (1, 0, 1)),
     ("InstanceNormalization", {}, (1, 6, 5, 4), (6,), 1, 2, (2, 0, 1)),
@@ -130,7 +131,7 @@ def test_catches_wrong_slice(
         need = piece.needs[index]
         assert need is not None
         start, stop = need[along]
-        if stop - start == extent:  # the whole input if nothing is cut
+        if stop - start == extent:  # Nothing is cut along this axis, so the input cannot be shifted.
             return piece
         step = by if stop + by <= extent else -by
         moved = (*need[:along], (start + step, stop + step), *need[along + 1 :])
