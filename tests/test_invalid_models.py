@@ -19,12 +19,12 @@ MUTATIONS = 500
 
 
 def line(model: Path, strategy: str = "single") -> list[object]:
-    """Compile it in another process."""
+    """Return the command line that compiles the model."""
     return ["compile", model, "--platform", "rpi4x2", "--strategy", strategy, "-o", model.with_suffix("")]
 
 
 def static(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Set a batch size of one."""
+    """Set open dimensions, such as the batch size, to one."""
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         for dim in value.type.tensor_type.shape.dim:
             if dim.dim_param:

@@ -130,7 +130,7 @@ def test_replaces_generated_files_and_keeps_all_others(
 
 
 def write_as_nobody(output: Path, files: Mapping[str, str]) -> None:
-    """Run `write` as another user, whom Linux does not allow to link to files that it can only read."""
+    """Run `write` as another user. Linux does not let this user link to files that it can only read."""
     child = os.fork()
     if child == 0:
         try:

@@ -24,7 +24,7 @@ specs = st.builds(
 
 @st.composite
 def canonical_texts(draw: st.DrawFn) -> str:
-    """Texts in the form that `str` writes, built without it."""
+    """Draw option specs in the text form that `str` writes, without calling `str`."""
     name = draw(names)
     quoted = st.text().filter(lambda s: not re.fullmatch(PLAIN, s)).map(lambda s: json.dumps(s, ensure_ascii=False))
     values = st.lists(st.from_regex(PLAIN, fullmatch=True) | quoted, max_size=4).map(",".join)

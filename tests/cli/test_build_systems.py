@@ -1,4 +1,4 @@
-"""What Make and Ninja are told: real ones read the depfiles, and build again just what must be."""
+"""Depfiles and lists of outputs: real Make and Ninja read them, and rebuild exactly the outdated files."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from dicompiler.base.atomic_output import TRACKED_LIST_NAME, tracked_files
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A directory with a LeNet whose weights are in a file beside it."""
+    """A directory with a LeNet that has its weights in a separate file."""
     onnx.save(networks.build("lenet"), tmp_path / "net.onnx", save_as_external_data=True, location="net.data")
     return tmp_path
 
 
 class TestOutputs:
-    """What was written is listed, and is the same bytes each time."""
+    """Written files are listed, and have the same bytes each time."""
 
     def test_print_outputs_are_paths_and_nothing_else(self, place: Path) -> None:
         line = ("compile", "net.onnx", *SPLIT, "-o", "net")
@@ -134,7 +134,7 @@ build used: use net/artifact.json
 
 
 class TestNinja:
-    """What uses an artifact is built again when that is another one."""
+    """Ninja rebuilds files that use an artifact if the artifact has changed."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("deps", ["", "deps = gcc"])

@@ -52,7 +52,7 @@ HEAD = "cmake_minimum_required(VERSION 3.21)\nproject(p NONE)\nfind_package(dico
 
 
 def call(*line: object, code: int = 0, **more: str) -> str:
-    """All that a program prints."""
+    """Run a program, check its exit code, and return all that it prints."""
     done = subprocess.run(
         [str(word) for word in line],
         env=environment(**mpi_runs.environment()) | more,
@@ -66,7 +66,7 @@ def call(*line: object, code: int = 0, **more: str) -> str:
 
 
 def configure(source: Path, *more: object, code: int = 0) -> str:
-    """What `cmake` says, for the build directory `b` in `source`. Our package runs what is tested."""
+    """Run CMake with the build directory `b` in `source` and return its output; this checkout's package is used."""
     command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler.cli"
     given = (f"-Ddicompiler_DIR={PACKAGE}", command, *more)
     cmake = OLDER if "Ninja" in more else "cmake"
@@ -87,7 +87,7 @@ def run_steps(source: Path, *more: object, **env: str) -> list[str]:
 
 
 def idle(source: Path) -> None:
-    """There is nothing to do."""
+    """Check that a build has nothing to do."""
     said = build(source)
     assert COMPILING not in said
     if (source / "b" / "build.ninja").is_file():
@@ -95,7 +95,7 @@ def idle(source: Path) -> None:
 
 
 def project(source: Path, call: str, model: str = "net.onnx") -> Path:
-    """A project with this call, and a LeNet whose weights are in `net.data`."""
+    """Write a project that ends with this CMake code, and a LeNet with its weights in `net.data`."""
     (source / "CMakeLists.txt").write_text(HEAD + call)
     onnx.save(networks.build("lenet"), source / model, save_as_external_data=True, location="net.data")
     return source
@@ -370,7 +370,7 @@ def test_passes_all_arguments_and_reports_failures(generator: str, tmp_path: Pat
 @pytest.mark.parametrize("cmake", CMAKES)
 @pytest.mark.parametrize("generator", GENERATORS)
 def test_no_version_of_cmake_warns(cmake: str, generator: str, tmp_path: Path) -> None:
-    """Also not in a subdirectory, or about the example and the packages of the targets."""
+    """No warning is printed in a subdirectory either, or for the example and the packages of the targets."""
     (tmp_path / "CMakeLists.txt").write_text(HEAD + "add_subdirectory(sub)\n")
     (tmp_path / "sub").mkdir()
     steps = (
@@ -523,11 +523,11 @@ def test_example_builds_for_a_board_and_emulated_ranks_compute_the_same(
 
 
 def computed(made: Path) -> Any:
-    """What the example's program wrote, built in `made`."""
+    """Return the outputs of the example's program, which was built in `made`."""
     (output,) = (made / "outputs").rglob("*.npy")
     return np.load(output)
 
 
 def expected(made: Path) -> Any:
-    """What the model gives."""
+    """Return the outputs of the example's model."""
     return run_model(Model.load(made / "lenet.onnx"), dict(np.load(made / "digit.npz")))["output"]

@@ -23,7 +23,7 @@ HEAVY = set(
 
 
 def run_python(source: str) -> subprocess.CompletedProcess[str]:
-    """Runs the source in a fresh interpreter that sees what this one does."""
+    """Run the source in a fresh interpreter with the import path of this process."""
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(source)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -88,7 +88,7 @@ def run_in_process(line: str, model: Path, directory: Path) -> int:
 
 
 class TestStart:
-    """Help comes at once and says what there is."""
+    """Help is printed at once, and lists the commands."""
 
     def test_help_imports_nothing_heavy(self) -> None:
         source = f"""
@@ -236,7 +236,7 @@ class TestEnds:
         assert done.stderr.strip() == "dicompiler: interrupted"
 
     def test_interrupt_while_a_library_is_imported_is_an_interrupt(self) -> None:
-        """Extension modules then say that they cannot be loaded."""
+        """If an interrupt stops their import, extension modules report that they cannot be loaded."""
         done = run_python(
             """
             import dicompiler.cli.command_line as entry
@@ -266,7 +266,7 @@ class TestEnds:
 
 
 class TestMemory:
-    """A process without memory ends with one line."""
+    """A process that runs out of memory ends with one line."""
 
     @pytest.mark.parametrize(
         "error",

@@ -1,4 +1,4 @@
-"""Who evaluates plans makes no difference: processes, a Dask cluster, ranks of MPI; not even where some are lost."""
+"""Plans are evaluated by processes, a Dask cluster or MPI ranks. The results are the same, even if workers fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""--json of every command has the shape that docs/reference/formats shows; progress is for terminals alone."""
+"""Each command's --json output has the form that docs/reference/formats shows; only terminals show progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ KINDS = ("passes", "strategies", "targets", "operators", "cost-models", "platfor
 
 
 def printed(line: str, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
-    """The document that a command prints, checked against its shape."""
+    """Return the JSON document that a command prints, after a check against its schema."""
     monkeypatch.chdir(place)
     assert main([*line.split(), "--json"]) == 0
     document = json.loads(capfd.readouterr().out)

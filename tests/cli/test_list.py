@@ -1,4 +1,4 @@
-"""`dicompiler list`: what is there, for people and for programs."""
+"""`dicompiler list`: the built-in and installed items, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dicompiler import networks
 
 
 class TestList:
-    """`list` shows what is there, for people and for programs."""
+    """`list` shows the built-in and installed items, as text and as JSON."""
 
     @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["passes", "strategies", "targets", "operators", "cost-models", "platforms"])

@@ -1,4 +1,4 @@
-"""`dicompiler opt`: runs passes and writes what they made."""
+"""`dicompiler opt` runs passes and writes their result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dicompiler.ir.plan import load_plan
 
 
 class TestOpt:
-    """`opt` runs passes and writes what they made."""
+    """`opt` runs passes and writes their result."""
 
     PIPELINE = "infer-shapes,form-layers,tile-height{layers=s parts=2}"
 

@@ -1,4 +1,4 @@
-"""Options that cannot be, on every command: one line, exit code 2."""
+"""Invalid options of every command give one line and exit code 2."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from support.refusing import Refused
 
 
 class TestCommandLines:
-    """Options that do not exist, or not with that value."""
+    """Options that do not exist, or that do not accept the value."""
 
     @pytest.mark.parametrize(
         ("arguments", "line"),

@@ -161,7 +161,7 @@ def test_error_names_a_file_for_another_command(place: Path, capsys: pytest.Capt
 
 
 def test_device_that_was_down_at_the_end_has_no_measurements(capsys: pytest.CaptureFixture[str]) -> None:
-    """Zeros would look as if the device had computed nothing."""
+    """Measurements of 0 would look as if the device had computed nothing."""
     measured = DeviceReport("pi01", 0.5, 0.25, 0.125, {0: 40}, (0.5,), 64_000_000)
     show_run(RunResult(({},), (measured, DeviceReport("pi02", 0.0, 0.0, 0.0, {}, (0.0,), 0)), (0.75,)))
     _, first, second, *_ = capsys.readouterr().out.splitlines()

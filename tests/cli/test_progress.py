@@ -1,4 +1,4 @@
-"""Progress: shown on a terminal and gone again, nothing into pipes, warnings whole."""
+"""Progress of commands: terminals show and remove it, pipes do not get it, and warnings are complete."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.command_lines import LINES, SEARCH
 
 
 def on_terminal(line: str, place: Path) -> tuple[str, str]:
-    """(stdout, a pipe; what a terminal got as stderr) of a command."""
+    """Run a command with a pipe as stdout and a terminal as stderr; return both outputs."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
         [sys.executable, "-m", "dicompiler.cli", *line.split()],

@@ -1,4 +1,4 @@
-"""`dicompiler run` and `verify`: the whole way on a small network, and inputs that do not fit."""
+"""`dicompiler run` and `verify`: all steps for a small network, and inputs that do not fit."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class TestWholeWay:
 
 
 class TestInputs:
-    """What a compiled network is given."""
+    """Inputs that are given to a compiled network."""
 
     IMAGE = image()
 
@@ -170,7 +170,7 @@ class TestInputs:
 
 
 class TestArtifacts:
-    """Directories that are no artifact, or no longer a whole one."""
+    """Directories that are not artifacts, or are damaged artifacts."""
 
     @pytest.mark.parametrize("file", ["artifact.json", "reference/model.onnx", "plan.json", "platform.toml"])
     def test_damaged_or_missing_file(self, model: Path, tmp_path: Path, refused: Refused, file: str) -> None:

@@ -23,7 +23,7 @@ from dicompiler.verify.executor import run_model
 
 @pytest.fixture
 def endless(tmp_path: Path) -> Path:
-    """An artifact whose network runs until the sun has gone out."""
+    """An artifact with a network that would run for billions of years."""
     compile(loop(HUGE), platform="rpi4x2", strategy="single", output=tmp_path / "endless")
     return tmp_path / "endless"
 

@@ -1,4 +1,4 @@
-"""`--wire-dtype` and `--wire-samples` of the commands: the plan keeps them, every table counts and says them."""
+"""Options `--wire-dtype` and `--wire-samples`: plans store them, and every table shows them and counts their bytes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Call = Callable[..., str]
 
 @pytest.fixture
 def call(capsys: pytest.CaptureFixture[str]) -> Call:
-    """Runs a command in this process that must end with `code`; what it printed, of a failing one on stderr."""
+    """A function that runs a command here, checks its exit code, and returns stdout (stderr if it fails)."""
 
     def run(*arguments: object, code: int = 0) -> str:
         capsys.readouterr()

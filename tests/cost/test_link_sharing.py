@@ -19,7 +19,7 @@ def links_of(sender: int, receiver: int, switch: bool) -> dict[str, float]:
 def played(
     sent: list[tuple[float, int, int, float]], switch: bool, ranks: dict[int, int] | None = None
 ) -> list[tuple[float, float]]:
-    """Return the start and end of each message (ready time, sender, receiver, seconds alone), in order.
+    """Return the start and end of each message (ready time, sender, receiver, seconds without sharing), in order.
 
     `ranks` gives nonzero ranks by message number.
     """

@@ -30,7 +30,11 @@ MIB = 1 << 20
 
 
 def chained() -> Program:
-    """a: x (400 bytes) → s (800), sent to b; t (400), read by its second segment. b: s → y. a: t, x → z."""
+    """Return a program of devices a and b.
+
+    In its first segment, a computes s (800 bytes) and t (400) from the input x (400), and sends s to b. In its second
+    segment, a computes z from t and x. Device b computes y from s.
+    """
     first = segment(
         "a_0", "a", "(float[100] x) => (float[200] s, float[100] t) { s = Concat <axis=0> (x, x) t = Relu (x) }", {}
     )
@@ -146,7 +150,7 @@ def test_targets_add_nothing_by_default() -> None:
 
 
 def test_counts_weights_of_all_roles_and_buffers_in_flight() -> None:
-    """a computes in role 0 and b in role 1; then both also compute the other's layers in turn."""
+    """First, device a computes role 0 and b computes role 1. Then each also computes the other's layers in turn."""
     one = lenet(({"b": "a"},), cluster("a", "b"))
     both = lenet(({"b": "a"}, {}), cluster("a", "b"))
     assert one.program is not None and both.program is not None

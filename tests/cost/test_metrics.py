@@ -86,7 +86,10 @@ def test_sent_bytes_are_received_and_memory_is_of_fullest_host(network: int, see
 
 
 def test_period_is_at_least_time_to_renew_state() -> None:
-    """d0 reads it, d1 computes, d0 makes it: the period is that of the cycle, not of the busier device."""
+    """Device d0 reads the state, d1 computes, and d0 makes the new state.
+
+    The period is the time of this cycle, not the time of the busier device.
+    """
     cell = onnx.parser.parse_model("""<ir_version: 8, opset_import: ["" : 17]>
         cell (float[64, 64] x, float[64, 64] h) => (float[64, 64] y, float[64, 64] hn)
         {

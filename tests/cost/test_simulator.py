@@ -95,7 +95,10 @@ def test_switch_is_parallel_and_medium_is_sequential() -> None:
 
 
 def test_flow_speeds_up_when_link_becomes_free() -> None:
-    """d0 sends to d2 and d3, and d1 to d2: each has half of a link until 2 s, then d1's has all of it."""
+    """d0 sends to d2 and d3, and d1 sends to d2.
+
+    Each message has half of a link until 2 s. Then the message from d1 has all of its link.
+    """
     busy = work(
         [(1, 2, 2), (0, 2, 1), (0, 3, 1)],
         ((1, 2), []),
@@ -198,7 +201,10 @@ def test_device_continues_with_oldest_ready_frame() -> None:
 
 @pytest.mark.parametrize("in_order", [False, True])
 def test_oldest_frame_is_sent_first_unless_in_order(in_order: bool) -> None:
-    """d0 sends for 3 s, then for 1 s for each frame that d1 has answered, while the next frames' 3 s wait."""
+    """d0 sends for 3 s for each frame, and for 1 s more when d1 has answered.
+
+    The 1 s of an older frame precedes the 3 s of the next frames.
+    """
     made = work(
         [(0, 1, 3), (1, 0, 0.5), (0, 1, 1)],
         ((), [job(0.1, sends=(0,)), job(0.1, needs=(1,), sends=(2,))]),
@@ -331,7 +337,7 @@ def test_frames_without_outputs_end_immediately() -> None:
 
 
 def test_devices_continue_in_order_when_frame_starts() -> None:
-    """d0 ends frame 0 at 2.25 and continues with frame 1 when d1 starts frame 2; both send at 4.25."""
+    """d0 ends frame 0 at 2.25 s, and continues with frame 1 when d1 starts frame 2. Both send at 4.25 s."""
     one = work(
         [(1, 0, 0.25), (0, 2, 1)],
         ((), [job(2, (0,), (1,), 1)]),
@@ -345,7 +351,10 @@ def test_devices_continue_in_order_when_frame_starts() -> None:
 
 
 def test_job_waits_for_state_of_frame_before() -> None:
-    """Device a makes the state from b's answer: of two frames in flight the second waits for it."""
+    """Device a makes the state from b's answer.
+
+    Of two frames in flight, the second waits for the state of the first.
+    """
     jobs = (Job("reads", 1.0, (), (0,), 0, state_makers=(1,)), Job("makes", 1.0, (1,), (), 1))
     away = DeviceWork("d1", "d1", (), (Job("away", 1.0, (0,), (1,), 0),))
     messages = (Message(0, 1, 0, "there"), Message(1, 0, 0, "back"))

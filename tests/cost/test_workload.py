@@ -171,7 +171,7 @@ def test_narrowed_tensor_is_copied_at_each_end(kind: str) -> None:
 
 
 def held(box: Box) -> Box:
-    """Return the box as a stored one, with the bytes of its own type."""
+    """Return the box as if it were stored on its device, so that it has the bytes of its own type."""
     return box._replace(origin=None)
 
 

@@ -76,7 +76,7 @@ def test_rejects_plan_that_exceeds_memory_of_a_host(model: onnx.ModelProto, smal
 
 
 def test_plan_counts_the_memory_of_the_runtime() -> None:
-    """Otherwise `compile` would refuse the plan."""
+    """If the plan did not count this memory, `compile` would refuse the plan."""
     text = r"plan: host pi01 needs .* \(.* \+ [\d.]+ MB runtime of target 'sockets'\)"
     with pytest.raises(DicompilerError, match=text):
         plan(networks.build("lenet"), 'rpi4x2{memory="60 MiB"}', "single")

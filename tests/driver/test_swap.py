@@ -312,7 +312,7 @@ def test_rejects_devices_of_another_platform(three: Path, tmp_path: Path) -> Non
 
 
 def test_rejects_platform_without_a_running_device(tmp_path: Path) -> None:
-    """Otherwise `swap_back` would be refused, although each swap keeps the way back."""
+    """If such a swap were allowed, `swap_back` would be refused; but each swap must keep the way back."""
     two = compile_times(3, tmp_path / "two", "rpi4x2")
     one = compile_times(5, tmp_path / "one", "rpi4x1")
     with dicompiler.connect_swappable(two) as session:
@@ -325,7 +325,7 @@ def test_rejects_platform_without_a_running_device(tmp_path: Path) -> None:
 
 
 def test_rejects_artifact_without_memory_for_both(tmp_path: Path) -> None:
-    """With a pause, each of the artifacts needs the memory alone."""
+    """With a pause, the swap is possible, because only one of the artifacts needs memory at a time."""
     platform = 'rpi4x2{memory="100 MiB"}'
     old, new = (compile_times(factor, tmp_path / str(factor), platform) for factor in (3, 5))
     with dicompiler.connect_swappable(old) as session:

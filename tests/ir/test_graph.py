@@ -25,7 +25,7 @@ def load(text: str, ir: int = 8, opset: int = 17, **weights: Any) -> Model:
 
 
 def chain() -> Model:
-    """x → MatMul w → Add b → Relu → y."""
+    """Return the model x → MatMul w → Add b → Relu → y."""
     return load(
         """g (float[3, 64] x) => (float[3, 64] y) <float[64] h, float[64] s>
         { h = MatMul (x, w)  s = Add (h, b)  y = Relu (s) }""",

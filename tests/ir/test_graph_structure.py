@@ -1,4 +1,4 @@
-"""Structure of models: the digest, and who reads which tensor."""
+"""Structure of models: the digest, and the readers of each tensor."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_change_of_speed_is_found_and_measured_within_a_window(factor: float) ->
 
 @pytest.mark.parametrize("factor", [2.5, 0.4])
 def test_large_change_of_speed_is_found_in_three_frames(factor: float) -> None:
-    """The noise of the other device is not measured in these few frames only."""
+    """The other device has noise in these few frames. It is not mistaken for a change of its speed."""
     observation = _Observation(Path("net"), EXPECTED, 1, AdaptOptions().frames)
     assert not any(observe(observation, make_frames(50, lambda _: 1.0)))
     noise = iter((1.0, 1.2, 1.2))
@@ -207,7 +207,7 @@ def test_frames_of_replicas_are_measured_together_in_any_order() -> None:
 
 
 def test_difference_that_no_plan_improves_becomes_the_expectation(compiled: Path) -> None:
-    """All boards are equally slow."""
+    """All boards are slower by the same factor, so no other plan is better."""
     before = adapted_artifacts(compiled)
     with open_session(compiled) as session:
         observation = session._observation

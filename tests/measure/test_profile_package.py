@@ -414,7 +414,7 @@ class TestCommand:
 
 @pytest.mark.slow
 def test_measures_layers_of_other_kinds(tmp_path: Path) -> None:
-    """Indices are in range, and an input of two nodes is created once."""
+    """The inputs of such layers are in range, such as indices, and an input of two nodes is created once."""
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x, int64[3] i) => (float[1, 3, 8, 8] y)
     { z = Gather <axis = 1> (x, i)  s = Sigmoid (z)  y = Mul (s, z) }"""
     profiling.write_package(prepare(Model.load(onnx.parser.parse_model(text))), tmp_path, (1, 2))

@@ -90,7 +90,7 @@ def test_single_layers_can_send_unchanged_tensors() -> None:
 
 @pytest.mark.parametrize("wire", ["float16", "int8-block"])
 def test_keys_and_values_are_computed_in_one_segment(wire: str) -> None:
-    """They are then sent together."""
+    """Keys and values from one segment are sent together."""
     text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4] x) => (float[2, 4] y)
     <float[4, 4] w = {1, 2, 3, 4, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8}>
     { k = MatMul (x, w)  v = MatMul (x, w)  y = Concat <axis = 0> (k, v) }"""

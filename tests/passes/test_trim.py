@@ -67,7 +67,7 @@ def test_computes_only_read_rows() -> None:
 
 
 def test_slice_of_trim_takes_only_read_rows() -> None:
-    """Others read the tensor in full, and several devices store rows of it: a query of all keys."""
+    """Other layers read the tensor in full, and several devices store rows of it. One query attends to all keys."""
     proto = onnx.parser.parse_model(QUERY)
     proto.graph.initializer.append(onnx.numpy_helper.from_array(np.eye(16, dtype=np.float32), "w"))
     problem = load_problem(proto, make_cluster("switch", 1, 1, 1))

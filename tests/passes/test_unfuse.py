@@ -120,7 +120,7 @@ def test_caches_of_fused_attention_become_concats() -> None:
 
 
 def test_caches_of_standard_attention_become_concats() -> None:
-    """Also with queries that share keys, and with inputs that have an axis of heads already."""
+    """Cases include queries that share keys, and inputs that already have an axis of heads."""
     net = Net(23)
     y = attended(net, "Attention", 4, net.input("mask", (3, 9)), q_num_heads=4, kv_num_heads=2)
     turned = "Reshape Transpose Concat " * 2 + "Reshape Transpose Attention Transpose Reshape"
@@ -131,7 +131,7 @@ def test_caches_of_standard_attention_become_concats() -> None:
 
 @pytest.mark.parametrize("read", [CACHES, {"present_k": CACHES["present_k"]}, {}], ids=len)
 def test_attention_that_counts_rows_keeps_past(read: dict[str, tuple[int, ...]]) -> None:
-    """It makes both caches, which onnxruntime requires, whether they are read or not."""
+    """The attention makes both caches, because onnxruntime requires both, even if nothing reads them."""
     net = Net(23)
     y = attended(net, "Attention", 2, "", q_num_heads=2, kv_num_heads=2, is_causal=1)
     assert_same(net, y, (1, 3, 16), "Attention", **read)

@@ -1,4 +1,4 @@
-"""Fixtures of plugins: where tests install distributions."""
+"""A fixture for tests of plugins: a directory in which tests install distributions."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture
 def site(tmp_path: Path) -> Path:
-    """An empty directory that a process can be told to find distributions in."""
+    """An empty directory; a process can be started that finds distributions in it."""
     path = tmp_path / "site"
     path.mkdir()
     return path

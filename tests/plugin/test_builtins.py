@@ -1,4 +1,4 @@
-"""What the core provides comes in by the hooks, as a plugin's would."""
+"""Built-in items are registered by hooks, like those of plugins."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from dicompiler.plugin.registry import registry
 
 @pytest.fixture
 def hooks() -> pluggy.HookRelay:
-    """The hooks with nothing but the core's own plugin behind them."""
+    """The hooks, with only the core's own plugin registered."""
     manager = pluggy.PluginManager(hookspecs.PLUGGY_PROJECT)
     manager.add_hookspecs(hookspecs)
     manager.register(builtins)
@@ -48,7 +48,7 @@ def test_plugin_states_the_version_of_the_hooks() -> None:
 
 
 class TestBuiltins:
-    """What comes with dicompiler is loaded exactly once, installed or not."""
+    """Built-in items are loaded exactly once, whether dicompiler is installed or not."""
 
     def test_builtin_plugins_match_pyproject(self) -> None:
         document = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())

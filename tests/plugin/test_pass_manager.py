@@ -1,4 +1,4 @@
-"""The pass manager: what it checks before and after every pass, what instruments see, and whom failures name."""
+"""The pass manager: checks before and after every pass, calls of instruments, and passes that errors name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dicompiler.plugin.pass_manager import PassManager, make_pipeline
 
 @dataclass(frozen=True)
 class NeedsLayers(Pass):
-    """Needs what no pass before it made."""
+    """A pass that requires layers, which no earlier pass has made."""
 
     name: ClassVar[str] = "needs-layers"
     requires: ClassVar[tuple[str, ...]] = ("layers",)
@@ -46,7 +46,7 @@ class Recorder:
 
 
 def provide(monkeypatch: pytest.MonkeyPatch, *classes: type[Pass], **of: str) -> None:
-    """Makes the registry hold these passes and no others."""
+    """Make the registry contain these passes and no others."""
     plugin = Plugin("acme", "acme_passes", of.get("name", "acme"), of.get("version", "1.2"))
     passes = {cls.name: plugins.make_entry(plugin, "passes", cls) for cls in classes}
     monkeypatch.setattr(pass_manager, "registry", lambda: plugins.Registry(passes=passes))
@@ -66,7 +66,7 @@ def test_error_names_missing_fields_and_the_pass_that_provides_them(
 ) -> None:
     @dataclass(frozen=True)
     class Makes(NeedsLayers):
-        """Makes layers."""
+        """A pass that makes layers."""
 
         name: ClassVar[str] = "makes"
         provides: ClassVar[tuple[str, ...]] = ("layers",)
@@ -80,7 +80,7 @@ def test_error_names_missing_fields_and_the_pass_that_provides_them(
 def test_missing_platform_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class NeedsPlatform(NeedsLayers):
-        """Needs a platform."""
+        """A pass that needs a platform."""
 
         name: ClassVar[str] = "needs-platform"
         requires: ClassVar[tuple[str, ...]] = ("platform",)

@@ -1,4 +1,4 @@
-"""tests/plugin_example, a third party's distribution: installed by pip, found, used from end to end, and taken away."""
+"""The example distribution of a third party, tests/plugin_example: installed by pip, found, used, and removed."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ ORIGIN = {"distribution": "acme-dicompiler", "version": "1.2", "plugin": "acme"}
 
 @dataclass(frozen=True)
 class Environment:
-    """A virtual environment of its own that finds this checkout and its dependencies."""
+    """A separate virtual environment that finds this checkout and its dependencies."""
 
     root: Path
 
@@ -47,11 +47,11 @@ class Environment:
 
     @property
     def files(self) -> set[str]:
-        """All that is installed; what Python compiled for itself is not counted."""
+        """All installed files, except for Python's compiled code."""
         return {str(p.relative_to(self.root)) for p in self.root.rglob("*") if "__pycache__" not in p.parts}
 
     def call(self, *words: str | Path, cwd: Path | None = None) -> str:
-        """What a command prints, which must succeed."""
+        """Run a command that must succeed, and return its output."""
         done = subprocess.run(list(map(str, words)), cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
         assert done.returncode == 0, f"{words}: {done.stderr}"
         return done.stdout
@@ -66,7 +66,7 @@ class Environment:
         self.pip("install", "--no-deps", "--no-build-isolation", "--no-index", EXAMPLE)
 
     def listed(self) -> dict[str, dict[str, dict[str, Any]]]:
-        """What `list KIND --json` prints, by kind and name; in one process, as starting them takes longest."""
+        """Return the output of `list KIND --json` by kind and name; one process prints all, to save time."""
         code = "import sys; from dicompiler.cli import main; [main(['list', kind, '--json']) for kind in sys.argv[1:]]"
         kinds = [*PROVIDED, "plugins"]
         documents = json.loads("[" + self.call(self.python, "-c", code, *kinds).replace("]\n[", "],\n[") + "]")
@@ -183,7 +183,7 @@ def test_uninstalling_leaves_no_trace(tmp_path: Path) -> None:
     onnx.save(networks.build("lenet"), tmp_path / "lenet.onnx")
 
     def seen(output: str) -> tuple[Any, ...]:
-        """What is listed, and an artifact compiled without the plugin's things."""
+        """Return the listed items, and an artifact that is compiled without the plugin's items."""
         words = f"compile lenet.onnx --platform rpi4x2 --strategy modnn -o {output}".split()
         made.dicompiler(*words, cwd=tmp_path)
         return made.listed(), file_digests(tmp_path / output)

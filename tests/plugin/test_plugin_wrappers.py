@@ -1,4 +1,4 @@
-"""What third parties provide, as the registry hands it out: the same to look at, but what goes wrong in it names it."""
+"""The registry wraps items of third parties: they look the same, but errors inside them name the plugin."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ OF = "of acme-bad 1.2 (plugin 'bad')"
 
 
 def known() -> Registry:
-    """What is built in, and the plugins with faults as a third party's."""
+    """Return the built-in items, and the plugins with faults as items of a third party."""
     things = {"strategies": bad.BadStrategy, "targets": bad.BadTarget, "cost_models": bad.BadCost}
     more = {kind: plugins.make_entry(BAD, kind, cls) for kind, cls in things.items()}
     given = {kind: {**registry().entries(kind), one.name: one} for kind, one in more.items()}

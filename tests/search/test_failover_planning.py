@@ -32,7 +32,7 @@ from dicompiler.verify.executor import ProgramExecutor, run_model
 
 @dataclass(frozen=True)
 class Dice(Strategy):
-    """A random plan for any devices; none for fewer than `least`."""
+    """A strategy that finds a random plan for any devices, but none for fewer than `least`."""
 
     name: ClassVar[str] = "dice"
     seed: int = 0
@@ -47,7 +47,7 @@ class Dice(Strategy):
 
 @dataclass(frozen=True)
 class Stages(Strategy):
-    """Layers in order, equally many on each device; `calls` records the platforms."""
+    """A strategy that places layers in order, equally many on each device; `calls` records the platforms."""
 
     name: ClassVar[str] = "stages"
     calls: tuple[list[str], ...] = ()

@@ -110,9 +110,10 @@ def test_strategy_is_built_in_and_options_can_be_parsed() -> None:
 
 
 def expected_cost(tables: ObjectiveTables, p: np.ndarray, memory: float) -> np.ndarray:
-    """Return the cost (restarts,) of probabilities (restarts, n).
+    """Return the expected cost of each restart.
 
-    It is Σ p_a · node_a + Σ p_a · edge_ab · p_b + memory · excess.
+    `p` has the probabilities of all choices, one row for each restart. The cost is Σ p_a · node_a + Σ p_a · edge_ab ·
+    p_b + memory · excess.
     """
     rows = np.split(p, np.cumsum([len(costs) for costs in tables.node])[:-1], axis=1)
     cost = p @ np.concatenate(tables.node) + memory * tables.relative_excess(p @ np.concatenate(tables.weights))
@@ -145,7 +146,7 @@ def test_diapason_gradient_equals_finite_differences(penalty: bool) -> None:
     g = diapason.relaxed_loss(made, W, penalty).gradient
 
     def slope(layer: int | None, place: tuple[int, ...]) -> Floats:
-        """The central difference in W_l of a layer, or in W_dev."""
+        """Return the central difference of the loss by one weight: in W_l of a layer, or in W_dev."""
         ends = []
         for sign in (1, -1):
             W_l, W_dev = [own.copy() for own in W.W_l], W.W_dev.copy()

@@ -38,7 +38,7 @@ def problem(costs: RuntimeCosts) -> Problem:
 
 
 def in_rows(found: CostTables) -> list[int]:
-    """All layers in rows on both devices.
+    """Return the choices with all layers in rows on both devices.
 
     The keys are transposed on both, so that they are sent as they were computed.
     """
@@ -67,7 +67,7 @@ def names(posed: Problem) -> set[str]:
 
 
 def test_values_are_coalesced_with_keys_but_not_with_queries() -> None:
-    """Wherever the queries are: also before the keys, with rotary embeddings."""
+    """The position of the queries does not matter: with rotary embeddings, they may precede the keys."""
     assert names(problem(RuntimeCosts())) == {"v", "q"}
     options = {"size": 3, "layers": 1, "hidden": 16, "heads": 2, "kv_heads": 1, "vocabulary": 9}
     posed = load_problem(networks.build("llama_small", 0, **options), make_cluster("switch", 1, 1))

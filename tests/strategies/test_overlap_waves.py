@@ -80,7 +80,7 @@ def test_sends_keys_and_values_first_and_computes_queries_last() -> None:
 
 
 def _runs(device: DeviceProgram) -> list[tuple[str, int]]:
-    """Return ("sends" or "keeps", index) of each segment."""
+    """Return for each segment its index, and "sends" if a send follows, else "keeps"."""
     found: list[tuple[str, int]] = []
     for step in device.steps:
         if step.kind == "run":
@@ -109,7 +109,7 @@ def test_strategies_use_waves_if_the_simulation_is_better() -> None:
 
 
 def test_plans_with_their_own_order_stay_unchanged() -> None:
-    """With lanes, replicas or failure plans, and if no device can compute anything earlier."""
+    """Plans have lanes, replicas or failure plans, or no device can compute anything earlier."""
     problem, plan = rows()
     _, waved = next(overlap_orders(problem, plan))
     replicas = replace(plan, replicas=({}, {"d0": "d1", "d1": "d0"}))

@@ -28,7 +28,7 @@ def decoder_problem(*rates: float, wire_dtype: str | None = None, bandwidth: flo
 
 
 def all_reduced(problem: Problem) -> dict[str, tuple[Part, ...]]:
-    """Return parts of which every partial sum is added up on all devices, where a layer has such a choice."""
+    """Return parts in which all devices add up every partial sum, for each layer that has such a choice."""
     options = replace(CHOICES, device_counts=(len(problem.platform.computing_devices),))
     return {layer.name: list_choices(problem, layer, options)[-1].parts for layer in problem.layers.layers}
 

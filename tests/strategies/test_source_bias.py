@@ -63,7 +63,7 @@ def test_no_bias_for_other_layers_or_sources() -> None:
 
 
 def test_reshaped_layers_follow_the_first_layer() -> None:
-    """For example the patches of a ViT, which become a sequence."""
+    """An example are the patches of a ViT, which become a sequence."""
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[1, 3, 16, 4] x) => (float[1, 64, 4] y)
     <int64[3] to = {1, 4, 64}> {
         a = Conv <kernel_shape = [1, 1]> (x, w)

@@ -119,7 +119,7 @@ def ranks() -> onnx.ModelProto:
 
 
 def sums() -> onnx.ModelProto:
-    """Return a vector that could be a shape, of which ONNX follows each element."""
+    """Return a vector that could be a shape, so that ONNX's shape inference computes each element."""
     nodes = [helper.make_node("Cast", ["v"], ["f"], "culprit", to=FLOAT), helper.make_node("ReduceSum", ["f"], ["y"])]
     return model(nodes, [value("v", [2**40], INT64)])
 

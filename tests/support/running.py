@@ -59,7 +59,7 @@ MEMBER = RunCredentials("12345678", "only members know it")
 
 
 class Fake:
-    """A device process whose coordinator and peers are played by a test."""
+    """A real device process; the test plays its coordinator and peers."""
 
     def __init__(self, directory: Path, listener: socket.socket, device: str, heartbeat_s: float = 60) -> None:
         self.messages: list[tuple[MessageHeader, Any]] = []
@@ -112,7 +112,7 @@ class Fake:
 
 @contextlib.contextmanager
 def fake(directory: Path, device: str = "a", heartbeat_s: float = 60) -> Iterator[tuple[Fake, socket.socket]]:
-    """Start a device process that is played with, and a socket at which its peers would listen."""
+    """Start a device process, and yield it with a listening socket at which the test plays its peers."""
     with socket.create_server(("127.0.0.1", 0)) as listener, socket.create_server(("127.0.0.1", 0)) as peers:
         one = Fake(directory, listener, device, heartbeat_s)
         try:

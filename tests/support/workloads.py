@@ -30,7 +30,10 @@ def job(seconds: float, needs: tuple[int, ...] = (), sends: tuple[int, ...] = ()
 
 
 def fan() -> Workload:
-    """d0 computes for 1 s and sends 2 s to each of d1 and d2, which compute 3 s and send 2 s back to d0."""
+    """Return a workload in which d0 computes for 1 s, and sends for 2 s to each of d1 and d2.
+
+    They compute for 3 s, and send for 2 s back to d0.
+    """
     return work(
         [(0, 1, 2), (0, 2, 2), (1, 0, 2), (2, 0, 2)],
         ((), [job(1, sends=(0, 1)), job(1, needs=(2, 3), outputs=1)]),

@@ -1,4 +1,4 @@
-"""Keys of a cluster: made whole or not at all, kept, readable by their owner alone."""
+"""Keys of a cluster: they are created as a whole or not at all, kept, and readable only by their owner."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def test_renewal_that_fails_leaves_the_old_set(tmp_path: Path, monkeypatch: pyte
 
 
 def revoked(place: Path) -> set[int]:
-    """What each end's list says, which must be one."""
+    """Return the serial numbers in the revocation list; all ends must have the same list."""
     (content,) = {path.read_bytes() for path in place.rglob("crl.pem")}
     listed = x509.load_pem_x509_crl(content)
     key = certificate(place / "authority").public_key()

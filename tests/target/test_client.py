@@ -1,4 +1,4 @@
-"""Connecting to an artifact from a program: it takes numpy alone, and what is no artifact is told."""
+"""Connecting to an artifact from a program: it needs only numpy, and errors name paths that are not artifacts."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_client_needs_numpy_only(tmp_path: Path) -> None:
 
 
 def test_client_of_boards_needs_the_documented_software(tmp_path: Path) -> None:
-    """It gets as far as ssh, which nobody answers."""
+    """The client gets as far as ssh, to an address without a host."""
     page = (Path(__file__).parents[2] / "docs" / "start" / "install.md").read_text()
     (said,) = re.findall(r"^pip install numpy (.*)$", page, re.MULTILINE)
     artifact = emit(partial(), tmp_path)

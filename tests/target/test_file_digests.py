@@ -1,4 +1,4 @@
-"""Digests of files: which kind a file has, and that the runtime of target sockets computes the same ones."""
+"""Digests of files: the kind of digest for each file, and equal digests in the runtime of target sockets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""hosts.toml: what it says of each device, and that each mistake in it is one line with file, key and remedy."""
+"""hosts.toml: settings of each device, and one line with file, key and remedy for each mistake."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Seals: any byte of a manifest that is another breaks them; names and files of an artifact are plain and inside."""
+"""Integrity: a changed byte breaks the checksum of a manifest, and file names of an artifact stay inside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Manifests: JSON that reads back as it was, an entry a line, with everything that a program sends."""
+"""Manifests: JSON with one entry per line that round-trips, with all data that a program sends."""
 
 from __future__ import annotations
 

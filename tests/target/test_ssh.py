@@ -1,4 +1,4 @@
-"""Copies and commands through ssh, whose place a script takes that runs on this host what the other one would run."""
+"""Copies and commands through ssh. A script replaces ssh, and runs the commands for the other host on this host."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ PLACE = DeviceLocation("a", "pi@board", "nets/a")
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home on the other host, with an odd name."""
+    """The home directory on the other host, with an unusual name."""
     (tmp_path / "bin").mkdir()
     ssh = tmp_path / "bin" / "ssh"
     ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')

@@ -1,4 +1,4 @@
-"""What a target is if it says nothing of itself: no other hosts, no replicas."""
+"""Defaults of a target: it has no other hosts and no replicas."""
 
 from __future__ import annotations
 

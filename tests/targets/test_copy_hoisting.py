@@ -1,4 +1,4 @@
-"""What segments only copy where they meet: their models go without it, and numpy copies the same bits."""
+"""Copies at the borders of segments: they are removed from the models, and numpy copies the same bits."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def test_in_bytes_it_is_the_same_box_for_programs_in_cpp(drawn: tuple[Any, ...])
 
 
 class Bare:
-    """A segment as the runtime plays it: its model in a session, its copies beside."""
+    """A segment as the runtime computes it: its model in a session, and its copies outside of the model."""
 
     def __init__(self, own: Segment, program: Program, bound: bool) -> None:
         device = next(one for one in program.devices if one.device == own.device)

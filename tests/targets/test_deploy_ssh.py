@@ -1,4 +1,4 @@
-"""What `deploy` says when ssh cannot run a command on a board: the words of ssh, and the remedy for the cause."""
+"""Errors of `deploy` if ssh cannot run a command on a board: the message of ssh, and a remedy for its cause."""
 
 from __future__ import annotations
 

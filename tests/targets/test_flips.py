@@ -1,7 +1,7 @@
-"""A thousand single bytes of artifacts' files are changed, one at a time: none gets as far as a wrong number.
+"""Single bytes in the files of artifacts are changed, one at a time: each change is found before anything computes.
 
-All of them are given to the checks that run, deploy and the programs make; some to real processes. What is not looked
-for: the list `.outputs`, and the files of onnxruntime, Python and MPI.
+There are about a thousand changes. The checks of run, deploy and the programs get all of them, and real processes get
+some. Not tested are the list `.outputs`, and the files of onnxruntime, Python and MPI.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def mpi(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def flips(artifact: Path, kinds: tuple[str, ...], count: int, seed: int) -> Iterator[str]:
-    """The file of each flip, which is taken back afterwards; all kinds take turns."""
+    """Change one byte of a file for each item, restore it afterwards, and yield its place.
+
+    Kinds of files take turns.
+    """
     random = Random(seed)
     names = named(artifact)
     for number in range(count):
@@ -78,7 +81,7 @@ def flips(artifact: Path, kinds: tuple[str, ...], count: int, seed: int) -> Iter
 
 
 def device_refuses(directory: Path) -> bool:
-    """What a device's process does before it says that it is ready."""
+    """Return True if the checks that a device process makes before it is ready refuse the directory."""
 
     def check() -> None:
         files = FileIntegrity(directory, read_manifest(directory / "manifest.json"))
@@ -91,7 +94,7 @@ def device_refuses(directory: Path) -> bool:
 def refuses(
     check: Callable[[], object], kind: type[Exception] = DicompilerError, remedy: str = "compile the model again"
 ) -> bool:
-    """Whether it fails, which takes one line with the remedy."""
+    """Return True if the check fails with one line that contains the remedy."""
     try:
         check()
     except kind as error:

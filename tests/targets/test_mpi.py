@@ -1,6 +1,6 @@
-"""The MPI target when all goes well: what it writes, and that real ranks compute what the whole model computes.
+"""The MPI target without failures: written files, and outputs of real ranks compared with the whole model.
 
-The programs are built with what `tests/run` installs; what is built is kept in the user's cache, by content.
+Programs are built with software that `tests/run` installs. They are kept in the user's cache by their content.
 """
 
 from __future__ import annotations
@@ -73,8 +73,10 @@ def test_ranks_compute_the_same_as_the_whole_model(made: Any, tmp_path: Path) ->
 
 
 def _edges(result: RunResult) -> tuple[dict[int, float], dict[int, float]]:
-    """Of the last frame: when each transfer's sending began, and when the last wait for it ended: any other news
-    interrupts a wait, which then begins again."""
+    """For the last frame, return when each transfer begins to be sent, and when the last wait for it ends.
+
+    Times are in seconds, by index of the transfer. A wait ends when another message arrives, and then begins again.
+    """
     begins: dict[int, float] = {}
     ends: dict[int, float] = {}
     for report in result.reports:

@@ -64,7 +64,7 @@ def net(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def covered(net: Path) -> Path:
-    """The same with plans for the loss of each host."""
+    """The same artifact with plans for the failure of each host."""
     options = {"platform": net.parent / "p.toml", "strategy": "modnn", "target": "mpi", "tolerate_failures": "hosts"}
     dicompiler.compile(networks.build("lenet"), output=net.parent / "covered", **options)
     return net.parent / "covered"
@@ -139,7 +139,7 @@ def test_board_that_is_off_at_the_start_is_omitted(boards: Cluster, net: Path, c
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["kill", "cable"])
 def test_frames_continue_without_a_rank_or_host(way: str, boards: Cluster, covered: Path, tmp_path: Path) -> None:
-    """Devices d2 and d3 are on one host: with it both are lost, and of plans that for both is taken."""
+    """Devices d2 and d3 are on one host. If the host fails, both fail, and the plan for both is used."""
     heard = list[RunEvent]()
     hosts = Hosts.load(boards.hosts(tmp_path / "hosts.toml"))
     told = RunOptions(hosts=hosts, insecure=True, heartbeat_s=0.4, timeout_s=100, on_event=heard.append)

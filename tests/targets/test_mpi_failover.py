@@ -1,4 +1,4 @@
-"""Ranks of the MPI target that are lost, with real processes: they are started again, and no frame is lost or twice."""
+"""Ranks of the MPI target that fail, in real processes: they are started again, and each frame is delivered once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from dicompiler_targets.mpi.artifact import MpiArtifact
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Survivor, Path, str]:
-    """b and d may be lost, not both; and what the program is called."""
+    """An artifact in which b or d may fail, but not both; its directory, and the name of its program."""
     place = tmp_path_factory.mktemp("mpi")
     one, directory = survivor(1, [("b",), ("d",)], place / "sockets"), place / "mpi"
     directory.mkdir()
@@ -37,7 +37,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[Survivor, Path, str]
 
 
 def kill(program: str, rank: int) -> threading.Thread:
-    """Kills a rank, once some frames are there."""
+    """Start a thread that kills a rank after it has computed some frames; return the thread."""
 
     def written(pid: int) -> bool:
         return any(Path(f"/proc/{pid}/cwd/outputs").rglob("frame00001*"))

@@ -1,4 +1,4 @@
-"""What goes wrong with the MPI target: one line that names rank and device, or what is missing; nothing is left."""
+"""Failures of the MPI target: one line names rank and device, or the missing software, and no process is left."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def artifact(made: Path, tmp_path: Path) -> Path:
 
 
 def playing(name: str) -> dict[int, int]:
-    """The three ranks, once the first frame's output is there."""
+    """Return the processes of the three ranks, after the output of the first frame exists."""
 
     def found() -> dict[int, int]:
         processes = ranks(name)
@@ -75,7 +75,7 @@ def test_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made: 
 
 @pytest.mark.slow
 def test_rank_that_stops_is_named(made: Path) -> None:
-    """By one that waits for it; or by itself, where it was told to end first and then finds how late it is."""
+    """A rank that waits for it names it. It may also name itself, if it is ended first and then notices the delay."""
     program = build.build_program(MpiArtifact.load(made).packages["a"], toolchain.find_toolchain())
     stopped = list[float]()
 
@@ -115,7 +115,7 @@ def size(place: Path) -> int:
 
 
 def listing(place: Path, text: str) -> None:
-    """Another contents.txt of b, whole by itself."""
+    """Replace the contents.txt of device b by another one with valid digests."""
     (place / "b" / "b" / "contents.txt").write_text(f"{text}{hashlib.sha256(text.encode()).hexdigest()}\n")
     write_digests_and_checksum(place)
 
@@ -210,7 +210,7 @@ def image_network() -> Any:
 
 @pytest.fixture(scope="module")
 def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A package whose program was built by its own run.sh; the network hands its input through."""
+    """A package with a program that its own run.sh has built. The network returns its input."""
     place = emit(
         image_network(), tmp_path_factory.mktemp("package"), channels="BGR", mean=(10.0, 20.0, 30.0), scale=(0.5,)
     )
@@ -228,7 +228,7 @@ def call(package: Path, *words: object, cwd: Path | None = None) -> subprocess.C
 
 
 def png(pixels: NDArray[np.uint8]) -> bytes:
-    """The rows of red, green and blue as a PNG file."""
+    """Return the rows of red, green and blue pixels as a PNG file."""
 
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
@@ -262,7 +262,7 @@ def test_images_become_inputs_as_the_manifest_says(package: Path, tmp_path: Path
 
 
 def inputs(place: Path) -> dict[str, Any]:
-    """Inputs that do not fit, by name: what is written, and the words of the message."""
+    """Write inputs that do not fit, and return the words of the error message by file name."""
     x = np.zeros((1, 3, 4, 6), np.float32)
     np.save(place / "shape.npy", x[:, :, :2])
     np.save(place / "dtype.npy", x.astype(np.float64))

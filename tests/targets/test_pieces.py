@@ -91,7 +91,7 @@ def test_file_is_assembled_from_old_ranges_and_sent_bytes(tmp_path: Path) -> Non
 
 
 def test_vanished_or_changed_old_file_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The script in place of ssh runs on this host the command for the other one."""
+    """A script replaces ssh, and runs the commands for the other host on this host."""
     ssh = tmp_path / "ssh"
     ssh.write_text('#!/bin/sh\nfor last; do :; done\nexec sh -c "$last"\n')
     ssh.chmod(0o755)

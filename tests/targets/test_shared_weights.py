@@ -1,4 +1,4 @@
-"""With plans for losses, a cut of a weight that lies within a larger cut is written once, and read back as it is."""
+"""Failure plans: a piece of a weight within a larger piece is written once, and read back unchanged."""
 
 from __future__ import annotations
 

@@ -219,7 +219,7 @@ def start_messages() -> Iterator[StartMessages]:
 
 
 def test_continued_device_does_not_disturb_run(start_messages: StartMessages, single_failures: Survivor) -> None:
-    """The run cannot end the process. It ends by itself, and another one replaces it."""
+    """The run cannot end the stopped process. It ends by itself when it continues, and another one replaces it."""
     start_messages.start_later(single_failures, "c")
     with connect(single_failures, heartbeat_s=HEARTBEAT_S, start_manually=("c",)) as session:
 
@@ -660,7 +660,7 @@ def test_frames_use_current_roles() -> None:
 
 
 def test_schedule_always_has_last_change() -> None:
-    """Threads read it without synchronization."""
+    """Threads read the last change without synchronization."""
 
     class RecordingSchedule(RoleSchedule):
         def __setattr__(self, name: str, value: Any) -> None:

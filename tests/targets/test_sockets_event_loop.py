@@ -35,8 +35,11 @@ LARGE = 24 << 20
 
 
 class End:
-    """One end of a connection with lines of its own. `came`: index and payload of each tensor; `lost`: why no more.
-    hold_at: the index of the tensor behind which the channel is held."""
+    """One end of a connection, with its own event loop.
+
+    `received` has index and payload of each tensor, and `lost` has the error that ended the connection. The channel is
+    held after the tensor with index `hold_index`.
+    """
 
     def __init__(self, connection: socket.socket, keys: TlsKeys | None, server: bool) -> None:
         self.received: list[tuple[int, Any]] = []
@@ -120,7 +123,7 @@ def check(received: list[tuple[int, Any]], payloads: list[Any]) -> None:
 
 
 def test_tensors_of_earlier_frames_overtake_later_ones(ends: tuple[End, End]) -> None:
-    """Except for a tensor that is partly sent, and tensors behind other messages."""
+    """Tensors that are partly sent, and tensors behind other messages, are not overtaken."""
     near_end, far_end = ends
     first = numbers(LARGE, 0)
     near_end.channel.post(MessageType.TENSOR, first, 0, frame=9)
@@ -179,7 +182,7 @@ class Counted(socket.socket):
 
 
 def test_small_message_takes_one_system_call_per_end(secrets: TlsKeys | None) -> None:
-    """Also with TLS, and for several messages that are queued together."""
+    """This includes TLS, and several messages that are queued together."""
     near_end, far_end = (Counted(fileno=end.detach()) for end in connected())
     with met(near_end, far_end, secrets) as (sender, receiver):
         for end in (sender, receiver):

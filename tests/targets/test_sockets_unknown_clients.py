@@ -1,4 +1,4 @@
-"""Unknown clients at the ports of a run: it computes the same, as fast as without them, and blames no device."""
+"""Unknown clients at the ports of a run: the run computes the same in the same time, and blames no device."""
 
 from __future__ import annotations
 
@@ -31,8 +31,10 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run_seconds(made: Made, directory: Path, options: RunOptions, device: str = "") -> float:
-    """How long a run takes, whose numbers are right, from when its last device is started by hand. device: the one that
-    strangers, who are there before, say they are; without, there are none."""
+    """Return the seconds of a run, from the manual start of its last device; its outputs must be right.
+
+    Unknown clients connect earlier, and give the name `device`. There are none if it is empty.
+    """
     start, strangers = [], []
 
     def act(message: str) -> None:

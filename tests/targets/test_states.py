@@ -1,4 +1,4 @@
-"""States through real processes: kept from frame to frame, begun anew, never on the wire."""
+"""States in real processes: they are kept from frame to frame, can be reset, and are never sent."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def test_frames_in_flight_find_the_states_of_the_frame_before(target: Target, se
 
 
 def halves(layers: Any) -> Plan:
-    """Heads and features over two devices: every layer's first axis that halves alike, which leaves caches whole."""
+    """Return a plan with heads and features in halves on two devices.
+
+    Each layer is cut along its first axis of even length, so that caches are not sent.
+    """
     parts = {}
     for layer in layers.layers:
         axis = next((a for a in cuttable_axes(layers, layer) if output_shape(layers, layer)[a] % 2 == 0), None)
@@ -52,7 +55,7 @@ def halves(layers: Any) -> Plan:
 
 
 def steps(tokens: Any) -> list[dict[str, Any]]:
-    """A frame for each token: which positions count, and where the new one stands."""
+    """Return a frame for each token, with the mask of valid positions and the position of the new token."""
     mask = [np.arange(PAST + 1)[None] >= PAST - min(i, PAST) for i in range(len(tokens))]
     return [
         {"input_ids": np.array([[t]]), "attention_mask": m.astype(np.int64), "position_ids": np.array([[i]])}

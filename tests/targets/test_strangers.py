@@ -32,19 +32,19 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def artifact(made: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A copy of that of the parameter's target, and beside it what nobody may read."""
+    """A copy of the artifact of the target in the parameter, next to files that must not be read."""
     (tmp_path / "secret.txt").write_text(SECRET)
     (tmp_path / "hosts.toml").write_text(HOSTS)
     return Path(shutil.copytree(made / getattr(request, "param", "sockets"), tmp_path / "net"))
 
 
 def mark(place: Path) -> str:
-    """Python that would tell of having been run."""
+    """Return Python code that leaves a file if it is run."""
     return f"open({str(place / 'ran')!r}, 'w').close()\n"
 
 
 def lines(artifact: Path, refused: Refused, *commands: str) -> list[str]:
-    """What the commands say, which must all refuse the artifact."""
+    """Run the commands, which must all refuse the artifact, and return their errors."""
     place = artifact.parent
     more = {
         "run": ["--outputs", place / "y.npz"],

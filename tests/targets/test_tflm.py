@@ -62,7 +62,7 @@ def test_uneven_pads_dilation_groups_lrn_averages_and_a_channel_shuffle(
 
 
 def _refused(call: Callable[[], object]) -> str:
-    """The error that a call ends with; '' if with none."""
+    """Return the error of a call; '' if it succeeds."""
     try:
         call()
     except DicompilerError as error:
@@ -173,7 +173,7 @@ def test_compiled_artifact_verifies_and_its_memory_is_that_measured(tmp_path: Pa
 
 
 def tiled(model: onnx.ModelProto | Model, layers: str, parts: int) -> PipelineState:
-    """A network on one device, the run of layers in fused tiles one after another."""
+    """Compile a network for one device, with a run of layers in fused tiles that are computed one after another."""
     passes = make_pipeline(f"normalise,infer-shapes,form-layers,fuse-tiles{{layers={layers} parts={parts}}}")
     return lower(PassManager(passes).run(PipelineState(model=Model.load(model), platform=uniform_platform(1))))
 

@@ -1,4 +1,4 @@
-"""The tflm target on the command line: int8 from a float network and its samples, verified; and what it refuses."""
+"""The tflm target on the command line: int8 networks from float networks and samples, verification, and errors."""
 
 from __future__ import annotations
 
@@ -198,7 +198,7 @@ def test_refusal_names_node_operator_and_remedy(name: str, tmp_path: Path, refus
 
 
 def test_network_of_qlinear_operators_keeps_its_scales(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As onnxruntime's quantiser writes it in operator form."""
+    """onnxruntime's quantiser writes such networks in its operator format."""
     onnx.save(networks.build("tiny"), tmp_path / "tiny.onnx")
     made = _in_operators(tmp_path / "tiny.onnx", tmp_path / "operators.onnx")
     assert {"QLinearConv", "QLinearAdd", "QLinearConcat", "QLinearGlobalAveragePool", "QGemm"} <= made
@@ -213,7 +213,7 @@ def test_network_of_qlinear_operators_keeps_its_scales(tmp_path: Path, capsys: p
 
 
 def _in_operators(source: Path, path: Path) -> set[str]:
-    """Quantises in operator form; the operators that are in it."""
+    """Quantise a network in operator format, and return its operators."""
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 
     class Reader(CalibrationDataReader):  # type: ignore[misc]  # it has no types

@@ -1,6 +1,6 @@
-"""What a microcontroller team compiles: generated C++ against TFLite-micro's interfaces, and its transport for real.
+"""The generated C++ of several microcontrollers, against the interfaces of TFLite Micro, with real transport.
 
-The models are computed by a stand-in there; everything else is the program as it is flashed.
+A stand-in computes the models. Everything else is the program as it is flashed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ FLAGS = ["-std=c++17", "-Wall", "-Wextra", "-Werror", "-I.", f"-I{CODES}"]
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three devices that all talk to each other."""
+    """An artifact for three devices that all exchange tensors."""
     return emitted(compiled(networks.build("tiny"), "modnn", 3), tmp_path_factory.mktemp("tflm") / "out")
 
 
@@ -45,7 +45,7 @@ def test_programs_exchange_the_listed_tensors_over_tcp(artifact: Path, tmp_path:
 
 
 def test_tiles_in_turn_share_models_and_memory_in_the_program_too(tmp_path: Path) -> None:
-    """Interpreters, tensors and arenas that share a place would be seen by the stand-in, or in what comes out."""
+    """If interpreters, tensors and arenas shared a place at the same time, the stand-in or outputs would show it."""
     place = tmp_path / "out"
     fitted(quantised(relative()), boards(1, "48 KiB"), place)
     manifest = load_json(place / "m1" / "manifest.json")
@@ -58,7 +58,7 @@ def test_tiles_in_turn_share_models_and_memory_in_the_program_too(tmp_path: Path
 
 
 def _play(artifact: Path, tmp_path: Path) -> tuple[bytes, list[bytes]]:
-    """Builds the programs of an artifact with the stand-in: (what they make of frames, what it is by the tables)."""
+    """Build and run an artifact's programs with the stand-in; return their outputs and the outputs by the tables."""
     frames = 3
     document = load_json(artifact / "artifact.json")
     manifests = {name: load_json(artifact / name / "manifest.json") for name in document["devices"]}
@@ -83,7 +83,7 @@ def _play(artifact: Path, tmp_path: Path) -> tuple[bytes, list[bytes]]:
 
 
 def _ports(count: int) -> list[int]:
-    """Free ports of this host."""
+    """Return free ports of this host."""
     doors = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
     ports = [door.getsockname()[1] for door in doors]
     for door in doors:
@@ -112,7 +112,7 @@ def _build(source: Path, place: Path) -> None:
 
 
 def _frame(document: Mapping[str, Any], manifests: Mapping[str, Mapping[str, Any]], given: bytes) -> bytes:
-    """What the stand-in makes of a frame: the first output on the first device."""
+    """Return the first output of the first device for a frame, computed in Python as the stand-in computes it."""
     held: dict[str, dict[str, bytes]] = {name: {v["name"]: given for v in m["inputs"]} for name, m in manifests.items()}
     steps = {name: [s for s in m["steps"] if s[0] != "receive"] for name, m in manifests.items()}
     while any(steps.values()):
@@ -162,7 +162,7 @@ def _step(
 
 
 def _ports_of(segments: Sequence[Mapping[str, Any]], kind: str, end: str, begin: str, column: int) -> list[int]:
-    """The bytes of a model's ports: as far as any of its segments copies there."""
+    """Return the bytes of each input or output of a model: up to the last byte that any of its segments copies."""
     found: dict[int, int] = {}
     for one in (one for segment in segments for one in segment[kind]):
         reach = one[begin] + one["run_bytes"] + sum((loop[0] - 1) * loop[column] for loop in one["loops"])

@@ -1,4 +1,4 @@
-"""What a tflm program's loop copies in place of Slice and Concat nodes, compared with numpy."""
+"""Copies in a tflm program's loop, which replace Slice and Concat nodes, compared with numpy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def on_wire(array: Array) -> Array:
 
 @st.composite
 def moved(draw: st.DrawFn) -> tuple[Segment, dict[str, Array], Array]:
-    """A segment that slices and joins two inputs at random, values for them, and what comes out."""
+    """Draw a segment that slices and joins two inputs at random, values of the inputs, and the output."""
     rank, dtype = draw(st.integers(1, 4)), draw(st.sampled_from(sorted(TYPES)))
     values: dict[str, Array] = {}
     for name in ("a", "b"):

@@ -1,4 +1,4 @@
-"""Quantised networks on microcontrollers: int8 all the way, the same bits however the network is cut."""
+"""Quantised networks on microcontrollers: everything is in int8, and all splits give the same bits."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def quantised(name: str) -> Model:
 
 
 def delivered(compilation: PipelineState, directory: Path) -> Mapping[str, NDArray[Any]]:
-    """What the artifact computes of a frame, after all transfers were as long as predicted."""
+    """Return the outputs of an artifact for one frame, after a check that transfers are as long as predicted."""
     assert compilation.program is not None
     emitted(compilation, directory)
     result = TflmTarget().run(directory, [random_inputs(compilation.program.inputs)], RunOptions(timeout_s=60))

@@ -1,4 +1,4 @@
-"""Operators on 8-bit numbers in TFLite-micro: one step from onnxruntime at most, and to the bit what LiteRT gives."""
+"""8-bit operators in TFLite Micro: equal to LiteRT, and at most one step different from onnxruntime."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NONE = np.zeros(0, np.float32)
 
 
 def model(op: str, scales: tuple[float, int, float, int], shape: Any, constants: Any, attributes: Any) -> Model:
-    """A node between a DequantizeLinear and a QuantizeLinear; constants in int8 are dequantised, for each row."""
+    """Return a node between a DequantizeLinear and a QuantizeLinear; int8 constants have a scale for each row."""
     values = dict(zip(("si", "zi", "so", "zo"), map(np.asarray, scales), strict=True))
     tensors = {n: v.astype(np.float32 if n[0] == "s" else np.int8) for n, v in values.items()}
     nodes, names = [helper.make_node("DequantizeLinear", ["x", "si", "zi"], ["d"], "d")], ["d"]
@@ -125,7 +125,7 @@ def test_average_is_the_same_number_however_the_image_is_cut(text: str, scales: 
 
 
 def _cut_and_whole(source: Model, text: str, inputs: Mapping[str, Any]) -> tuple[Any, Any]:
-    """What the cut and the whole network give in TFLite-micro."""
+    """Return the outputs of the split and of the whole network in TFLite Micro."""
     base = replace(prepare(source), platform=uniform_platform(6))
     assert base.layers is not None
     annotated = PassManager(make_pipeline(f"normalise,infer-shapes,form-layers,{text}")).run(
@@ -137,7 +137,7 @@ def _cut_and_whole(source: Model, text: str, inputs: Mapping[str, Any]) -> tuple
 
 
 def test_network_that_is_quantised_is_that_from_end_to_end() -> None:
-    """The int8 network of a float one keeps to 8-bit numbers: norms are in the weights, averages of images are MEAN."""
+    """A quantised float network computes only with 8-bit numbers: norms are in the weights, and averages are MEAN."""
     from support.tflm_runs import int8
 
     from dicompiler import networks

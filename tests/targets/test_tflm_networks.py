@@ -1,4 +1,4 @@
-"""Networks for microcontrollers in TFLite-micro, in every kind of split: the numbers of onnxruntime and of LiteRT."""
+"""Networks for microcontrollers in TFLite Micro, in every kind of split, compared with onnxruntime and LiteRT."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def network(name: str, numbers: str) -> Model:
 
 @cache
 def whole(name: str, runtime: type[Any] | None = None) -> Any:
-    """The output of an int8 network on one device."""
+    """Return the output of an int8 network on one device."""
     case = Case.of(network(name, "int8"), 1)
     made = case.with_plan(single_device_plan(case.layers, "pi01"))
     return (play(made, case.inputs) if runtime is None else play(made, case.inputs, runtime))["output"]
 
 
 def check(name: str, numbers: str, devices: int, kinds: tuple[str, ...]) -> int:
-    """Runs the network in every one of the splits; how many there were."""
+    """Run the network in each of the splits, and return their number."""
     case = Case.of(network(name, numbers), devices)
     (allowed,) = make_tolerances(network(name, numbers)).values()
     found = list(splits(case.layers, kinds, 0, devices=devices))

@@ -1,4 +1,4 @@
-"""Single operators as TFLite: each computes in TFLite-micro and LiteRT what onnxruntime computes, or is refused."""
+"""Single operators as TFLite models: TFLite Micro and LiteRT compute the same as onnxruntime, or they are refused."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ F = np.float32
 def model(
     op: str, shape: tuple[int, ...], constants: tuple[Any, ...], attributes: Mapping[str, Any], opset: int, inputs: int
 ) -> Model:
-    """One node that reads `inputs` tensors of `shape`, then the constants (None: left out)."""
+    """Return one node that reads `inputs` tensors of `shape`, and then the constants (None: omitted)."""
     given = [helper.make_tensor_value_info(f"x{i}", TensorProto.FLOAT, shape) for i in range(inputs)]
     tensors = [numpy_helper.from_array(np.asarray(c), f"c{i}") for i, c in enumerate(constants) if c is not None]
     names = [*(v.name for v in given), *("" if c is None else f"c{i}" for i, c in enumerate(constants))]

@@ -1,4 +1,4 @@
-"""Narrower types on the wire with real processes: the bytes, the deviation, numbers that a type cannot hold."""
+"""Narrower wire types with real processes: sent bytes, deviations, and numbers that a type cannot represent."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_saved_plan_reproduces_it_and_another_wire_can_be_chosen_for_it(lenet: o
 
 
 def loud(wire: str, place: Path, peak: float = 4.0, target: str = "sockets") -> Path:
-    """A network of three layers that hands on what it is given, on two devices."""
+    """Compile a network of three layers that pass on their input, on two devices."""
     model = onnx.parser.parse_model(LOUD)
     place.mkdir(exist_ok=True)
     np.savez(place / "s.npz", x=np.linspace(-1, peak, 64, dtype=np.float32).reshape(1, 1, 1, 8, 8))
@@ -177,7 +177,7 @@ def test_samples_that_do_not_fit_are_refused(
 def test_narrow_tensors_are_sent_unchanged_with_one_warning(
     lenet: onnx.ModelProto, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Of a network of 8-bit integers."""
+    """The network computes with 8-bit integers."""
     given = samples(lenet, tmp_path / "s.npz")
     with caplog.at_level(logging.WARNING):
         wide = compile(lenet, "rpi4x3", "modnn", quantize_samples=given)

@@ -1,4 +1,4 @@
-"""dicompiler.testing: what comes with dicompiler passes its checks, and plugins with a fault do not."""
+"""dicompiler.testing: built-in items pass its checks, and plugins with a fault do not."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def test_built_in_cost_models_pass(text: str, tmp_path: Path, monkeypatch: pytes
 
 
 def measured(path: Path) -> None:
-    """A profile of the network, for all devices."""
+    """Write a profile of the network, for all devices."""
     (path.parent / "package").mkdir()
     write_package(prepare(Model.load(build_network("branches"))), path.parent / "package", tiles=(2,))
     run_package(path.parent / "package", path, threads=1, repeat=1)
@@ -159,7 +159,7 @@ def test_built_in_rules_pass(op: str) -> None:
 
 
 def fails(check: Callable[..., None], *arguments: Any, **options: Any) -> str:
-    """The text of the AssertionError that a check must end with."""
+    """Run a check that must raise an AssertionError, and return its text, which has one line."""
     with pytest.raises(AssertionError) as caught:
         check(*arguments, **options)
     assert "\n" not in str(caught.value)

@@ -19,7 +19,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[float], list[tuple[int, int]]]:
 
 
 def boxes(layout: GraphLayout, widths: list[float]) -> dict[int, list[tuple[float, float]]]:
-    """Row → (left, right) of all boxes and edge gaps in it."""
+    """Map each row to the (left, right) ends of its boxes and of the gaps through which edges pass."""
     found: dict[int, list[tuple[float, float]]] = {}
     for x, row, width in zip(layout.x, layout.row, widths, strict=True):
         found.setdefault(row, []).append((x - width / 2, x + width / 2))

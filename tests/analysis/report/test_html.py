@@ -1,4 +1,4 @@
-"""Markup: text is escaped, markup is not."""
+"""HTML of the report: text is escaped, and markup is kept."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory over a frame: the timeline that is drawn reaches what is counted."""
+"""Memory timelines of the report: the highest point that is drawn is the memory that the metrics count."""
 
 from __future__ import annotations
 

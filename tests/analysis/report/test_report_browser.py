@@ -1,4 +1,4 @@
-"""The report in a real browser: loads without complaint or request, fits a phone, shows details, prints on pages."""
+"""The report in a real browser: no errors or requests, width of a phone, details on demand, and printed pages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def chromium() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def artifact(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """ResNet-18 on four devices, with the log of a run beside it."""
+    """ResNet-18 on four devices, with the log of a run next to it."""
     place = tmp_path_factory.mktemp("resnet")
     dicompiler.compile(build("resnet18"), platform="rpi4x4", strategy="modnn", output=place / "net")
     assert main(["run", str(place / "net"), "--log", str(place / "run.json")]) == 0

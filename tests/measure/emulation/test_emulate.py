@@ -26,7 +26,10 @@ from dicompiler.verify.run_inputs import prepare_inputs
 
 
 def slow(count: int = 3, rate: float = 4e7, bandwidth: float = 1e8) -> Platform:
-    """Return boards on which LeNet takes 20 ms. At less than 100 Mbit/s, a burst would be much of a message."""
+    """Return boards on which LeNet takes 20 ms.
+
+    At less than 100 Mbit/s, a burst would be a large part of a message.
+    """
     boards = Platform.load(f"rpi4x{count}")
     devices = tuple(replace(device, rate=rate / (i + 1)) for i, device in enumerate(boards.devices))
     return replace(boards, devices=devices, network=Network("switch", bandwidth, 0.002))

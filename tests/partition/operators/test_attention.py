@@ -59,7 +59,7 @@ def test_computes_regions_of_multi_head_attention(data: st.DataObject) -> None:
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_grouped_query_attention(data: st.DataObject) -> None:
-    """Without and with a past."""
+    """Cases have no past, or a past of earlier rows in caches."""
     draw = data.draw
     batch, shared, heads, rows = (draw(st.integers(1, 3)) for _ in range(4))
     past = draw(st.integers(1, 3)) if draw(st.booleans()) else 0

@@ -20,7 +20,7 @@ from dicompiler_passes.form_layers import form_layers
 
 @st.composite
 def convolutions(draw: st.DrawFn) -> RuleCase:
-    """Convolutions with groups, depthwise and with a channel multiplier, with and without bias."""
+    """Draw convolutions with groups, depthwise and with a channel multiplier, with and without bias."""
     window = draw(sliding(wide_pads=True, dilated=True))
     groups = draw(st.sampled_from((1, 1, 2, 3, 4)))
     per_group, filters = draw(st.integers(1, 3)), draw(st.integers(1, 3))
@@ -72,7 +72,7 @@ def test_stand_ins_of_auto_pad_operators_can_be_split_by_rows(mode: str) -> None
 
 @st.composite
 def transposed(draw: st.DrawFn) -> RuleCase:
-    """ConvTranspose with all ways to specify pads, groups and dilations, with and without bias."""
+    """Draw ConvTranspose with all ways to specify pads, groups and dilations, with and without bias."""
     rank = draw(st.sampled_from((1, 2, 2, 2, 3)))
 
     def each(low: int, high: int) -> list[int]:

@@ -15,7 +15,7 @@ from support.operator_draws import shapes
 
 
 def reshaped(draw: Draw, shape: Sequence[int]) -> list[int]:
-    """Another shape with as many elements: factors regrouped, ones inserted."""
+    """Draw another shape with as many elements: factors regrouped, ones inserted."""
     left, found = math.prod(shape), []
     while left > 1:
         found.append(draw(st.sampled_from([d for d in range(2, left + 1) if left % d == 0])))

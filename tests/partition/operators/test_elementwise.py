@@ -64,7 +64,7 @@ def random_values(draw: Draw, op: str, shape: Sequence[int]) -> Array:
 
 
 def elementwise_case(draw: Draw, op: str, opset: int) -> RuleCase:
-    """Operands of all shapes that broadcast to one; some of them are constants."""
+    """Draw operands of all shapes that broadcast to one shape; some of them are constants."""
     shape = draw(st.lists(st.integers(1, 5), min_size=0, max_size=4))
     count = MOST_INPUTS.get(op, 1 if op in UNARY_OPERATORS else 2)
     if op in ("Max", "Mean", "Min", "Sum"):

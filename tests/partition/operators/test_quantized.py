@@ -34,7 +34,10 @@ def factors(draw: Draw, dtype: Any, *shape: int) -> Array:
 @settings(max_examples=examples(120), deadline=None, derandomize=True)
 @given(data=st.data(), op=st.sampled_from(("QuantizeLinear", "DequantizeLinear")))
 def test_computes_regions_of_quantized_tensors(op: str, data: st.DataObject) -> None:
-    """One scale, one per index of an axis (since opset 13), or blocks along it (since 21; they stay whole)."""
+    """Scales are one number, one for each index of an axis (since opset 13), or one for each block (since 21).
+
+    A layer with blocks stays whole.
+    """
     draw = data.draw
     opset = draw(st.sampled_from((10, 13, 19, 21)))
     shape = draw(st.lists(st.integers(1, 6), min_size=2, max_size=4))

@@ -37,7 +37,7 @@ def test_computes_regions_of_lrn(case: RuleCase, data: st.DataObject) -> None:
 
 @st.composite
 def softmaxes(draw: Draw, op: str) -> RuleCase:
-    """Along one axis since opset 13, before that along all axes from one on."""
+    """Draw softmaxes along one axis since opset 13, and before that along all axes from one on."""
     shape = draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
     opset = draw(st.sampled_from(OPSETS))
     low = -len(shape) if opset >= 11 else 0

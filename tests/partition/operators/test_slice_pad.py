@@ -15,7 +15,7 @@ SLICE_OPSETS = (9, 10, 11, 13, 21)
 
 @st.composite
 def pads(draw: st.DrawFn) -> RuleCase:
-    """All modes, including negative pads; an attribute before opset 11, for some axes only since 18."""
+    """Draw pads of all modes, also negative ones; an attribute before opset 11, for some axes only since 18."""
     opset = draw(st.sampled_from((9, 11, 13, 18, 19, 21)))
     shape = draw(st.lists(st.integers(1, 6), min_size=1, max_size=4))
     mode = draw(st.sampled_from(("constant", "constant", "reflect", "edge", "wrap")[: 5 if opset >= 19 else 4]))
@@ -46,7 +46,7 @@ def test_computes_regions_of_pad(data: st.DataObject) -> None:
 
 @st.composite
 def slices(draw: st.DrawFn) -> RuleCase:
-    """Some axes, from both ends, with steps of both signs; attributes before opset 10."""
+    """Draw slices of some axes, from both ends, with steps of both signs; attributes before opset 10."""
     opset = draw(st.sampled_from(SLICE_OPSETS))
     shape = draw(st.lists(st.integers(1, 9), min_size=1, max_size=4))
     axes = sorted(draw(st.sets(st.integers(0, len(shape) - 1), min_size=1)))
