@@ -196,7 +196,7 @@ def measure_row(name: str, scratch: Path, times: int) -> tuple[list[str], bool]:
 @click.option("--times", default=3, show_default=True, help="Runs of each; the cheapest counts.")
 @click.option("--scratch", type=click.Path(path_type=Path, file_okay=False), help="Where to write (2 GB); else /tmp.")
 def main(names: Sequence[str], times: int, scratch: Path | None) -> None:
-    """Measure what compiling large networks costs."""
+    """Measure the cost of compiling large networks."""
     table = Table(title=f"{PIECES} submodels on {DEVICES} devices; seconds of CPU, MB", show_lines=True)
     for header in (
         "network",

@@ -109,7 +109,7 @@ class TestExporters:
 
     @pytest.mark.parametrize("file", FILES)
     def test_second_preparation_changes_nothing(self, file: str) -> None:
-        """An artifact contains the prepared model, and its plan is for the layers of that."""
+        """An artifact contains the prepared model, and its plan is for the layers of that model."""
         once = prepare(Model.load(FIXTURES / file), SHAPES.get(file.split(".")[0], ()))
         twice = prepare(once.model)
         assert once.layers is not None and twice.layers is not None

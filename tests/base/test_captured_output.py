@@ -1,4 +1,4 @@
-"""Captured output is bounded."""
+"""Captured output of processes has a limited size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`dicompiler compare`: the table, the best, and unknown names."""
+"""`dicompiler compare`: the table of strategies, the best strategy, and unknown names."""
 
 from __future__ import annotations
 

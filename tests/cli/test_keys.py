@@ -1,4 +1,4 @@
-"""`dicompiler keys`: made once, kept, renewed on request."""
+"""`dicompiler keys`: keys are created once, kept, and renewed on request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost models `roofline` and `linear`: computing or moving, and given or fitted coefficients."""
+"""The cost models `roofline` and `linear`: layers limited by computing or by memory, given or fitted coefficients."""
 
 from __future__ import annotations
 

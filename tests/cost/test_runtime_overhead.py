@@ -96,7 +96,7 @@ def test_strategies_do_not_split_if_messages_are_too_slow(strategy: str) -> None
 
 
 def test_copies_scale_like_plain_code() -> None:
-    """They take six times as long on a Pi 4 as here, like Geekbench on one core."""
+    """Copies take six times as long on a Pi 4 as on the reference host, like Geekbench on one core."""
     pi = Platform.load("rpi4x1").devices[0]
     assert 5.5 < scale_to_device(COSTS, pi).per_copy / COSTS.per_copy < 6.5
 

@@ -288,7 +288,7 @@ def test_draft_program_has_steps_of_emitted_program() -> None:
 
 
 def one_by_one(seconds: float, *receivers: int) -> Workload:
-    """Return a workload in which d0 sends each frame (2 s on its link) to one device, which delivers.
+    """Return a workload in which d0 sends each frame (2 s on its link) to one device, which computes the outputs.
 
     There is a role for each receiver.
     """

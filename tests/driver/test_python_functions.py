@@ -1,4 +1,4 @@
-"""The functions of `dicompiler` that do what the commands do, and their results."""
+"""Functions of `dicompiler` with the same effect as the commands, and their results."""
 
 from __future__ import annotations
 

@@ -39,13 +39,13 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def five(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact with another plan than `three`."""
+    """An artifact with another network and plan than `three`: it multiplies by five."""
     return compile_times(5, tmp_path_factory.mktemp("five") / "five", strategy="pipeline", objective="throughput")
 
 
 @pytest.fixture(scope="module")
 def single(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An artifact whose only device runs in the process of the session."""
+    """An artifact with one device, which runs in the process of the session."""
     return compile_times(7, tmp_path_factory.mktemp("seven") / "seven", strategy="single")
 
 

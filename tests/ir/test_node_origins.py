@@ -100,7 +100,7 @@ def test_without_a_file_each_node_is_its_own_origin(lineage: NodeOrigins) -> Non
 
 @dataclass(frozen=True)
 class Anew(Pass):
-    """Pass of a third party that renames every node, and makes a new PipelineState."""
+    """A third party's pass that renames every node, and makes a new PipelineState."""
 
     name: ClassVar[str] = "anew"
 

@@ -1,4 +1,4 @@
-"""Sessions that follow boards whose speed changes: emulated boards on this host become slower and faster."""
+"""Sessions that follow changes of the boards' speed: emulated boards on this host become slower and faster."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def options(**changes: Any) -> TuneOptions:
 
 
 class CountedRunner:
-    """Runs on emulated boards of TRUTH; every run whose number is in `lost` fails as if a board were off."""
+    """A runner on emulated boards of TRUTH; runs with a number in `lost` fail as if a board were off."""
 
     def __init__(self, lost: tuple[int, ...] = ()) -> None:
         self.lost, self.count = lost, 0

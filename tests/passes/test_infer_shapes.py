@@ -201,7 +201,7 @@ def test_infers_every_shape_of_light_models(file: Path) -> None:
             assert tensors[name].shape is not None
 
 
-# --- mistakes -----------------------------------------------------------------------------------------------------
+# --- wrong sizes that the pass rejects ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

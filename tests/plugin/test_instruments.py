@@ -1,4 +1,4 @@
-"""Instruments: what is dumped, printed and timed after every pass."""
+"""Instruments: dumps, printed text and times after every pass."""
 
 from __future__ import annotations
 

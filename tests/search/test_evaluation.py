@@ -54,7 +54,7 @@ def dealt(rng: Random, plan: Plan) -> Plan:
 def test_metrics_of_random_plans_equal_those_of_written_programs(
     seed: int, kind: NetworkKind, each: int, replicas: bool, listed: bool
 ) -> None:
-    """listed: initializers are inputs as well, as in old model files."""
+    """If `listed` is True, initializers are also graph inputs, as in old model files."""
     rng = Random(seed)
     proto = random_model(rng)
     if listed:

@@ -21,9 +21,9 @@ FREE = AnalyticModel(pools=False, elementwise=False, weights=False)
 
 
 def cluster(count: int, kind: str = "switch", links: tuple[Link, ...] = (), latency: float = 0.0) -> Platform:
-    """A cam without compute and `count` devices d0, d1, … with 1 GFLOP/s, each on its own host.
+    """Return a camera `cam` without compute and `count` devices d0, d1, … with 1 GFLOP/s, each on its own host.
 
-    8 Mbit/s (1 MB/s).
+    Links have 8 Mbit/s (1 MB/s).
     """
     names = ["cam", *(f"d{i}" for i in range(count))]
     devices = tuple(Device(n, n, 0.0 if n == "cam" else 1e9, 1, 5.0, 1.0) for n in names)
@@ -32,7 +32,7 @@ def cluster(count: int, kind: str = "switch", links: tuple[Link, ...] = (), late
 
 
 def two_layers() -> LayerGraph:
-    """x (1, 2, 4, 4) → conv1 3×3 pad 1, 4 channels → conv2 1×1, 3 channels; float32."""
+    """Return two layers: x (1, 2, 4, 4) → conv1 3×3 pad 1, 4 channels → conv2 1×1, 3 channels; float32."""
     return stack((1, 2, 4, 4), [("conv", 4, 3, 1, 1, 1), ("conv", 3, 1, 1, 0, 1)])
 
 

@@ -1,6 +1,6 @@
 """The strategy `auto`: never worse than the strategies it asks, reproducible, and interruptible.
 
-Comparison of strategies.
+Its comparison of these strategies is tested too.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ GRAPHS: dict[str, Callable[[], LayerGraph]] = {"alexnet": lambda: alexnet(1), "v
 
 @cache
 def results(name: str) -> tuple[list[CoopaiResult], list[CoopaiResult]]:
-    """Return (MLS, SLS) for 1 to 10 devices."""
+    """Return the results of CoopAI's methods (MLS, SLS) for 1 to 10 devices."""
     layers = build_chain(GRAPHS[name]())
     return [minimise_latency(layers, F, G, k) for k in COUNTS], [
         minimise_latency(layers, F, G, k, single=True) for k in COUNTS

@@ -163,7 +163,7 @@ def test_tensor_with_two_readers_counts_for_each() -> None:
 
 
 def test_reproduces_published_figures_of_vgg16() -> None:
-    """One device 2.324 s with input and output on a gateway; MoDNN's rows on four devices 0.907 s."""
+    """One device takes 2.324 s with input and output on a gateway. MoDNN's rows on four devices take 0.907 s."""
     problem = Problem(vgg16(), cluster(NETWORKS["shared"], *[RPI4] * 4), PAPERS)
     found = build_cost_tables(problem)
     assert found.total_seconds([0] * 22) == pytest.approx(2.324, abs=5e-4)

@@ -114,9 +114,9 @@ def test_optimum_equals_exhaustive_search() -> None:
     [(4, (), 0.758), (8, (), 0.600), (4, ("grid",), 0.8325), (8, ("grid",), 0.7215)],
 )
 def test_proves_vgg16_in_the_published_barrier_model(devices: int, kinds: tuple[str, ...], expected: float) -> None:
-    """Published for 4 and 8 boards: 0.757 and 0.600 s, 0.832 and 0.717 s without grids.
+    """Published latencies on 4 and 8 boards are 0.757 and 0.600 s, and without grids 0.832 and 0.717 s.
 
-    MoDNN 0.907 and 1.001 s.
+    MoDNN takes 0.907 and 1.001 s.
     """
     problem = Problem(vgg16(), cluster(*[RPI4] * devices, gateway=True), PAPERS)
     allowed = tuple(kind for kind in CpSat().kinds if kind not in kinds)

@@ -127,7 +127,7 @@ CHAIN = [
 
 @pytest.mark.parametrize("kind", ["shared", "switch", "gateway"])
 def test_search_finds_the_best_runs_of_a_chain(kind: str) -> None:
-    """No sequence of runs is cheaper, tried exhaustively."""
+    """An exhaustive search over all sequences of runs finds none that is cheaper."""
     problem = Problem(stack((1, 3, 16, 16), CHAIN), make_cluster(kind, 0.05, 0.03), FREE)
     team = DeviceTeam.build(ProblemFacts(problem), ("d0", "d1"))
     known = build_candidate_runs(team, CandidateRules(allow_channels=True))
@@ -148,7 +148,7 @@ def test_search_finds_the_best_runs_of_a_chain(kind: str) -> None:
 
 
 def branched(*ops: str) -> LayerGraph:
-    """x, then layers: "conv" reads the last tensor, "side" the one before it, "join" both."""
+    """Return a graph with input x. Layer "conv" reads the last tensor, "side" the one before it, and "join" both."""
     random, nodes, weights, made, channels = np.random.default_rng(0), [], [], ["x"], [4]
     for i, op in enumerate(ops):
         if op == "conv":
@@ -173,7 +173,7 @@ def branched(*ops: str) -> LayerGraph:
 @pytest.mark.parametrize("ops", [("conv", "side", "join", "conv"), ("conv", "conv", "join", "side", "join")])
 @pytest.mark.parametrize("kind", ["shared", "switch"])
 def test_search_finds_the_best_runs_of_a_branched_graph(kind: str, ops: tuple[str, ...]) -> None:
-    """No sequence of runs is cheaper, tried exhaustively with the forms of all tensors."""
+    """An exhaustive search over all runs and forms of tensors finds no cheaper sequence."""
     problem = Problem(branched(*ops), make_cluster(kind, 0.002, 0.001, bandwidth=1e7), FREE)
     team = DeviceTeam.build(ProblemFacts(problem), ("d0", "d1"))
     known = build_candidate_runs(team, CandidateRules(allow_channels=True))

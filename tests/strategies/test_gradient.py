@@ -37,9 +37,9 @@ QUICK = Gradient(restarts=8, iterations=10)
 
 
 def platform(*rates: float, kind: str = "shared", memory: int = 2**30) -> Platform:
-    """Devices d0, d1, … with these rates (GFLOP/s), each on its own host at 100 Mbit/s.
+    """Return devices d0, d1, … with these rates (GFLOP/s), each on its own host at 100 Mbit/s.
 
-    Later ones draw more power.
+    Devices with higher numbers draw more power.
     """
     names = [f"d{i}" for i in range(len(rates))]
     devices = tuple(
@@ -64,7 +64,7 @@ def small() -> LayerGraph:
 
 
 def branched() -> LayerGraph:
-    """A residual block that begins with a stride, whose skipped rows no slice needs."""
+    """Return a residual block that begins with a stride. No slice needs the rows that the stride skips."""
     return formed(
         """<ir_version: 8, opset_import: ["": 17]> g (float[1, 3, 24, 24] x) => (float[1, 6, 12, 12] y)
         {
@@ -286,7 +286,7 @@ def test_descent_and_local_search_usually_find_the_optimum() -> None:
         plain += bool(tables.values(decoded).min() <= optimum(tables) * (1 + 1e-9))
         hits += bool(tables.values(polished)[0] <= optimum(tables) * (1 + 1e-9))
     assert hits >= 18
-    assert plain >= 8  # The relaxation alone, without local search, finds at least 8 optima.
+    assert plain >= 8  # Without local search, the relaxation finds at least 8 optima.
 
 
 def test_keeps_memory_limits_if_possible() -> None:

@@ -50,7 +50,7 @@ def test_plan_in_waves_is_bit_equal_and_sends_predicted_bytes(seed: int) -> None
 
 
 def attention() -> Problem:
-    """A small vision transformer on two devices, whose link takes as long as their computing."""
+    """A small vision transformer on two devices. Their link takes as long as their computing."""
     return load_problem(vit(), make_cluster("switch", 0.5, 0.5, bandwidth=2e8))
 
 
@@ -62,7 +62,7 @@ def rows() -> tuple[Problem, Plan]:
 
 
 def test_sends_keys_and_values_first_and_computes_queries_last() -> None:
-    """Some rows of keys and values → send, the other rows → send, queries, attention of all rows."""
+    """The order: some rows of keys and values, send, the other rows, send, queries, attention of all rows."""
     problem, plan = rows()
     (_, one), (_, two), *_ = overlap_orders(problem, plan)
     before, once, twice = (problem.evaluate(each).latency_s for each in (plan, one, two))

@@ -104,7 +104,10 @@ def test_plan_is_never_worse_than_one_device_and_predicted_exactly(
     ("network", "most_ms"), [("mobilenet_v2", 14.1), ("light/squeezenet", 14.4), ("resnet18", 67.0)]
 )
 def test_time_between_frames_on_four_boards_behind_a_gateway(network: str, most_ms: float) -> None:
-    """A genetic search of ten seconds finds 15.6 and 17.6 ms, and whole frames in turn have 69.0 ms."""
+    """A genetic search of ten seconds finds periods of 15.6 and 17.6 ms.
+
+    With whole frames in turn, the period is 69.0 ms.
+    """
     problem = load(network, "rpi4-gateway-x4")
     assert 1000 * problem.evaluate(Pipeline().plan(problem)).period_s <= most_ms
 

@@ -29,7 +29,7 @@ MB = 1e6 / 4  # A megabyte in elements of 32 bits.
 
 
 def schemes(text: str) -> tuple[PartitionScheme, ...]:
-    """ "ofso" → ("o", "f", "s", "o")."""
+    """Map letters to partition schemes: "ofso" → ("o", "f", "s", "o")."""
     return tuple(scheme for letter in text for scheme in ("o", "i", "f", "s") if scheme == letter)
 
 

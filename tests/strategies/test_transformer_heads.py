@@ -108,9 +108,9 @@ def test_plan_that_cuts_a_head_is_correct() -> None:
 
 
 def test_heads_on_one_axis_are_units_of_a_run() -> None:
-    """Four heads of 8 features.
+    """One network has four heads of 8 features.
 
-    Two key heads for four heads of 16; 4-bit weights in blocks of 16 features.
+    Another network has two key heads for four heads of 16, and 4-bit weights in blocks of 16 features.
     """
     fused = load_problem(llama_fused(), make_cluster("switch", 1, 1, 1))
     last = next(

@@ -52,7 +52,7 @@ def value(name: str, *shape: int, dtype: int = onnx.TensorProto.FLOAT) -> Tensor
 
 
 def halo(size: int = 16, channels: int = 4) -> Made:
-    """Return two convolutions that are cut in height over devices a and b, whose output halves device c joins.
+    """Return two convolutions that are cut in height over devices a and b; c joins the halves of the output.
 
     Between the convolutions, a and b exchange one row.
     """
@@ -182,7 +182,7 @@ def partial(dtype: str = "float", rows: int = 1) -> Made:
 
 
 def unknown_shape() -> Made:
-    """Return a program of one device whose input and output shapes are known only at run time."""
+    """Return a program of one device with input and output shapes that are known only at run time."""
     w: dict[str, Weight] = {}
     text = "(float[n,m] x) => (float[k,2] out) { t = Transpose(x)\n out = Tile(t, times) }"
     text = text.replace("{", "<int64[2] times = {2, 1}> {", 1)
@@ -194,7 +194,7 @@ def unknown_shape() -> Made:
 
 
 def endless() -> Made:
-    """Return a program in which device a sends x to b, whose loop runs for hours; its output cannot be compared."""
+    """Return a program in which device a sends x to b. The loop on b runs for hours, so outputs cannot be compared."""
     w: dict[str, Weight] = {}
     count = """
         (float[1] x) => (float[1] out) <int64 times = {1000000000000}, bool yes = {1}> {
@@ -214,7 +214,7 @@ def endless() -> Made:
 
 
 def failing() -> Made:
-    """Return a program in which device a sends an index to b, whose Gather fails if the index is above 3."""
+    """Return a program in which device a sends an index to b. The Gather on b fails if the index is above 3."""
     w: dict[str, Weight] = {}
     one = segment("b0", "b", "(int64[1] x) => (float[1] out) <float[4] t = {1, 2, 3, 4}> { out = Gather(t, x) }", w)
     devices = (

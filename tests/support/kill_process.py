@@ -37,7 +37,7 @@ class KillOutcome:
     left: tuple[str, ...]
 
     def find_fault(self, limit_s: float) -> str:
-        """Return the fault, or ''."""
+        """Return a description of the rule that the run violated, or ""."""
         named = (
             self.victim == COORDINATOR or f"device {self.victim!r}: its process was ended by signal 9" in self.message
         )

@@ -35,7 +35,7 @@ def _bytes_wrong(data: bytearray, rng: random.Random) -> bytes:
 
 
 def _fields(message: Message) -> Iterator[tuple[Message, FieldDescriptor]]:
-    """Yield every set field, recursively; of repeated numbers only in short lists."""
+    """Yield every field that is set, recursively. Of repeated numbers, yield only short lists."""
     for field, value in message.ListFields():
         yield message, field
         if field.type == FieldDescriptor.TYPE_MESSAGE:

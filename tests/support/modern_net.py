@@ -55,7 +55,7 @@ class Net:
         proto = helper.make_model(graph, opset_imports=imports, ir_version=ir)
         return proto if types else onnx.shape_inference.infer_shapes(proto, data_prop=True)
 
-    # --- blocks -----------------------------------------------------------------------------------------------------
+    # --- blocks of several nodes ------------------------------------------------------------------------------------
 
     def linear(self, x: str, features: int, out: int, bias: bool = True) -> str:
         y = self.op("MatMul", x, self.weight(features, out))

@@ -188,7 +188,7 @@ def control() -> onnx.ModelProto:
     return net.model(net.conv(x, 4, 4, (3, 3), pads=[1] * 4))
 
 
-# --- scikit-learn ---------------------------------------------------------------------------------------------------
+# --- networks as converters of scikit-learn models write them -------------------------------------------------------
 
 
 def _trees(count: int, classes: int, classifier: bool) -> dict[str, Any]:

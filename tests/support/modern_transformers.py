@@ -11,7 +11,7 @@ from support.modern_net import FLOAT, INT, LOWEST, MS, Net
 
 
 def bert(dtype: Any = np.float32) -> onnx.ModelProto:
-    """Token numbers, a mask and segments; normalised afterwards."""
+    """Return BERT with inputs for token numbers, a mask and segments; it normalises after each sublayer."""
     net, rows, width = Net(dtype=dtype), 8, 32
     ids, mask, segments = (net.input(n, (1, rows), INT) for n in ("input_ids", "attention_mask", "token_type_ids"))
     x = net.op("Add", net.op("Gather", net.weight(50, width), ids), net.op("Gather", net.weight(2, width), segments))

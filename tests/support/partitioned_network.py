@@ -65,7 +65,7 @@ class PartitionedNetwork:
         return ClusterSession(SocketsArtifact.load(directory), run_options, start)
 
     def cut(self, sender: str, receiver: str) -> None:
-        """Let the packets from one device to another one be lost."""
+        """Drop all packets from one device to another device."""
         call("ip", "-n", self.space(receiver), "rule", "add", "pref", "50", *self._drop(sender))
 
     def mend(self, sender: str, receiver: str) -> None:
@@ -80,7 +80,7 @@ class PartitionedNetwork:
 
     @contextlib.contextmanager
     def losing(self, links: Iterable[tuple[str, str]], rng: Random, longest_s: float) -> Iterator[None]:
-        """Let bursts of packets on the links, pairs of sender and receiver, be lost in the block."""
+        """Drop bursts of packets during the block, on links given as pairs of sender and receiver."""
         over, pairs = threading.Event(), list(links)
 
         def lose() -> None:

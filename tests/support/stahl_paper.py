@@ -13,7 +13,10 @@ from dicompiler_strategies.papers.stahl import IlpLayer, PartitionScheme, scaled
 
 
 def chained(sizes: Sequence[int]) -> tuple[IlpLayer, ...]:
-    """Return fully connected layers in a chain: (4, 8, 16) → two layers, 4 × 8 and 8 × 16. Eq. (2): Q = K · M."""
+    """Return fully connected layers in a chain: (4, 8, 16) → two layers, 4 × 8 and 8 × 16.
+
+    By eq. (2) of the paper, a layer has Q = K · M weights.
+    """
     return tuple(
         IlpLayer(f"{at + 1}", M, K, M * K, at - 1 if at else None)
         for at, (M, K) in enumerate(itertools.pairwise(sizes))
@@ -37,9 +40,9 @@ _PAIRS = {
 
 
 def table_2() -> tuple[IlpLayer, ...]:
-    """Return the layers of the paper's table 2. Eq. (5): Q = U · V · C · O.
+    """Return the layers of the paper's table 2; by its eq. (5), a layer has Q = U · V · C · O weights.
 
-    Pools, routes and reorg are not counted. The input of layer 16 is held in shares, and layer 26 reads layer 16.
+    Pools, routes and reorg are not counted. The input of layer 16 is stored in shares, and layer 26 reads layer 16.
     """
     numbers = list(_YOLO)
     return tuple(
@@ -65,12 +68,12 @@ def variant(name: str) -> tuple[PartitionScheme, ...]:
 
 
 def memory(layers: Sequence[IlpLayer], N: int) -> float:
-    """Return F_n of eq. (7) in elements: the weights in equal shares, whatever the schemes."""
+    """Return F_n of the paper's eq. (7) in elements: the weights in equal shares, for any schemes."""
     return sum(layer.Q for layer in layers) / N
 
 
 def communication(layers: Sequence[IlpLayer], schemes: Sequence[PartitionScheme], N: int, reuse: bool = False) -> float:
-    """Return C of eq. (10) for given schemes in elements."""
+    """Return the communication C of the paper's eq. (10) in elements, for given schemes."""
     total = 0
     for layer, scheme in zip(layers, schemes, strict=True):
         held = layer.has_split_inputs if layer.previous is None else schemes[layer.previous] == "o"

@@ -116,7 +116,7 @@ def test_all_certificates_of_a_revoked_device_are_on_every_ends_list(tmp_path: P
     place = tmp_path / "keys"
     make_keys("ab", place)
     serials = [certificate(place / "devices" / "b").serial_number]
-    # The certificate was lost, but it must also be revoked, because a finder could still use it.
+    # The files of b are missing, but another person may have them, so this certificate must be revoked too.
     shutil.rmtree(place / "devices" / "b")
     assert make_keys("ab", place) == ("b",)
     serials.append(certificate(place / "devices" / "b").serial_number)

@@ -32,7 +32,7 @@ CASE = Callable[[Hostile, MessageChannel], object]
 
 
 def chosen() -> Made:
-    """Return a program in which device b sends an index to a, whose Gather fails if the index is above 3."""
+    """Return a program in which device b sends an index to a. The Gather on a fails if the index is above 3."""
     w: dict[str, Weight] = {}
     one = segment("a0", "a", "(int64[1] x) => (float[1] out) <float[4] t = {1, 2, 3, 4}> { out = Gather(t, x) }", w)
     devices = (

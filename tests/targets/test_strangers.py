@@ -1,4 +1,4 @@
-"""A stranger's artifact, sealed as ours are, is data: no file of it is run or built, none beside it is read or sent."""
+"""An attacker's artifact with valid checksums is only data: it is not run or built, and no other file is read."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ def test_tiles_of_equal_shape_share_a_model_and_their_inputs_and_outputs_are_cop
     assert memory["ram"] < uncut[0].ram
 
 
-# -- bad input
+# -- input that the target rejects
 
 
 @pytest.mark.parametrize(

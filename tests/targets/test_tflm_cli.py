@@ -89,7 +89,7 @@ def test_verify_fails_if_a_model_gives_other_numbers(
     assert "uncut   FAILED" in capsys.readouterr().out
 
 
-# -- bad samples
+# -- samples for int8 that the command rejects
 
 
 @pytest.mark.parametrize(
@@ -136,7 +136,7 @@ def test_missing_file_of_samples_and_a_network_that_is_quantised_already(
     assert line == "quantise: the network is quantized already: omit this pass"
 
 
-# -- networks that TFLite-micro cannot run
+# -- networks that TFLite Micro cannot run
 
 HEAD = '<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g '
 NUMBERS = "float s = {0.1}, int8 z = {0}, float[2] t = {0.1, 0.2}"

@@ -188,7 +188,7 @@ def test_quantising_twice_gives_the_same_bytes() -> None:
     assert again.to_bytes() == quantised("lenet").to_bytes()
 
 
-# -- bad input
+# -- input that the target rejects
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def test_catches_fault_in_placed_model(name: str, kind: str) -> None:
     assert tried >= 11
 
 
-# --- wrong rules -------------------------------------------------------------------------------------------------
+# --- operator rules with a fault ---------------------------------------------------------------------------------
 
 Spoil = Callable[[Operation, Interval | None, Piece], Piece]
 

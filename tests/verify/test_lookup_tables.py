@@ -147,7 +147,7 @@ def scattered(net: Net, *shape: int) -> str:
 
 
 def added(net: Net) -> str:
-    """Add to floats."""
+    """Return an Add with floats, so that the input is not used as an index."""
     return net.op("Add", net.input("ids", (2, 6)), net.const(np.inf))
 
 

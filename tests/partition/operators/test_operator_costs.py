@@ -66,7 +66,7 @@ def effort(layers: LayerGraph, region: Region | None = None, reduce: Interval | 
     return OpCost(counted.multiply_flops // 2, counted.pool_flops, counted.elementwise_flops)
 
 
-# --- convolutions ---------------------------------------------------------------------------------------------------
+# --- costs of convolutions ------------------------------------------------------------------------------------------
 
 X, W, Y = (1, 64, 56, 56), (64, 64, 3, 3), (1, 64, 56, 56)
 LAYER = 64 * 64 * 9 * 56 * 56
@@ -98,7 +98,7 @@ CONVOLUTIONS = [
     Node("DeformConv", [(1, 4, 8, 8), (6, 4, 3, 3), (1, 18, 6, 6)], [(1, 6, 6, 6)], OpCost(6 * 36 * 36, 0, 36 * 36)),
 ]
 
-# --- matrix products ------------------------------------------------------------------------------------------------
+# --- costs of matrix products ---------------------------------------------------------------------------------------
 
 A, B, C = (5, 7), (7, 3), (5, 3)
 PRODUCT = OpCost(5 * 7 * 3)
@@ -127,7 +127,7 @@ PRODUCTS = [
     Node("Einsum", [A, A], [A], OpCost(other_flops=35), "", {"equation": "ij,ij->ij"}),
 ]  # fmt: skip
 
-# --- attention, recurrent operators ---------------------------------------------------------------------------------
+# --- costs of attention and recurrent operators ---------------------------------------------------------------------
 
 BATCH, HEADS, ROWS, KEYS, SIZE, VALUE, PAST = 2, 4, 5, 6, 8, 3, 7
 Q, K, V = (BATCH, HEADS, ROWS, SIZE), (BATCH, HEADS, KEYS, SIZE), (BATCH, HEADS, KEYS, VALUE)
@@ -198,7 +198,7 @@ RECURRENT = [
          [(STEPS, 1, BATCH, HIDDEN)], recurrent("LSTM", 4, 1, []).cost, ORT, {"hidden_size": HIDDEN}),
 ]  # fmt: skip
 
-# --- pools, normalisations, and what is only moved ------------------------------------------------------------------
+# --- costs of pools, normalisations, and operators that only move data ----------------------------------------------
 
 IMAGE, POOLED = (1, 4, 8, 8), (1, 4, 4, 4)
 WINDOW = {"kernel_shape": [3, 2], "strides": [2, 2], "pads": [1, 0, 0, 0]}
@@ -303,7 +303,7 @@ def test_every_cost_function_is_tested() -> None:
     assert counted == {ways[node.domain, node.op] for node in NODES if (node.domain, node.op) in ways}
 
 
-# --- parts ----------------------------------------------------------------------------------------------------------
+# --- costs of the parts of a layer ----------------------------------------------------------------------------------
 
 
 def axes(node: Node) -> tuple[int, ...]:
@@ -374,7 +374,7 @@ def test_rules_can_be_pickled() -> None:
         assert pickle.loads(pickle.dumps(rule)).op == rule.op
 
 
-# --- a plugin's rule ------------------------------------------------------------------------------------------------
+# --- costs of a plugin's operator rule ------------------------------------------------------------------------------
 
 
 def twice(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
