@@ -159,7 +159,7 @@ def measure_idle_session(place: Path) -> Mapping[str, Any]:
     searches = 0
     for _ in range(5):
         # The limits of deviations are so high that no search starts. Otherwise, boards of a busy host would seem slow,
-        # and would start one.
+        # and a search would start.
         for name, adapt in (("swappable", None), ("adaptive", AdaptOptions(deviation=1e9, link_deviation=1e9))):
             meter = FrameCpuMeter()
             options = RunOptions(in_flight=0, on_frame=meter.record)

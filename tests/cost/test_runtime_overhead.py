@@ -33,7 +33,8 @@ COSTS = RuntimeCosts(
 
 def test_slower_device_takes_longer_but_sends_no_more() -> None:
     pi = Platform.load("rpi4x1").devices[0]
-    assert 2 < runtime_slowdown(pi) < 3  # The factor lies between published ones for C++ on a Pi 4 and for plain code.
+    # The slowdown of a Pi 4 lies between published factors for C++ programs and for plain code.
+    assert 2 < runtime_slowdown(pi) < 3
     assert (
         runtime_slowdown(Device("d", "d", 4 * REFERENCE_FLOPS_PER_S, 4))
         == 1.0

@@ -205,7 +205,7 @@ def test_ctrl_c_returns_best_plan_so_far(caplog: pytest.LogCaptureFixture) -> No
     timer = threading.Timer(1.0, lambda: signal.raise_signal(signal.SIGINT))
 
     def note(record: logging.LogRecord) -> bool:
-        # After this message, the solver CP-SAT runs, so that it is interrupted.
+        # After this message, the solver CP-SAT runs, so the interrupt reaches it.
         if "choices left" in record.getMessage():
             timer.start()
         return True

@@ -193,7 +193,8 @@ def by_hand() -> OpportunitySpace:
 def test_diapason_equations_equal_hand_computed_values() -> None:
     ln3 = np.log(3.0)
     W_dev = np.zeros((1, 3, 2, 2))
-    # Softmax of row 1 gives ¾ ¼ for slice 0 and ¼ ¾ for slice 1. Other rows give ½ ½.
+    # For the sliced choice, softmax gives the device shares ¾ ¼ for slice 0 and ¼ ¾ for slice 1. All other shares are
+    # ½ ½.
     W_dev[0, 1] = [[ln3, 0.0], [0.0, ln3]]
     # Softmax of the choices: ¼ whole and ¾ sliced; layer 1 has one choice.
     W = diapason.RelaxationWeights((np.array([[0.0, ln3]]), np.zeros((1, 1))), W_dev)

@@ -60,7 +60,7 @@ def test_weights_shrink_with_devices_and_heads_follow_rates() -> None:
     run = find_run_before(problem.layers, problem.layers.layer_by_name["layers.0.o_proj.matmul"])
     assert run is not None
     cut = cut_channel_run(problem.layers, run, [2.0, 1.0, 1.0])
-    # A head has 8 features. Each of four key-value heads has two heads, and is not cut.
+    # A head has 8 features. Each key-value head serves two heads, so cuts are at multiples of 16 features.
     assert cut.ranges == ((0, 32), (32, 48), (48, 64))
     regions = {layer.name: [own[i] for own in cut.regions] for i, layer in enumerate(run.cut_layers)}
     assert regions["layers.0.k_proj.matmul"] == [((0, 1), (0, 3), (a, b)) for a, b in ((0, 16), (16, 24), (24, 32))]

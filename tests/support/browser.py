@@ -26,7 +26,8 @@ FLAGS = (
     " --disable-component-update --disable-sync --disable-default-apps --disable-extensions --remote-debugging-pipe"
 ).split()
 PATIENCE_S = 60.0
-# A program that starts Chromium with the pipes of the DevTools protocol: it reads from descriptor 3 and writes to 4.
+# A program that starts Chromium with the pipes of the DevTools protocol: Chromium reads from descriptor 3 and writes
+# to 4.
 PLUG = """
 import fcntl, os, sys
 ends = [fcntl.fcntl(int(text), fcntl.F_DUPFD_CLOEXEC, 10) for text in sys.argv[1:3]]

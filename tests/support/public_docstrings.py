@@ -28,9 +28,9 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support.public_api import PUBLIC  # noqa: E402
 
 IGNORED = (
-    # These only count differences; DOC103 and DOC603 name the arguments and attributes.
+    # These rules only count differences; DOC103 and DOC603 name the arguments and attributes.
     "DOC101", "DOC102", "DOC601", "DOC602",
-    "DOC502", "DOC503",  # These reject errors that a function documents, but only functions called by it raise.
+    "DOC502", "DOC503",  # These rules reject documented errors that only called functions raise.
 )  # fmt: skip
 Definition = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -111,7 +111,7 @@ def test_thousand_flips_of_a_sockets_artifact_are_refused(sockets: Path) -> None
         device = what.split()[-1].split("/")[0]
         by_device = device in names and device_refuses(sockets / device)
         assert by_device or refuses(lambda: artifacts._open_artifact(sockets, with_weights=True)), what
-        # Reading all files, as `deploy` does, takes long, so only every seventh flip is checked so.
+        # Reading all files, as `deploy` does, takes long, so this check is made for every seventh flip only.
         if number % 7 == 0:
             assert refuses(lambda: check_files(sockets, files := load_artifact(sockets)["files"], files)), what
 

@@ -318,7 +318,8 @@ def test_failure_of_idle_device_drops_no_frame(start_messages: StartMessages, do
     with connect(double_failures, start_manually=("b", "c")) as session:
 
         def scenario() -> Iterator[None]:
-            # When c has failed, the plan for failures of both b and c is used, so b is idle when it fails.
+            # After c has failed, the plan for failures of both b and c is used, so b is already idle when it fails
+            # too.
             for name in "cb":
                 yield from frames(10)
                 send_signal(double_failures, name, signal.SIGKILL)

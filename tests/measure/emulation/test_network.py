@@ -121,8 +121,8 @@ def test_removes_networks_of_killed_processes() -> None:
         "    signal.pause()\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as killed:
-        # The output of a relay is a pipe of this process. It is closed now, so a relay that is still starting also
-        # ends.
+        # A relay's output is a pipe to the process that is killed here. The pipe is then closed, so even a relay that
+        # is still starting ends.
         assert killed.stdout is not None and killed.stdout.readline() == b"ready\n"
         assert relays(killed.pid)
         killed.kill()
