@@ -168,7 +168,7 @@ def test_options_show_type_default_and_help() -> None:
 
 @dataclass(frozen=True)
 class Needy:
-    """One required option, and a value that `__post_init__` rejects."""
+    """A class with one required option, and a value that its `__post_init__` rejects."""
 
     name: ClassVar[str] = "needy"
     parts: int

@@ -38,7 +38,7 @@ MORE_LINES = {
 
 
 def check_width(printed: str) -> None:
-    """Check that only single words are wider than the terminal."""
+    """Check that every line wider than the terminal is a single word."""
     for line in printed.splitlines():
         assert cell_len(line) <= COLUMNS or len(line.split()) == 1, line
 

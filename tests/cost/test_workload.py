@@ -113,7 +113,10 @@ def test_counts_input_and_output_time_separately() -> None:
 
 @pytest.mark.parametrize("label", ["height", "channel"])
 def test_counts_slices_and_joins(label: AxisLabel) -> None:
-    """LeNet's convolutions and pools are on two devices, the rest is on one: each has a node in a segment."""
+    """LeNet's convolutions and pools are on two devices, and the rest is on one.
+
+    Each slice and join is a node in a segment.
+    """
     problem = load_problem(networks.build("lenet"), Platform.load("rpi4-gateway-x2"))
     layers = {layer.name: (Part("pi01"),) for layer in problem.layers.layers}
     for layer in problem.layers.layers[:4]:
@@ -142,7 +145,10 @@ def test_counts_slices_and_joins(label: AxisLabel) -> None:
 
 @pytest.mark.parametrize("kind", ["float16", "int8", "int8-block"])
 def test_narrowed_tensor_is_copied_at_each_end(kind: str) -> None:
-    """Both devices compute the first layer, one the next layers, and the other delivers the last."""
+    """Both devices compute the first layer.
+
+    One device computes the next layers, and the other one delivers the last layer's output.
+    """
     costs = RuntimeCosts(per_copy=1e-2, per_copied_byte=1e-6)
     wide = replace(
         load_problem(networks.build("lenet"), Platform.load("rpi4-gateway-x2")), source=("pi01",), sink=("pi02",)

@@ -321,7 +321,7 @@ class TestRestriction:
 
 
 class TestRegistry:
-    """`load_plugins`: plugins and an environment in, a registry out."""
+    """`load_plugins` makes a registry from plugins and environment variables."""
 
     def test_names_are_sorted_and_the_order_of_loading_does_not_show(
         self, site: Path, monkeypatch: pytest.MonkeyPatch

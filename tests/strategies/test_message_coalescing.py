@@ -1,4 +1,4 @@
-"""Keys and values of one sequence are sent in one message, and the tables cost it like the simulator."""
+"""Keys and values of one sequence are sent in one message. The cost tables count it like the simulator."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The strategy `replicate`: turns of the devices, groups, and rejected options."""
+"""The strategy `replicate`: the order in which devices get frames, groups of devices, and rejected options."""
 
 from __future__ import annotations
 

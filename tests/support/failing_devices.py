@@ -57,7 +57,7 @@ class Survivor:
         return [integers(Random(number), self.model.proto) for number in range(count)]
 
     def peers(self, device: str) -> list[str]:
-        """Return the sorted devices with which it exchanges tensors in any role."""
+        """Return the sorted devices with which a device exchanges tensors in any role."""
         program = self.compilation.program
         assert program is not None
         ends = [{t.sender, t.receiver} for role in program.roles for t in role.transfers]

@@ -316,7 +316,7 @@ EXTERNAL: dict[str, dict[str, str]] = {
 
 
 def write_all(directory: Path) -> dict[str, Path]:
-    """Write all of them to files, each in its own directory."""
+    """Write all invalid models to files, each in its own directory."""
     files = {}
     for number, name in enumerate([*ILLEGAL, *ABSURD, *EXTERNAL]):
         place = directory / str(number)

@@ -136,7 +136,7 @@ def pad_moved(_: Operation, __: Interval | None, piece: Piece) -> Piece:
 
 
 def shifted(axis: int) -> Spoil:
-    """Shift by one row (channel) upwards, at the border downwards."""
+    """Shift a needed region by one row (channel) upwards, or downwards at the border."""
 
     def spoil(operation: Operation, _: Interval | None, piece: Piece) -> Piece:
         need = piece.needs[0]

@@ -63,7 +63,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
 
 
 def details(page: str) -> list[str]:
-    """Return the texts that the page shows on demand."""
+    """Return the texts in `data-d` attributes, which the page shows on demand."""
     return [html.unescape(text) for text in re.findall(r'data-d="([^"]*)"', page)]
 
 
