@@ -157,7 +157,7 @@ def test_functions_and_files_of_the_code_tour_exist() -> None:
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("`lower` |", "`lowers` |"),
+        ("`role_states` |", "`roles_state` |"),
         ("/lowering.py", "/lowered.py"),
         ("`make_tasks`", "`made_tasks`"),
         ("`Plan`", "`Plans`"),

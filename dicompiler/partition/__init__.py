@@ -4,7 +4,7 @@
     Layer + Part      --bounds_inference--> Task: the Piece that each node computes, and the regions that the task reads
     tasks             --routing--> Routing: tasks with results that are read, and the tensor regions that they exchange
     Routing + model   --placement--> PlacedGraph: nodes with a device, a lane and a position in time
-    PlacedGraph       --lowering--> placed Model
+    PlacedGraph       --placed_model--> placed Model
     placed Model      --segmentation--> Program
 
 `tiling` computes parts along named axes (height, width, channel) for passes and strategies, and `lowering` combines all
