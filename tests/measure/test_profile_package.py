@@ -455,7 +455,7 @@ class TestEngines:
     @pytest.mark.slow
     def test_platform_of_measured_boards_has_the_rate_of_each_engine(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,), engines=[NcnnEngine()])
-        assert script(package, "--repeat", 1, "--threads", 1).returncode == 0
+        assert script(package, "--threads", 1).returncode == 0
         measured = json.loads((package / "PROFILE.json").read_text())
         board = MeasuredBoard("pi01", "pi01", None, 4, 1 << 30, measured)  # type: ignore[arg-type]
         measurements = BoardMeasurements((board,), (), ())
