@@ -157,7 +157,7 @@ def test_prints_only_a_table_of_80_columns_into_a_pipe(tmp_path: Path) -> None:
         "lenet: 8 layers, 0.000846 GFLOP per frame, 0.247 MB of weights",
         "split over rpi4x1 by single; predicted ms per frame on the boards:",
     ]
-    assert lines[4].split()[:5] == ["pi01", "8", "100.0%", "0.24", "0.0"]
+    assert lines[4].split()[:5] == ["pi01", "8", "100.0%", "0.25", "0.0"]
     assert [*tmp_path.iterdir()] == []
 
 
