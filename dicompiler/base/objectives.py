@@ -37,7 +37,8 @@ def objective_terms(text: str) -> Mapping[str, float]:
         weight, star, name = term.rpartition("*")
         name = name.strip()
         if name not in OBJECTIVES and weight.strip() in OBJECTIVES:
-            raise UsageError(f"objective {text!r}: the weight comes first: write {name}*{weight.strip()}")
+            before, after = weight.strip(), name
+            raise UsageError(f"objective {text!r}: the weight comes first: write {after}*{before}")
         if name not in OBJECTIVES:
             raise UsageError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)}")
         if name in weights:

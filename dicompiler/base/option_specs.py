@@ -179,7 +179,7 @@ def parse_pipeline(text: str, label: str = "pipeline", item: str = "pass") -> tu
         specs.append(parser.parse_spec())
         parser.skip_blanks()
     if not parser.is_at_end():
-        raise parser.syntax_error(f"',' before the next {item} or the end")
+        raise parser.syntax_error(f"the end, or ',' and another {item}")
     return tuple(specs)
 
 
@@ -316,7 +316,7 @@ def options_of(cls: type) -> tuple[Option, ...]:
 
 
 def option_files(instance: Any) -> tuple[str, ...]:
-    """Return the files that the options of an instance name: values of fields with `metadata={"file": True}`."""
+    """Return the files that an instance's options name: the values of its fields with `metadata={"file": True}`."""
     fields = [name for name, (field, _) in _option_types(type(instance)).items() if field.metadata.get("file")]
     return tuple(text for name in fields for text in _format_values(getattr(instance, name)) if text)
 

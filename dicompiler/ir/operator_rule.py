@@ -274,13 +274,13 @@ class OperatorRule:
         stand_in: Replacement of the operator in the exact check of `verify`, which computes with small integers. It is
             an operator with the same inputs, or a function of `dicompiler.verify.exact`. '': the operator needs none,
             because its results are not rounded.
-        constant_stand_ins: One kind of integers for each input, separated by spaces: "- gain shift". In the exact
-            check, such integers replace the values of the input if it is constant. '-': the values are kept. The last
-            kind also applies to all further inputs. A kind says how the operator uses the input: factor, gain, max,
-            min, rounded, scale, shift, slope, step or variance.
-        attribute_stand_ins: Replacements of attributes in the exact check, separated by spaces. A list of weights is
-            replaced by a kind of integers, and any other attribute by a value:
-            "offset=shift scale=one post_transform=NONE".
+        constant_stand_ins: How the operator uses each input: a kind such as factor, gain, max, min, rounded, scale,
+            shift, slope, step or variance. In the exact check, integers of this kind replace the values of the input if
+            it is constant. The kinds are separated by spaces, as in "- gain shift"; '-': the values are kept. The last
+            kind also applies to all further inputs.
+        attribute_stand_ins: Replacements of attributes in the exact check, separated by spaces, as in
+            "offset=shift scale=one post_transform=NONE". A list of weights is replaced by integers of a kind (one,
+            which are all 1, or shift or gain), and any other attribute by the value.
         replaces: True if the rule replaces an existing rule for the same operator, such as a built-in rule. False: if
             there is an existing rule, this rule is left out with a warning, unless only this rule can split the
             operator.

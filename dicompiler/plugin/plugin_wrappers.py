@@ -520,7 +520,7 @@ def _check_seconds_table(
 ) -> Any:
     shape = (len(shares), len(devices))
     if not isinstance(result, np.ndarray) or result.shape != shape:
-        raise _InvalidResult(f"seconds_table() did not return an array of shape (shares, devices), here {shape}")
+        raise _InvalidResult(f"seconds_table() must return an array of shape (shares, devices), which is {shape} here")
     valid = (result >= 0) & ((result < math.inf) | [not device.can_compute for device in devices])
     for row, column in np.argwhere(~valid):
         raise _InvalidResult(validate_seconds(result[row, column], layer, devices[column]))

@@ -90,7 +90,7 @@ class ParetoFront:
         return self.ranked_points(objective)[0]
 
     def ranked_points(self, objective: str) -> list[ParetoPoint]:
-        """Return all points, sorted by their values of an objective.
+        """Return all points (plans with their values), sorted by their values of an objective.
 
         Args:
             objective: One of `objectives`, or a weighted sum of them such as "latency+0.5*energy".

@@ -255,9 +255,9 @@ class Target(ABC):
         return {device.device: 0 for device in program.devices}
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """Return the runtime's work for each segment (submodel) of a device, so that this work can be timed.
+        """Return a description of the runtime's work for each segment (submodel) of a device, for timing this work.
 
-        Default: the engine's computation of each segment, and no copies.
+        Default: only the engine's computation of each segment, without copies of its inputs and outputs.
 
         Args:
             device: The device's program.

@@ -172,7 +172,7 @@ def _rotary_positions(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
 
 
 def _sequence_length(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number n of time steps, which limits sequence lengths to 0 … n-1; None if n is unknown."""
+    """Return the number n of time steps: sequence lengths of 0 to n-1 are valid. The result is None if n is unknown."""
     axes = {attribute.name: attribute.i for attribute in node.attribute}
     return input_extent(0, axes.get("time_axis", axes.get("layout", 0)))(node, inputs)
 

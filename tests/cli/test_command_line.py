@@ -156,10 +156,10 @@ class TestUsage:
             (["opt", "m.onnx", "-o", "o"], "opt: missing option '-p' / '--pipeline'; see 'dicompiler opt --help'"),
             (["run"], "run: missing argument 'DIR'; see 'dicompiler run --help'"),
             (["list", "pases"], "list: unknown kind 'pases' (did you mean 'passes'?)"),
-            (["opt", "m.onnx", "-p", "a b", "-o", "o"], "pipeline 'a b': expected ',' before the next pass"),
+            (["opt", "m.onnx", "-p", "a b", "-o", "o"], "pipeline 'a b': expected the end, or ',' and another pass"),
             (
                 ["compare", __file__, "--platform", "rpi4x2", "--strategies", "single dp"],
-                "strategies 'single dp': expected ',' before the next strategy",
+                "strategies 'single dp': expected the end, or ',' and another strategy",
             ),
             (["opt", "m.onnx", "-p", "fold", "-o", "o"], "unknown pass 'fold'"),
             (["opt", "m.onnx", "-p", "partition", *SHAPE, "-o", "o"], "opt: shape is an option of pass 'infer-shapes'"),

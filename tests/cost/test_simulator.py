@@ -117,7 +117,7 @@ def test_slow_link_leaves_bandwidth_to_others() -> None:
     slow = cluster(3)
     slow = replace(slow, network=replace(slow.network, links=(Link(("d0", "d1"), 0.25e6),)))
     times = {span.peer: span.end for span in simulate(both, slow).spans if span.kind == "message"}
-    # Both want 1.25 times the bandwidth of d0's link, so each message is slowed down by 1.25, from 4 to 5 s.
+    # Together, the messages need 1.25 times the bandwidth of d0's link. Each therefore takes 5 s instead of 4 s.
     assert times == {"d1": pytest.approx(5), "d2": pytest.approx(5)}
 
 
@@ -143,7 +143,7 @@ def test_devices_of_one_host_exchange_tensors_for_free() -> None:
 
 def test_waits_name_awaited_device() -> None:
     found = simulate(fan(), cluster(3))
-    # Results of d1 and d2 arrive at the same time; the wait counts for the first.
+    # The results of d1 and d2 arrive at the same time. The wait is counted for d1, the first of them.
     assert found.waits["d0"] == {"d1": pytest.approx(11)}
     assert found.waits["d1"] == {"d0": pytest.approx(5)}
     assert found.total_seconds("compute", "d1") == 3

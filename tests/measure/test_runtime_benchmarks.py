@@ -214,7 +214,8 @@ def test_measures_runtime_costs_on_emulated_boards(name: str) -> None:
     )
     assert all(0 < seconds < 0.1 for seconds in (here.send, here.latency, here.receive, here.call))
     theirs = stated.send + stated.latency + stated.receive
-    # Only sending and receiving are scaled to 40 processes; the latency, which is the time to wake a process, is not.
+    # With 40 processes, sending and receiving take longer, because the processes share the processors. The latency (the
+    # time to wake a process) stays the same.
     awake = 40 / available_processors() * (here.send + here.receive)
     assert runtime_cost_factor(name, 40) == pytest.approx((awake + here.latency) / theirs)
 

@@ -38,7 +38,8 @@ PUBLISHED = {
     "vgg19": 143_667_240,
     "vit_tiny": 5_717_416,
     "whisper_tiny_encoder": 8_208_384,
-    # Published for fused models. 16 fixed weights, which compute distances (DFL), are not counted here.
+    # The published counts are those of models with fused batch normalization. They include 16 fixed weights, which
+    # compute distances (DFL) and are not counted here.
     "yolo11n": 2_616_248 - 16,
     "yolov8n": 3_151_904 - 16,
 }

@@ -121,7 +121,7 @@ def test_plugin_may_catch_its_own_exceptions() -> None:
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        ("shape", "seconds_table() did not return an array of shape (shares, devices), here (1, 3)"),
+        ("shape", "seconds_table() must return an array of shape (shares, devices), which is (1, 3) here"),
         ("negative", "takes -"),
     ],
 )

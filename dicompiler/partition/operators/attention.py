@@ -74,10 +74,10 @@ def _split_heads(
 
 
 def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts: Sequence[int]) -> dict[str, int]:
-    """Return the new values of the attributes `names`, which are numbers of heads, if they change.
+    """Return those numbers of heads that differ between a part of an attention and the whole node.
 
-    `heads` are the ranges of heads that a part of the attention computes, and `counts` the numbers of heads of the
-    whole node.
+    `names` are the attributes with the numbers of heads, and `counts` their values in the whole node. `heads` are the
+    ranges of heads that the part computes. The result has the part's numbers, by name.
     """
     new = (stop - start for start, stop in heads)
     return {name: n for name, n, before in zip(names, new, counts, strict=False) if n != before}

@@ -222,9 +222,9 @@ def position_values_body(call: StandInCall) -> list[NodeProto]:
 
 
 def zeros_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute zeros of the output shape, in place of an excluded operator.
+    """Return nodes that compute zeros of the output shape, in place of an operator that the exact check cannot compute.
 
-    The module `excluded_layers` inserts an Add behind the node, which turns the zeros into random integers.
+    The module `excluded_layers` adds random integers to these zeros, so that the layers behind them are checked.
     """
     return _filled_body(call, 0)
 

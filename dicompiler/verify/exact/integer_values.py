@@ -101,9 +101,10 @@ def integer_constants(facts: GraphFacts, seed: int, schedule: MagnitudeSchedule)
 def integer_inputs(
     model_inputs: Mapping[str, tuple[int, tuple[int, ...]]], seed: int, schedule: MagnitudeSchedule
 ) -> dict[str, Array]:
-    """Return random inputs by name: floats, integers from 0 to 3, or bools.
+    """Return random inputs by name, all of which are integers or bools.
 
-    Floats are integers from -`schedule.inputs` to `schedule.inputs`. `model_inputs` are (ONNX type, shape) by name.
+    Inputs of float types get integers from -`schedule.inputs` (the largest magnitude of inputs) to `schedule.inputs`,
+    inputs of integer types 0 to 3, and bool inputs False or True. `model_inputs` are (ONNX type, shape) by name.
     """
     feed = {}
     for name, (dtype, shape) in model_inputs.items():

@@ -101,9 +101,9 @@ class RowMap:
     def align_rows(self, rows: RowIntervals) -> RowIntervals:
         """Return the intervals of rows that the layer must compute if the intervals `rows` are requested.
 
-        The result is larger than `rows` if the layer can compute rows only in groups. Empty intervals stay empty. The
-        first and the last requested row determine the result, because a later output row never needs earlier rows than
-        an earlier output row.
+        The result is larger than `rows` if the layer can compute rows only in groups. Empty intervals stay empty. Only
+        the first and the last row of each interval are looked up: from one row to the next, the rows that are needed
+        never move backwards.
         """
         row = self.single
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]

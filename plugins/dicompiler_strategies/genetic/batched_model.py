@@ -121,9 +121,10 @@ class BatchedModel:
     runtimes: RuntimeArrays = field(repr=False)
 
     def evaluate(self, assignments: NDArray[Any]) -> PlanEstimates:
-        """Return the estimates of plans, given the platform position of each layer's device.
+        """Return estimated latencies and other metrics of many plans.
 
-        The array `assignments` has the shape (plans, layers).
+        `assignments` has the shape (plans, layers): for each layer of each plan, the position of its device in the
+        platform.
         """
         rows = np.asarray(assignments, np.intp)
         starts = range(0, max(1, len(rows)), CHUNK_PLANS)

@@ -1,7 +1,7 @@
 """Chromosomes: arrays of integers (genes) that encode plans, with crossover and mutation.
 
-A decoded plan is a row with one integer for each layer. It is the platform position of the layer's device, or the
-number of one of the layer's choices (ways to split the layer).
+A decoded plan is a row with one integer for each layer. If each layer runs on one device, this integer is the device's
+position in the platform. Otherwise, it is the number of one of the layer's choices (ways to split the layer).
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ derived from the plan.
 """
 MAX_LIMITED_LAYERS = 4
 """Largest number of layers with a memory constraint: the layer's inputs and outputs, and all weights, must fit."""
-MAX_MEMORY_ROUNDS = 12  # Largest number of searches, which are repeated with less memory if a plan does not fit.
+MAX_MEMORY_ROUNDS = 12
+"""Largest number of searches. If a plan does not fit into memory, the next search has a lower limit for weights."""
 
 
 @dataclass(frozen=True)

@@ -147,10 +147,10 @@ def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorF
 
 
 def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> list[LayerRun]:
-    """Return the runs of the layers at the positions `start` to `stop` − 1.
+    """Divide the layers at the positions `start` to `stop` − 1 into runs (consecutive layers that are split together).
 
-    The first run has the layers up to the first one without rows, in fused height tiles. Each layer after them is a run
-    by itself; its output is distributed over the devices as `wanted`.
+    The first run has the layers before the first layer without rows, in fused height tiles. Each further layer is a run
+    by itself. Its output is distributed over the devices in the form `wanted`, if this is possible.
     """
     graph = team.layers
     end = start

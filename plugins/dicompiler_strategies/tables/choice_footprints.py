@@ -173,7 +173,7 @@ class _FootprintBuilder:
         d = self.index[part.device]
         for slot in self.produced:
             region = probe.task.outputs[TensorKey(self.layer.outputs[slot])]
-            # `produced` has only the outputs with a static shape, and every task has a region of these.
+            # `produced` has only outputs with a static shape. Every task has a region of each of them.
             assert region is not None
             self.produced[slot][c, d] = region_to_box(region)
             self.shares[slot][c, d] = region_to_box(region if share is None or slot else share)

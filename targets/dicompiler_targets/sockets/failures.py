@@ -244,7 +244,7 @@ class Suspicions:
     """
 
     def __init__(self, heartbeat_s: float, peers: Mapping[str, Collection[str]]) -> None:
-        """Create an empty collection.
+        """Create a collection without suspicions.
 
         `heartbeat_s` is the number of seconds between heartbeats. `peers` has the devices with which each device
         exchanges tensors.

@@ -1,4 +1,4 @@
-"""The class of target `sockets`, which writes a directory for each device, with its options."""
+"""The class of target `sockets`, which writes a directory for each device, and the options of this target."""
 
 from __future__ import annotations
 

@@ -157,7 +157,7 @@ class TfliteWriter:
         return index
 
     def require_known_form(self, name: str) -> tuple[int, AxisForm]:
-        """Return the TFLite index of a tensor in the form (axis order) in which the graph has it, and that form."""
+        """Return a tensor's index in the TFLite graph, and the form (axis order) in which the graph already has it."""
         form = self.get_form(name)
         return self.require_tensor(name, form), form
 

@@ -70,7 +70,9 @@ class EngineNetwork:
             code, mat = extractor.extract(f"out{i}")
             array = np.asarray(mat)
             if code != 0 or array.shape != tuple(shape[1:]):
-                raise ValueError(f"ncnn computes output {i} with shape {array.shape}, not {shape[1:]} (code {code})")
+                raise ValueError(
+                    f"output {i} has shape {array.shape} in ncnn (exit code {code}), but {shape[1:]} in the model"
+                )
             self._kept.append(mat)
             outputs.append(array[None])
         return outputs

@@ -391,8 +391,8 @@ class StepExecutor:
     def advance(self, on_finished: Callable[[FrameExecution], None]) -> bool:
         """Run steps until a frame is finished or no frame can continue.
 
-        The finished frame is removed and passed to `on_finished`. Return True if a frame was finished, or if stopped
-        frames must be dropped.
+        The finished frame is removed and passed to `on_finished`. Return True if a frame was finished, or if a failure
+        has stopped frames, which the caller must then drop.
         """
         position, seen = 0, self._mailbox.changes
         while position < len(self.frames):
