@@ -705,10 +705,12 @@ class _Placer:
             # not wait for these lanes.
             period, _, position, _ = place.step_key
             slice_placement = NodePlacement(box.origin.device, box.origin.lane, (period, -1, position, 0))
-            producer_placement = self.placement_of_task.get(box.origin.task, slice_placement)
-            self.shared_tensors[cache_key] = self.wire_casts.narrow(
-                self._tensor_of_box(box.origin, place), box, slice_placement, producer_placement
-            )
+            whole = self._tensor_of_box(box.origin, place)
+            piece = self.builder.add_slice(whole, box.region, slice_placement)
+            # The cast of a whole tensor directly follows the node that computes the tensor.
+            is_cut = piece is not whole
+            maker = slice_placement if is_cut else self.placement_of_task.get(box.origin.task, slice_placement)
+            self.shared_tensors[cache_key] = self.wire_casts.narrow(piece, box, slice_placement, maker)
         return self.wire_casts.widen(self.shared_tensors[cache_key], box, place)
 
     def _place_task(self, task: Task) -> None:
@@ -1023,20 +1025,18 @@ class WireCasts:
         self.wide: dict[tuple[str, str, int], PlacedTensor] = {}
 
     def narrow(
-        self, tensor: PlacedTensor, box: Box, slice_placement: NodePlacement, producer_placement: NodePlacement
+        self, piece: PlacedTensor, box: Box, slice_placement: NodePlacement, maker: NodePlacement
     ) -> PlacedTensor:
-        """Return a box (region) of `tensor` in the element type in which it is sent.
+        """Return the tensor `piece`, which contains a box (region), in the element type in which the box is sent.
 
-        A Slice and a cast are added if they are needed. If the box is the whole tensor, its cast directly follows the
-        node that computes the tensor, at `producer_placement`. Otherwise, its cast follows all slices at
-        `slice_placement`. A slice between two casts would end the segment (the submodel that a device runs at once)
-        after the first cast. The tensors would then not be sent together.
+        A cast is added if it is needed. It follows the node that computes `piece`, at the placement `maker`. If this is
+        a Slice, at `slice_placement`, the cast follows all slices. A slice between two casts would end the segment (the
+        submodel that a device runs at once) after the first cast. The tensors would then not be sent together.
         """
-        assert box.region is not None
-        piece, kind = self.builder.add_slice(tensor, box.region, slice_placement), self.kinds.get(box.key.tensor)
+        kind = self.kinds.get(box.key.tensor)
         if kind is None or (kind == INT8_BLOCK and not volume(piece.region)):
             return piece
-        period, lane, position, phase = (producer_placement if piece is tensor else slice_placement).step_key
+        period, lane, position, phase = maker.step_key
         placement = slice_placement._replace(step_key=(period, lane, LAST_POSITION if lane < 0 else position, phase))
         name = self.builder.unique_tensor_name(f"{piece.name}~{kind}")
         if kind == INT8_BLOCK:
