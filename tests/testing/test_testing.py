@@ -217,6 +217,7 @@ def test_progress_is_logged_with_network_platform_and_objective(caplog: pytest.L
         *(f"running {ON} {place} for latency" for place in places),
         "running strategy 'bad-strategy' of module support.bad_plugins on 2 samples in another process",
         *(f"checking {ON} {place} for latency" for place in places),
+        "checking strategy 'bad-strategy' of module support.bad_plugins: front() on branches on switch3 for latency",
         "checking cost model 'bad-cost' of module support.bad_plugins on branches on switch3",
     ]
     assert list(dict.fromkeys(caplog.messages)) == steps
