@@ -402,9 +402,14 @@ def show_verification(verification: Verification, directory: Path, as_json: bool
         print_table(
             ("check", "", ""), [(check.name, _describe_outcome(check), check.detail) for check in checks], wrap=2
         )
+    require_passed(checks, str(directory))
+
+
+def require_passed(checks: Sequence[Check], place: str) -> None:
+    """Raise DicompilerError if a check failed. The message begins with `place`, and names the first failed check."""
     for check in checks:
         if not check.passed:
-            raise DicompilerError(f"{directory}: check {check.name} failed: {check.detail}")
+            raise DicompilerError(f"{place}: check {check.name} failed: {check.detail}")
 
 
 FAILURE_HEADERS = ("failed", "latency ms", "frame period ms", "fullest host MB", "extra weights MB")

@@ -56,7 +56,7 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
     the boards' speed. Each table is printed as soon as its numbers are known. All tables together take about a
     minute. The exit code is 0 only if every check passed.
     """
-    from dicompiler.base.errors import DicompilerError
+    from dicompiler.cli.compile_output import require_passed
     from dicompiler.cli.progress import progress
     from dicompiler.measure.emulation.demo import EMULATED_FRAMES, emulate_frames, split_network
 
@@ -78,9 +78,7 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
         _show_times(split, emulated)
         if output is not None:
             click.echo(f"\nwritten: {output}")
-    for check in verification.checks:
-        if not check.passed:
-            raise DicompilerError(f"demo: check {check.name} failed: {check.detail}")
+    require_passed(verification.checks, "demo")
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.atomic_output import check_writable
-from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import (
     PATH,
     StreamOptions,
@@ -33,6 +33,7 @@ from dicompiler.target.run_records import InstalledDevice, RunOptions
 
 if TYPE_CHECKING:
     from dicompiler.analysis.prediction_error import ExpectedTiming
+    from dicompiler.verify.comparison import Check
 
 _OPTIONS_OF_RUNS = (
     *("inputs", "outputs", "frames", "in_flight", "adapt", "follow", "metrics", "verify"),
@@ -167,7 +168,7 @@ def _copy_and_run(
     expected: ExpectedTiming | None,
     as_json: bool,
 ) -> None:
-    from dicompiler.cli.compile_output import show_verification
+    from dicompiler.cli.compile_output import require_passed, show_verification
     from dicompiler.cli.file_io import read_inputs, write_npz
     from dicompiler.cli.progress import progress
     from dicompiler.cli.run_output import show_discrepancies, show_prediction, show_run
@@ -184,7 +185,7 @@ def _copy_and_run(
     report: dict[str, Any] = {"installed": [dataclasses.asdict(device) for device in installed]}
     if not as_json:
         _show_installed(installed)
-    failed = None
+    checks: tuple[Check, ...] = ()
     if resident:
         report["resident"] = list(open_service(directory, options).start())
     if not copy_only:
@@ -192,24 +193,23 @@ def _copy_and_run(
         if last.resolve() != directory.resolve():
             directory, expected = last, stream.predict(last, cost, options)
         verification = verify_run(directory, result, inputs) if verify else Verification(())
-        failed = next((check for check in verification.checks if not check.passed), None)
+        checks = verification.checks
         report["run"] = stream.write_log(directory, result, options, expected)
-        report["checks"] = [dataclasses.asdict(check) for check in verification.checks]
+        report["checks"] = [dataclasses.asdict(check) for check in checks]
         if not as_json:
             click.echo()
             log = report["run"]
             show_run(result, log["in_flight"])
             show_prediction(load_summary(directory), result, log["location"], log["in_flight"])
             show_discrepancies(expected, log)
-        if stream.outputs is not None and failed is None:
+        if stream.outputs is not None and all(check.passed for check in checks):
             write_npz(stream.outputs, result.outputs[0])
         if verify and not as_json:
             click.echo()
             show_verification(verification, directory, False)
     if as_json:
         print_json(report)
-    if failed is not None:
-        raise DicompilerError(f"{directory}: check {failed.name} failed: {failed.detail}")
+    require_passed(checks, str(directory))
 
 
 def _show_installed(installed: Sequence[InstalledDevice]) -> None:
