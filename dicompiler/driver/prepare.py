@@ -223,13 +223,13 @@ def make_problem(
     )
     if target is None:
         return problem
-    return on_platform(replace(problem, target=target), platform, target)
+    return on_platform(problem, platform, target)
 
 
 def on_platform(problem: Problem, platform: Platform, target: Target) -> Problem:
-    """Return the problem with another platform, and with the costs of the target's runtime on this platform."""
+    """Return the problem with another platform and a target, and with the costs of the target's runtime on it."""
     costs = runtime_costs(platform, problem.cost_model, target)
-    return replace(problem, platform=platform, runtime_costs=costs)
+    return replace(problem, platform=platform, target=target, runtime_costs=costs)
 
 
 def check_powers(platform: Platform, objective: str) -> None:
