@@ -407,25 +407,30 @@ def test_policies_and_diagnostics_of_the_caller_stay_the_same(cmake: str, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ("MODEL net.onnx PLATFORM rpi4x2", "argument NAME is missing: add NAME and its value"),
-        ("NAME net PLATFORM rpi4x2", "argument MODEL is missing: add MODEL and its value"),
-        ("NAME net MODEL net.onnx", "argument PLATFORM is missing: give a TOML file, or a built-in one such as rpi4x4"),
-        ("NAME net MODEL net.onnx PLATFROM x", "unknown argument 'PLATFROM': it takes NAME, MODEL, PLATFORM, TARGET"),
-        ("NAME net MODEL net.onnx PLATFORM x SHAPE a=1 STRATEGI y", "SHAPE has 'STRATEGI': write input=1x3x224x224"),
-        ("NAME net MODEL net.onnx PLATFORM", "argument PLATFORM has no value: give one, or leave PLATFORM out"),
-        ("NAME net MODEL m PLATFORM x STRATEGY dp PLAN p", "STRATEGY and PLAN exclude each other: a plan needs no"),
-    ],
-)
-def test_wrong_call_is_an_error_of_cmake_that_names_the_argument(arguments: str, words: str, tmp_path: Path) -> None:
-    said = configure(project(tmp_path, f"dicompiler_compile({arguments})"), code=1)
-    assert f"dicompiler_compile: {words}" in said
-
-
-@pytest.mark.parametrize(
     ("call", "words"),
     [
+        ("compile(MODEL net.onnx PLATFORM rpi4x2)", "argument NAME is missing: add NAME and its value"),
+        ("compile(NAME net PLATFORM rpi4x2)", "argument MODEL is missing: add MODEL and its value"),
+        (
+            "compile(NAME net MODEL net.onnx)",
+            "argument PLATFORM is missing: give a TOML file, or a built-in one such as rpi4x4",
+        ),
+        (
+            "compile(NAME net MODEL net.onnx PLATFROM x)",
+            "unknown argument 'PLATFROM': it takes NAME, MODEL, PLATFORM, TARGET",
+        ),
+        (
+            "compile(NAME net MODEL net.onnx PLATFORM x SHAPE a=1 STRATEGI y)",
+            "SHAPE has 'STRATEGI': write input=1x3x224x224",
+        ),
+        (
+            "compile(NAME net MODEL net.onnx PLATFORM)",
+            "argument PLATFORM has no value: give one, or leave PLATFORM out",
+        ),
+        (
+            "compile(NAME net MODEL m PLATFORM x STRATEGY dp PLAN p)",
+            "STRATEGY and PLAN exclude each other: a plan needs no",
+        ),
         ("opt(NAME a PIPELINE x)", "argument MODEL is missing: add MODEL and its value"),
         ("opt(NAME a MODEL net.onnx)", "argument PIPELINE is missing: add PIPELINE and its value"),
         ("opt(NAME a MODEL net.onnx PIPELINE)", "argument PIPELINE has no value: give one, or leave PIPELINE out"),
@@ -441,7 +446,7 @@ def test_wrong_call_is_an_error_of_cmake_that_names_the_argument(arguments: str,
         ("plan(NAME a MODEL m PLATFORM x SHAPE 1x2)", "SHAPE has '1x2': write input=1x3x224x224; arguments are NAME"),
     ],
 )
-def test_wrong_call_of_opt_or_plan_is_an_error_of_cmake(call: str, words: str, tmp_path: Path) -> None:
+def test_wrong_call_is_an_error_of_cmake_that_names_the_argument(call: str, words: str, tmp_path: Path) -> None:
     said = configure(project(tmp_path, f"dicompiler_{call}"), code=1)
     assert f"dicompiler_{call.partition('(')[0]}: {words}" in said
 
