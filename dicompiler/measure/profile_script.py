@@ -103,7 +103,12 @@ def _parse_options() -> argparse.Namespace:
     add("-o", "--output", type=Path, default=Path("PROFILE.json"), help="the profile (default: PROFILE.json)")
     add("--device", help="devices of the platform that the profile is for (name or pattern; default: this host)")
     add("--threads", type=int, default=available_processors(), help="threads of a piece (default: all processors)")
-    add("--repeat", type=int, default=DEFAULT_REPEAT, help="times to time each piece (default: 7)")
+    add(
+        "--repeat",
+        type=int,
+        default=DEFAULT_REPEAT,
+        help="number of times that each piece is timed (default: %(default)s)",
+    )
     add("--serve", metavar="[HOST:]PORT", help="answer one link measurement of another host, then end")
     add("--connect", metavar="HOST:PORT", help="measure the link to the host that runs --serve at this address")
     add("--name", default=platform.node(), help="this host's name in links (default: its own)")

@@ -301,7 +301,8 @@ def _select_allowed(names: str | None, plugins: tuple[Plugin, ...]) -> list[Plug
     allowed = {canonical_name(name.strip()) for name in names.split(",") if name.strip()}
     third_party = [plugin for plugin in plugins if plugin.value not in dict(BUILTIN_PLUGINS).values()]
     known = {canonical_name(name) for plugin in third_party for name in (plugin.name, plugin.distribution)}
-    for name in sorted(allowed - known):
+    if unknown := sorted(allowed - known):
+        name = unknown[0]
         raise UsageError(
             f"{PLUGINS_VARIABLE}: {name!r} is not an installed third-party plugin{did_you_mean(name, known)}: correct "
             "the name, or install the plugin"
