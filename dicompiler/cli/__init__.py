@@ -1,7 +1,6 @@
 """The command line. The `dicompiler` script calls `main`.
 
-This module must contain no other code: the commands are its submodules, and those named `list` and `compile` hide the
-built-in functions here.
+Keep other code out of this module: its submodules `list` and `compile` hide the built-in functions here.
 """
 
 from dicompiler.cli.entry import main

@@ -50,18 +50,18 @@ class BuildSystemOptions:
     def depfile_rule(
         self, outputs: Sequence[Path], request: CompileRequest, plugins: Iterable[object] = ()
     ) -> DepfileRule:
-        """Check the options before the command does its work; return the rule to write afterwards.
+        """Check the options and return the rule for the depfile, before the command starts its work.
 
         Args:
-            outputs: The files that the command writes, the main one first.
-            request: The compilation request, which names the files that the command reads.
-            plugins: The strategy, cost model, target and passes, because their options may name more files.
+            outputs: Files that the command writes, the main output first.
+            request: The compilation request, which names input files.
+            plugins: The strategy, cost model, target and passes, whose options may name more input files.
 
         Returns:
-            The rule.
+            The rule. Its method `write` does nothing if no depfile was requested.
 
         Raises:
-            UsageError: The options do not fit together, or an output is a file that the command reads.
+            UsageError: The options exclude each other, or an output is also an input.
             DicompilerError: An output cannot be written, or the model cannot be read.
         """
         plugins = tuple(plugins)
@@ -86,15 +86,12 @@ class BuildSystemOptions:
 
 
 def _check_no_input_is_overwritten(written: Sequence[Path], rule: DepfileRule) -> None:
-    """Raise UsageError if one of the files to write is a file that the command reads.
-
-    Without a depfile, the first file to write may be the model itself: `opt` can change a model in place.
-    """
     overwritten = [path for path in written if path.exists()]
     if rule.request.model == STREAM or not overwritten:
         return
     for path in rule.find_prerequisites():
         for output in overwritten:
+            # `opt` may overwrite its model. A depfile forbids it, because the rule would then depend on its own output.
             is_in_place = output == written[0] and path == rule.request.model and rule.depfile is None
             if not is_in_place and path.exists() and path.samefile(output):
                 raise UsageError(f"{output}: the command also reads this file: give the output another name")
@@ -102,14 +99,13 @@ def _check_no_input_is_overwritten(written: Sequence[Path], rule: DepfileRule) -
 
 @dataclass(frozen=True)
 class DepfileRule:
-    """A make rule for `target`, whose prerequisites are the files that the command reads.
+    """A make rule whose prerequisites are the files that the command reads.
 
     Attributes:
         depfile: File to write; None to write nothing.
         target: Target of the rule.
         request: The compilation request.
-        plugins: The strategy, cost model, target and passes of the command. Files that their options name are
-            prerequisites too.
+        plugins: The strategy, cost model, target and passes, whose options may name more prerequisites.
         has_empty_rules: True to add an empty rule for each prerequisite.
     """
 
@@ -120,7 +116,7 @@ class DepfileRule:
     has_empty_rules: bool = False
 
     def write(self) -> None:
-        """Write the depfile (the make rule with the files that the command reads), if the user asked for one."""
+        """Write the rule to the depfile. Without a depfile, do nothing."""
         if self.depfile is None:
             return
         from dicompiler.base.atomic_output import atomic_file
@@ -129,13 +125,17 @@ class DepfileRule:
             stage.write_bytes(os.fsencode(self.format_text()))
 
     def format_text(self) -> str:
-        """Return the text of the depfile; raise DicompilerError if a file name cannot be written in a make rule."""
+        """Return the text of the rule.
+
+        Raises:
+            DicompilerError: A file name cannot be written in a make rule.
+        """
         from dicompiler.driver import depfile
 
         return depfile.format_rule(self.target, self.find_prerequisites(), self.has_empty_rules)
 
     def find_prerequisites(self) -> tuple[Path, ...]:
-        """Return the files that the command reads. After its work, these include the plugins that it has loaded."""
+        """Return the input files. Call it at the end of the command to include the loaded plugins."""
         from dicompiler.driver import depfile
 
         return depfile.find_prerequisites(self.request.model, self.request.options, self.plugins)

@@ -84,7 +84,7 @@ def _show_calibration(calibration: Calibration) -> None:
 
 
 def _format_number(entry: CalibratedValue, value: float | None) -> str:
-    """Return a calibrated value, such as a bandwidth, in the unit of platform files, with four significant digits."""
+    """Return a value in the unit of platform files, with four significant digits."""
     from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, TIME, format_number, format_quantity
     from dicompiler.measure.fit_links import round_to_4_digits
 

@@ -1,12 +1,16 @@
-"""The command line: the group of all commands; run a command and return its exit code.
+"""The command line: the group of all commands, error messages and exit codes.
 
     arguments ⇒ results on stdout, diagnostics on stderr, exit code
 
-With `--json`, the document on stdout is the result, or the error.
+With `--json`, stdout has one JSON document: the result, or the error.
 
-Exit codes: 0; 1 for a file that is missing or invalid, a model that cannot be compiled or run, or a broken third-party
-plugin; 2 for wrong arguments; 70 for an internal error; 130 after an interrupt; 143 and 129 after SIGTERM and SIGHUP.
-The module of a command is imported when the command is called.
+Exit codes:
+
+- 0: success
+- 1: invalid input, a model that cannot be compiled or run, or a broken third-party plugin
+- 2: wrong arguments
+- 70: internal error
+- 130, 143, 129: SIGINT (Ctrl-C), SIGTERM, SIGHUP
 """
 
 from __future__ import annotations
@@ -116,9 +120,8 @@ def root(ctx: click.Context) -> None:
         click.echo(ctx.get_help(), err=True)
         ctx.exit(2)
     set_up_log(ctx)
-    # From here on, an interrupt (Ctrl-C) raises KeyboardInterrupt, so that the command can clean up. Until here, an
-    # interrupt has ended the process at once, because nothing had to be cleaned up. This includes the time in which
-    # click has imported the module of the command.
+    # From here on, Ctrl-C raises KeyboardInterrupt, so that the command can clean up. Before, it ends the process at
+    # once, because nothing has to be cleaned up.
     interrupt_handler.begin_command()
 
 
@@ -127,7 +130,7 @@ _OUT_OF_MEMORY_MESSAGE = "error: memory could not be allocated: raise the limit 
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit code; errors are one line on stderr.
+    """Run a command line and return the exit code. Errors are printed to stderr, one line each.
 
     Args:
         arguments: The command-line arguments. Default: the arguments of this process (`sys.argv`).
@@ -144,7 +147,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run_command(arguments: list[str]) -> int:
     try:
         result = root.main(arguments, prog_name="dicompiler", standalone_mode=False, obj=arguments)
-        # A full disk or a closed pipe is noticed only when the buffer is flushed, so it is flushed before the end.
+        # Flush here, because a full disk or a closed pipe raises an error only when the buffer is flushed.
         sys.stdout.flush()
         interrupt_handler.end_command(is_finished=True)
     except BaseException as error:
@@ -171,7 +174,7 @@ def _run_command(arguments: list[str]) -> int:
                 code == EXIT_INTERNAL_ERROR or isinstance(error, PluginError) or "--debug" in arguments
             )
             sys.modules["dicompiler.cli.log_handlers"].log_error(message, error if is_traceback_useful else None)
-        # The whole line is written by one call, so that lines of commands that run at the same time do not mix.
+        # Write the line in one call, so that it does not mix with lines of other processes on the same terminal.
         sys.stderr.write(f"dicompiler: {line}\n")
         if "--json" in arguments:
             print(json.dumps({"error": {"message": message, "exit_code": code}}))
@@ -180,7 +183,7 @@ def _run_command(arguments: list[str]) -> int:
 
 
 def _is_click_exit(error: BaseException) -> bool:
-    """Return True if click itself has raised SystemExit, as it does after a broken pipe."""
+    """Return True if click itself raised SystemExit, which it does after a broken pipe."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
@@ -188,12 +191,11 @@ def _is_click_exit(error: BaseException) -> bool:
 
 
 def _discard_stdout() -> None:
-    """Redirect stdout to /dev/null, so that the interpreter's last flush cannot fail."""
+    # The interpreter flushes stdout at exit, which would fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _describe_error(error: BaseException, arguments: Sequence[str]) -> tuple[int, str]:
-    """Return the exit code of the command and the message for an error."""
     if isinstance(error, TerminationError):
         assert isinstance(error.code, int)
         return error.code, TERMINATED_MESSAGE
@@ -203,9 +205,9 @@ def _describe_error(error: BaseException, arguments: Sequence[str]) -> tuple[int
         return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
     if isinstance(error, click.ClickException):
         return error.exit_code, f"error: {_describe_usage_error(error, arguments)}"
-    if interrupt_handler.was_raised:  # A library has turned the KeyboardInterrupt into another exception.
+    if interrupt_handler.was_raised:  # A library has replaced the KeyboardInterrupt by another exception.
         return EXIT_INTERRUPTED, INTERRUPTED_MESSAGE
-    # Lack of memory is reported before the next steps, because they import modules, which needs memory.
+    # Check for lack of memory first, because the next steps import modules, which needs memory.
     if is_out_of_memory(error):
         return 1, _OUT_OF_MEMORY_MESSAGE
     if line := _plugin_error_line(error):
@@ -220,21 +222,19 @@ def _describe_error(error: BaseException, arguments: Sequence[str]) -> tuple[int
 
 
 _SHARED_LABELS = ("run", "deploy", "emulate", "verify", "compile", "compare", "explore", "simulate", "opt")
-"""Names of commands with which functions begin their messages, although several commands call these functions.
+"""Command names at the start of error messages that are replaced by the name of the called command.
 
-Such a name is replaced by the name of the called command.
-The other commands have names that are also names of inputs: "plan: lost: …" is a message about a plan.
+Other command names stay, because they are also names of inputs: "plan: lost: …" is about a plan.
 """
 
 
 def _with_own_label(message: str, arguments: Sequence[str]) -> str:
-    """Return the error message so that it begins with the name of the command that the user called.
+    """Return the message with the name of the called command in front.
 
-    Shared functions begin their messages with the name of one command ("run: …"), which this function replaces.
+    Several commands call functions whose messages begin with a fixed command name, such as "run: …".
     """
     label, separator, rest = message.partition(": ")
-    # The label is the text before the first colon of the message. If it is also an argument of the command line, it is
-    # the called command or a file of the user, so it stays.
+    # Keep a label that is also a command-line argument: it is the called command, or a file of the user.
     if not separator or label not in _SHARED_LABELS or label in arguments:
         return message
     return f"{_called_command(arguments) or label}: {rest}"
@@ -247,8 +247,7 @@ def _called_command(arguments: Sequence[str]) -> str:
 def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
     """Yield the error, its cause, the cause of the cause, and so on.
 
-    The chain is needed to find interrupts: if the user interrupts the import of a library, the library may raise
-    ImportError with KeyboardInterrupt as its cause.
+    After Ctrl-C during an import, a library may raise ImportError with KeyboardInterrupt as its cause.
     """
     while error is not None:
         yield error
@@ -256,26 +255,22 @@ def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _plugin_error_line(error: BaseException) -> str | None:
-    """Return a message that names the third-party plugin that raised an exception.
-
-    The result is None if no frame of the traceback is code of such a plugin.
-    """
+    """Return a message that names the third-party plugin whose code is in the traceback; None if there is none."""
     from dicompiler.plugin.entry_points import is_builtin_distribution, top_level_package
     from dicompiler.plugin.plugin_wrappers import format_plugin_error
     from dicompiler.plugin.registry import registry
 
     try:
         plugins = registry().plugins
-    except UsageError:  # The variable DICOMPILER_PLUGINS names an unknown plugin, so no plugin was loaded.
+    except UsageError:  # The environment variable DICOMPILER_PLUGINS names an unknown plugin: none was loaded.
         return None
     third_party = [plugin for plugin in plugins if not is_builtin_distribution(plugin.distribution)]
     return format_plugin_error(error, {top_level_package(plugin.value): str(plugin) for plugin in third_party})
 
 
 def _describe_usage_error(error: click.ClickException, arguments: Sequence[str]) -> str:
-    """Return the message for an error that click found: command, cause, and the nearest valid name."""
     context = getattr(error, "ctx", None)
-    # If the value of an option is missing, click's error has no context, so the command is read from the arguments.
+    # click's error about an option without its value has no context. Get the command name from the arguments then.
     path = context.command_path if context is not None else f"dicompiler {_called_command(arguments)}".rstrip()
     place = path.removeprefix("dicompiler").strip()
     if isinstance(error, click.NoSuchOption):

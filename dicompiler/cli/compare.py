@@ -36,10 +36,7 @@ HEADERS = (
 
 
 def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[tuple[str, ...]]:
-    """Yield the table row of each model, platform and strategy. Numbers are not rounded.
-
-    The cells of numbers are empty for a strategy without a plan.
-    """
+    """Yield a table row (see HEADERS) for each model, platform and strategy, with unrounded numbers."""
     for model, comparison in comparisons:
         problem, best = comparison.problem, comparison.best
         for result in comparison.results:
@@ -60,7 +57,7 @@ def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[
 
 
 def _make_metric_cells(comparison: Comparison, result: StrategyResult) -> tuple[float | str, ...]:
-    """Return nine cells of a strategy's table row: the columns from `latency_s` to `failure_latency_s` in HEADERS."""
+    """Return the cells of the columns from `latency_s` to `failure_latency_s`, empty for a strategy without a plan."""
     metrics, worst = result.metrics, result.worst_failure
     if metrics is None:
         return ("",) * 9
@@ -68,7 +65,7 @@ def _make_metric_cells(comparison: Comparison, result: StrategyResult) -> tuple[
         metrics.latency_s,
         metrics.input_output_s,
         metrics.period_s,
-        metrics.energy_j or "",  # The energy is 0 if the platform states no powers. The cell is then empty.
+        metrics.energy_j or "",  # The energy is 0 if the platform states no power.
         metrics.memory,
         metrics.total_bytes,
         metrics.speedup_over(comparison.single_device, comparison.problem.objective),
@@ -78,7 +75,7 @@ def _make_metric_cells(comparison: Comparison, result: StrategyResult) -> tuple[
 
 
 def print_csv(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
-    """Print the compared strategies as CSV (RFC 4180, with line feeds), one row per model, platform and strategy."""
+    """Print the comparisons as CSV (RFC 4180, but with line feeds)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([HEADERS, *comparison_rows(comparisons)])
@@ -86,7 +83,6 @@ def print_csv(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
 
 
 def print_markdown(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
-    """Print the compared strategies as a Markdown table, one row per model, platform and strategy."""
     click.echo(_format_row(HEADERS))
     click.echo("|" + "---|" * len(HEADERS))
     for row in comparison_rows(comparisons):
@@ -210,7 +206,6 @@ def command(
 def _pair_models_and_platforms(
     models: tuple[Path, ...], platforms: tuple[str, ...]
 ) -> Iterator[tuple[Path, str | None]]:
-    """Yield each pair of a model and a platform. The platform is None if the user gave no platform."""
     for model in models:
         for platform in platforms or (None,):
             yield model, platform

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from dicompiler.verify.comparison import Check, Verification
 
 MIN_NAMED_DIFFERENCE = 0.005
-"""A simulated time between frames is explained if it differs from the frame period by more than this share."""
+"""Smallest relative difference between simulated and predicted frame period that the output explains."""
 
 
 def show_compilation(result: CompileResult, as_json: bool) -> None:
@@ -67,10 +67,10 @@ def _show_summary(result: CompileResult) -> None:
 
 
 def _footprint_document(result: PipelineState) -> dict[str, Any]:
-    """Return the RAM and flash that each device needs, and the limits of its host.
+    """Return the RAM and flash that each device needs, with the limits of its host, as a JSON object.
 
-    `single_device_ram` is the RAM of one device with the whole network. `multiplication_ratio` is the number of
-    multiplications on all devices divided by that of the unsplit network.
+    `single_device_ram` is the RAM of one device with the whole network. See `_relative_multiplications` for
+    `multiplication_ratio`.
     """
     assert result.platform is not None
     devices = []
@@ -89,7 +89,7 @@ def _footprint_document(result: PipelineState) -> dict[str, Any]:
 def _relative_multiplications(result: PipelineState) -> float:
     """Return the multiplications of all devices divided by those of the unsplit network.
 
-    The ratio is above 1 if several devices compute the same elements, because they need them for their own parts.
+    The ratio is above 1 if several devices compute the same elements (overlapping tiles).
     """
     from dicompiler.cost.op_counts import count_macs, count_task_macs
 
@@ -118,7 +118,6 @@ def _show_footprints(result: PipelineState) -> None:
 
 
 def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
-    """Print the predicted metrics of a plan, and the path of its file."""
     if as_json:
         failures = failures_document(result.failure_metrics)
         files = {"plan": str(written), "outputs": [str(written)]}
@@ -134,12 +133,10 @@ def show_plan(result: CompileResult, written: Path, as_json: bool) -> None:
 
 
 def _device_records(program: Program) -> list[dict[str, Any]]:
-    """Return a record for each device: counts of segments and transfers, and bytes of weights and transfers.
+    """Return the segments (ONNX submodels), transfers, and bytes of weights and transfers of each device.
 
-    A plan can have n replicas: copies on other devices, which compute frames in turn. The values of transfers are then
-    the totals of n frames, one for each replica. Segments (ONNX submodels) and weights include those of failure plans
-    (plans for the remaining devices). If any device computes with an engine other than onnxruntime, every record also
-    names the engine.
+    Segments and weights include those of failure plans (plans for the remaining devices). With n replicas (copies of
+    the plan on other devices), transfers are the totals of n frames.
     """
     from dicompiler.ir.cluster import DEFAULT_ENGINE
     from dicompiler.ir.program import TensorSpec
@@ -167,7 +164,6 @@ def _device_records(program: Program) -> list[dict[str, Any]]:
 
 
 def _prediction_document(result: PipelineState) -> dict[str, Any]:
-    """Return the predicted metrics of the plan and of the best single device, as a JSON object."""
     both = {"metrics": result.metrics, "single_device": result.single_device_metrics}
     return {name: None if metrics is None else dataclasses.asdict(metrics) for name, metrics in both.items()}
 
@@ -183,10 +179,7 @@ def _show_prediction(result: PipelineState) -> None:
 
 
 def show_wire(plan: Plan) -> None:
-    """Print the element types in which tensors are sent.
-
-    Nothing is printed if all tensors are sent in their own types.
-    """
+    """Print the element types in which tensors are sent, if any differs from the tensor's own type."""
     if plan.wire_format.dtypes:
         text = wrap_text(f"tensors are sent between devices as {plan.wire_format}")
         click.echo(f"\n{text}")
@@ -213,8 +206,12 @@ def show_simulation(
 ) -> None:
     """Print the work of each device in one frame, and the times of a stream of frames.
 
-    `intervals` are the intervals of the stream between failures of devices, and `in_flight` is the largest number of
-    frames in flight.
+    Args:
+        result: State of the pipeline, with the plan and its metrics.
+        simulation: The simulated stream.
+        as_json: True to print JSON.
+        intervals: Intervals of the stream between failures of devices; empty without failures.
+        in_flight: Largest number of frames in flight.
     """
     metrics = result.metrics
     assert metrics is not None
@@ -264,9 +261,11 @@ def show_simulation(
 
 
 def show_comparison(comparison: Comparison, splits: Sequence[SplitReason]) -> None:
-    """Print a row for each strategy, the lower bound, and the device shares and bottleneck of the best plan.
+    """Print a row for each strategy, the lower bound, and the best plan's device times and bottleneck.
 
-    If the best plan uses one device, `splits` are the conditions under which several devices are better.
+    Args:
+        comparison: The comparison.
+        splits: Conditions under which several devices are better, if the best plan uses one device.
     """
     has_energy = any(row.metrics is not None and row.metrics.energy_j for row in comparison.results)
     energy = ("energy J",) if has_energy else ()
@@ -340,10 +339,7 @@ def _show_best(comparison: Comparison, splits: Sequence[SplitReason]) -> None:
 
 
 def show_device_shares(metrics: Metrics, platform: Platform) -> None:
-    """Print the time that each device computes, sends, receives and waits in a frame.
-
-    The time of a full-duplex link is that of its busier direction.
-    """
+    """Print the milliseconds that each device computes, sends, receives and waits in a frame."""
     headers = (
         "device",
         "compute ms",
@@ -356,6 +352,7 @@ def show_device_shares(metrics: Metrics, platform: Platform) -> None:
     )
     rows = []
     for device in metrics.devices:
+        # A full-duplex link is as slow as its busier direction.
         is_full_duplex = platform.network.kind == "switch"
         link_s = max(device.send_link_s, device.receive_link_s) if is_full_duplex else device.link_s
         cause = max(device.waits, key=lambda peer: device.waits[peer], default="")
@@ -377,8 +374,7 @@ def show_device_shares(metrics: Metrics, platform: Platform) -> None:
 def _link_bytes(result: PipelineState) -> dict[tuple[str, str], int]:
     """Return the bytes that each (sender, receiver) pair sends per frame.
 
-    A plan can have replicas: copies on other devices, which compute frames in turn. The bytes are then the mean over
-    all replicas, rounded up.
+    If the plan has replicas (copies on other devices, which compute frames in turn), return the mean, rounded up.
     """
     assert result.program is not None
     totals: dict[tuple[str, str], int] = {}
@@ -394,7 +390,11 @@ def _describe_outcome(check: Check) -> str:
 
 
 def show_verification(verification: Verification, directory: Path, as_json: bool) -> None:
-    """Print every check; raise DicompilerError if a check failed."""
+    """Print every check.
+
+    Raises:
+        DicompilerError: A check failed.
+    """
     checks = verification.checks
     if as_json:
         print_json([dataclasses.asdict(check) for check in checks])
@@ -406,7 +406,7 @@ def show_verification(verification: Verification, directory: Path, as_json: bool
 
 
 def require_passed(checks: Sequence[Check], place: str) -> None:
-    """Raise DicompilerError if a check failed. The message begins with `place`, and names the first failed check."""
+    """Raise DicompilerError if a check failed. `place` is the beginning of the message."""
     for check in checks:
         if not check.passed:
             raise DicompilerError(f"{place}: check {check.name} failed: {check.detail}")
@@ -416,7 +416,7 @@ FAILURE_HEADERS = ("failed", "latency ms", "frame period ms", "fullest host MB",
 
 
 def failures_document(failures: Sequence[FailureMetrics]) -> dict[str, Any]:
-    """Return a JSON object whose key `failures` has the metrics of each failure plan; empty if there are none.
+    """Return {"failures": metrics of each failure plan}; an empty object if there are none.
 
     A failure plan is the plan for the remaining devices after a failure.
     """
@@ -424,15 +424,12 @@ def failures_document(failures: Sequence[FailureMetrics]) -> dict[str, Any]:
 
 
 def worst_failure_columns(worst: FailureMetrics | None) -> tuple[str, str]:
-    """Return two table cells: the longest latency after a failure, and the devices that fail in this case."""
+    """Return two table cells: the longest latency after a failure, and the devices that fail then."""
     return ("-", "-") if worst is None else (f"{1000 * worst.metrics.latency_s:.1f}", ", ".join(worst.failed))
 
 
 def show_failure_plans(result: PipelineState) -> None:
-    """Print the metrics of each failure plan (plan for the remaining devices), and the memory that all plans need.
-
-    Nothing is printed if there are no failure plans.
-    """
+    """Print the metrics of each failure plan (plan for the remaining devices), and the memory for all of them."""
     if not result.failure_metrics or result.metrics is None:
         return
     rows = [
@@ -453,7 +450,7 @@ def show_failure_plans(result: PipelineState) -> None:
 
 
 def intervals_document(intervals: Sequence[StreamInterval]) -> list[dict[str, Any]]:
-    """Return the intervals of a stream as JSON entries; a new interval begins when a device fails or returns."""
+    """Return the intervals of a stream as JSON. A new interval begins when a device fails or returns."""
     return [
         {
             "down": interval.down,

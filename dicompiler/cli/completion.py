@@ -1,6 +1,6 @@
-"""Completion of names in a shell: strategies, passes, targets, cost models, platforms and networks.
+"""Shell completion of the names of plugins, platforms and networks.
 
-click calls these functions when the user presses the tab key; `docs/use/shell-completion.md` says how to set it up.
+click calls these functions when the user presses the tab key. `docs/use/shell-completion.md` describes the setup.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]
 
 PLUGIN_KIND_NAMES = ("passes", "strategies", "targets", "engines", "operators", "cost-models", "platforms", "plugins")
 NETWORKS_KIND_NAME = "networks"
-"""Value of the first argument of `dicompiler list` in addition to PLUGIN_KIND_NAMES."""
+"""First argument of `dicompiler list` that is not a plugin kind."""
 OFFERED_HOST_COUNTS = (1, 2, 3, 4, 8)
-"""Numbers of hosts N for which the platforms of a family (such as rpi4xN) are offered."""
+"""Values of N for which members of a platform family such as rpi4xN are offered."""
 
 
 def complete_names(kind: str) -> Completer:
-    """Return a function with which click completes a plugin's name. `kind` is a key of PLUGIN_KINDS ("strategies")."""
+    """Return a click completer for plugin names. `kind` is a key of PLUGIN_KINDS, such as "strategies"."""
 
     def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         return [CompletionItem(name) for name in _plugin_names(kind) if name.startswith(incomplete)]
@@ -29,7 +29,7 @@ def complete_names(kind: str) -> Completer:
 
 
 def complete_name_list(kind: str) -> Completer:
-    """Return a function with which click completes the last name in a list of plugins' names, such as "a,b"."""
+    """Return a click completer for the last name in a comma-separated list. `kind` is a key of PLUGIN_KINDS."""
 
     def complete(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
         head, comma, last = incomplete.rpartition(",")
@@ -39,7 +39,7 @@ def complete_name_list(kind: str) -> Completer:
 
 
 def complete_platform(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a built-in platform; if there is no such name, the name of a file."""
+    """Complete the name of a built-in platform, or a file name if no platform matches."""
     names = [name for name in _platform_names() if name.startswith(incomplete)]
     return [CompletionItem(name) for name in names] or [CompletionItem(incomplete, type="file")]
 
@@ -50,7 +50,7 @@ def complete_kind(_context: click.Context, _parameter: click.Parameter, incomple
 
 
 def complete_entry(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the second argument of `dicompiler list`: a name of the kind that the first argument gives."""
+    """Complete the second argument of `dicompiler list`, whose first argument is a kind such as "passes"."""
     kind = str(context.params.get("kind", "")).replace("-", "_")
     if kind == "platforms":
         return complete_platform(context, parameter, incomplete)
@@ -58,7 +58,6 @@ def complete_entry(context: click.Context, parameter: click.Parameter, incomplet
 
 
 def complete_network(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the name of a built-in network."""
     from dicompiler import networks
 
     return [CompletionItem(name) for name in networks.NAMES if name.startswith(incomplete)]

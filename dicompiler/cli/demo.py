@@ -83,11 +83,10 @@ def command(network: str, platform: str, strategy: str, as_json: bool, output: P
 
 @contextmanager
 def _output_directory(output: Path | None) -> Iterator[Path]:
-    """Yield `output`; if it is None, yield a temporary directory, which is removed at the end of the block."""
     if output is not None:
         yield output
         return
-    with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary:
+    with tempfile.TemporaryDirectory(prefix="dicompiler-") as temporary:  # Removed when the caller's block ends.
         yield Path(temporary, "demo")
 
 
@@ -102,7 +101,7 @@ def _show_json(split: DemoSplit, verification: Verification, emulated: EmulatedT
 
 
 def _show_split(split: DemoSplit) -> None:
-    """Print each device's share of the work, in 80 columns."""
+    """Print each device's share of the work, at most 80 columns wide."""
     from dicompiler.base.units import format_number
     from dicompiler.cli.table import print_table, wrap_text
 
@@ -157,7 +156,7 @@ def _show_times(split: DemoSplit, emulated: EmulatedTimes | str) -> None:
 
 
 def _explain_speedup(split: DemoSplit) -> str:
-    """Return a text about the board that works the most: its times per frame, and the ideal speed-up."""
+    """Return a text about the busiest board, and why the speed-up is below the number of boards."""
     busiest = max(split.shares, key=lambda share: share.compute_s + share.message_s)
     if len(split.shares) == 1:
         return "One board computes everything. The prediction uses its published figures."

@@ -179,8 +179,7 @@ def _copy_and_run(
 
     inputs = read_inputs(stream.inputs)
     with progress(f"{directory}: copying to the hosts"):
-        # On boards, an artifact has the name of its directory, and not that of a symbolic link to it. The link is
-        # therefore resolved.
+        # The artifact's directory on a board has the same name as here. Use the real name, because the link may change.
         installed = install(directory.resolve() if stream.follow else directory, options)
     report: dict[str, Any] = {"installed": [dataclasses.asdict(device) for device in installed]}
     if not as_json:

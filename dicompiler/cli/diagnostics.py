@@ -1,6 +1,6 @@
-"""Options of all commands about diagnostics: --debug, --quiet and --log-file.
+"""Options of all commands for diagnostics: --debug, --quiet and --log-file.
 
-The handlers of log records are in the module `log_handlers`, because `--help` must not import `logging`.
+The log handlers are in the module `log_handlers`, because `--help` must not import `logging`.
 """
 
 from __future__ import annotations
@@ -17,20 +17,17 @@ import click
 from dicompiler.base.errors import DicompilerError
 
 QUIET_KEY, LOG_FILE_KEY = "dicompiler.quiet", "dicompiler.log_file"
-"""Keys of the options in the `meta` of click's context, which a command shares with the command group."""
+"""Keys of the option values in `meta` of click's context. The group and its commands share `meta`."""
 COMMAND_LOGGED_KEY = "dicompiler.command_logged"
-"""Key of a flag in the `meta` of click's context: whether the command line has been written to the log file.
+"""Key in `meta` of click's context: True if the log file already has the command line.
 
-The flag prevents a second entry. Diagnostic options can be given before and after the name of the command, and both set
-up the log.
+The log may be set up twice: by options before and by options after the command's name.
 """
 
 
 def make_diagnostic_options() -> list[click.Parameter]:
-    """Return the options --debug, --quiet and --log-file."""
     return [
-        # Commands do not get the value of --debug. The function `main` looks for it in the arguments, because click
-        # may fail before it has parsed them.
+        # `main` looks for --debug in the arguments itself, because click may fail before it has parsed them.
         click.Option(["--debug"], is_flag=True, expose_value=False, help="Print a traceback with every error."),
         click.Option(
             ["--quiet"],
@@ -51,10 +48,10 @@ def make_diagnostic_options() -> list[click.Parameter]:
 
 
 def _keep_option(key: str) -> Any:
-    """Return a callback that stores the value of --quiet or --log-file in the context.
+    """Return a click callback that stores an option value in `meta` of the context.
 
-    Both options may be before or after the name of the command. The command group sets up the log with the options
-    before the name. For an option after the name, the callback sets up the log again.
+    For an option after the command's name, the callback also sets up the log again. Options before the name need no
+    callback for this, because the command group sets up the log.
     """
 
     def keep(context: click.Context, _option: click.Parameter, value: Any) -> None:
@@ -68,7 +65,7 @@ def _keep_option(key: str) -> Any:
 
 
 def set_up_log(context: click.Context) -> None:
-    """Direct log records to stderr, unless --quiet is given, and to the file of --log-file."""
+    """Send log records to stderr (unless --quiet is given) and to the file of --log-file."""
     from dicompiler.cli.log_handlers import log, set_handlers
 
     log_file = context.meta.get(LOG_FILE_KEY)
@@ -79,11 +76,7 @@ def set_up_log(context: click.Context) -> None:
 
 
 def open_log_after_error(arguments: Sequence[str]) -> None:
-    """Direct log records to the file of --log-file, if an error has prevented `set_up_log` from doing it.
-
-    This is the case for usage errors: click finds them before it calls the callback of --log-file. If the file cannot
-    be written, nothing is done, because the command already fails with another error.
-    """
+    """Open the log file after a usage error, which click may raise before it handles --log-file."""
     names = [
         value for name, value in zip_longest(arguments, arguments[1:]) if name == "--log-file" and value is not None
     ] + [name.partition("=")[2] for name in arguments if name.startswith("--log-file=")]
@@ -93,12 +86,12 @@ def open_log_after_error(arguments: Sequence[str]) -> None:
 
     log_file = Path(names[-1])
     if not is_log_file(log_file):
+        # If the file cannot be written, say nothing: the command already fails with another error.
         with suppress(DicompilerError):
             set_handlers("--quiet" in arguments, log_file)
             log.info("command: dicompiler %s", shlex.join(arguments))
 
 
 def is_quiet() -> bool:
-    """Return True if the command was called with --quiet."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(QUIET_KEY))

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command line and return the exit code; errors are one line on stderr.
+    """Run a command line and return the exit code. Errors are printed to stderr, one line each.
 
     Args:
-        arguments: The command-line arguments. None: those of this process (`sys.argv`). In this case, an interrupt
-            (Ctrl-C) ends the process with one line on stderr and exit code 130.
+        arguments: The command-line arguments. Default: those of this process (`sys.argv`). Only in this case, Ctrl-C
+            ends the process with one line on stderr and exit code 130.
     """
     if arguments is None:
         interrupt_handler.install()

@@ -106,7 +106,7 @@ def command(
 
 
 def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) -> None:
-    """Print the points of a Pareto front as a table, or the content and the path of front.json as JSON."""
+    """Print the points of the Pareto front as a table, or front.json and its path as JSON."""
     from dicompiler.base.schema import load_json
     from dicompiler.cli.table import print_json, print_table, wrap_text
 
@@ -136,7 +136,7 @@ def _describe_level(front: ParetoFront) -> str:
 
 
 def _format_value(objective: str, value: float, unit: str) -> str:
-    """Return the value of an objective as text; the value of throughput (seconds per frame) is shown as frames/s."""
+    """Return an objective's value as text. Throughput is stored in seconds per frame, and shown in frames/s."""
     if objective == "throughput":
         return format_number(1 / value, 3)
     if unit == "s":

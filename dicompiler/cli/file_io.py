@@ -1,4 +1,4 @@
-"""Input and output files of commands: npz, JSON and text. Outputs are written completely or not at all."""
+"""Input and output files of commands: npz, JSON and text. Files are written completely or not at all."""
 
 from __future__ import annotations
 
@@ -16,13 +16,12 @@ if TYPE_CHECKING:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file in UTF-8, atomically."""
     with atomic_file(path) as stage:
         stage.write_text(text, encoding="utf-8")
 
 
 def write_json(path: Path, document: Any) -> None:
-    """Write a JSON document atomically, with one line per entry of the outermost lists."""
+    """Write a JSON object. Top-level lists of objects have one line per entry."""
     rows = []
     for key, value in document.items():
         text = json.dumps(value, ensure_ascii=False)
@@ -33,25 +32,23 @@ def write_json(path: Path, document: Any) -> None:
 
 
 def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
-    """Write arrays by name, uncompressed and atomically; equal arrays give equal bytes.
-
-    `numpy.savez` is not used, because it cannot store a tensor with the name of one of its own arguments ("file").
-    """
+    """Write arrays to an npz file. Equal arrays give equal bytes."""
     import zipfile
 
     import numpy as np
 
+    # `numpy.savez` cannot store a tensor whose name is one of its own parameters ("file").
     with atomic_file(path) as stage, zipfile.ZipFile(stage, "w") as archive:
         for name, array in _flatten_tensors(arrays):
-            # A ZipInfo without a date is used, so that equal arrays give equal bytes at any time.
+            # A default ZipInfo has a fixed date, so the bytes do not depend on the time.
             with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as member:
                 np.lib.format.write_array(member, _require_tensor(array, f"{path}: {name!r}"), allow_pickle=False)
 
 
 def _flatten_tensors(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (name, tensor) of all values; a value that is not a tensor is replaced by tensors.
+    """Yield (name, tensor) for all values, and replace ONNX sequences and maps by several tensors.
 
-    A sequence x becomes x_0, x_1, …; a map becomes x_keys and x_values; an empty optional is omitted.
+    A sequence x becomes x_0, x_1, …; a map x becomes x_keys and x_values; an empty optional is omitted.
     """
     import numpy as np
 
@@ -74,10 +71,12 @@ def _require_array(value: Any, place: str) -> NDArray[Any]:
 
 
 def _require_tensor(array: Any, place: str) -> NDArray[Any]:
-    """Return the value, which must be an array; raise a DicompilerError that begins with `place` if it is not.
+    """Return the value if it is an array. `place` is the beginning of the error message.
 
-    An array of Python strings becomes one of strings of equal length, because npz files store Python objects only as
-    pickles.
+    An array of Python strings is converted to a NumPy string type, because npz files store objects only as pickles.
+
+    Raises:
+        DicompilerError: The value is not an array.
     """
     import numpy as np
 
@@ -87,7 +86,7 @@ def _require_tensor(array: Any, place: str) -> NDArray[Any]:
 
 
 def read_inputs(path: Path | None) -> dict[str, Any] | None:
-    """Read the file of --inputs, npz or JSON; return None if there is none."""
+    """Read the file of --inputs (npz or JSON). Return None if `path` is None."""
     if path is None:
         return None
     if path.suffix != ".json":
@@ -99,7 +98,11 @@ def read_inputs(path: Path | None) -> dict[str, Any] | None:
 
 
 def read_npz(path: Path) -> dict[str, NDArray[Any]]:
-    """Return the arrays of an npz file by name; raise DicompilerError if it is missing or invalid."""
+    """Return the arrays of an npz file by name.
+
+    Raises:
+        DicompilerError: The file is missing or invalid.
+    """
     import zipfile
 
     import numpy as np
@@ -113,8 +116,7 @@ def read_npz(path: Path) -> dict[str, NDArray[Any]]:
     except OSError as error:
         raise DicompilerError(f"{path}: cannot be read: {error.strerror or error}") from error
     except (ValueError, EOFError, zipfile.BadZipFile, MemoryError) as error:
-        # If a file has no zip header, NumPy's message suggests that it is a pickle. The message is replaced by the real
-        # cause: the file is not an npz file.
+        # For a file that is not a zip archive, NumPy's message suggests that it is a pickle.
         cause = "it is not a zip archive" if "pickle" in str(error) else " ".join(str(error).split())
         if "Object arrays" in str(error):
             cause = "it contains Python objects"

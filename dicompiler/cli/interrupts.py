@@ -1,11 +1,9 @@
-"""Ctrl-C and SIGTERM in the command line: one line on stderr and an exit code, at any moment.
+"""Ctrl-C, SIGTERM and SIGHUP in the command line: one line on stderr, and exit code 130, 143 or 129.
 
-Exit codes are 130 for an interrupt (Ctrl-C), 143 for SIGTERM, 129 for SIGHUP. A signal ends the process at once while
-nothing has to be cleaned up: until a command starts, and after its end. While a command runs, an interrupt raises
-KeyboardInterrupt, and the other signals raise TerminationError. `main` turns them into the line and the exit code.
+Before a command starts and after it ends, a signal ends the process at once. While a command runs, an interrupt raises
+KeyboardInterrupt and the other signals raise TerminationError, so that the command can clean up.
 
-The module imports only built-in modules and one that imports nothing, so that `install` is called early. Before this
-call, an interrupt prints Python's traceback.
+The module imports almost nothing, so that the handler is installed early. Until then, Ctrl-C prints a traceback.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ EXIT_INTERRUPTED = 130
 INTERRUPTED_MESSAGE, TERMINATED_MESSAGE = "interrupted", "terminated"
 _TERMINATION_SIGNALS = (_signal.SIGTERM, _signal.SIGHUP)
 RETRY_S, MAX_RETRIES = 0.005, 600
-"""An interrupt during an import is delayed by RETRY_S seconds, at most MAX_RETRIES times."""
+"""An interrupt during an import is raised again after RETRY_S seconds, at most MAX_RETRIES times."""
 IMPORT_FILE = "<frozen importlib._bootstrap>"
 
 
@@ -33,7 +31,7 @@ class InterruptHandler:
     """The handler of SIGINT, SIGTERM and SIGHUP in a process that runs one command.
 
     Attributes:
-        was_raised: Whether an interrupt was raised in the command.
+        was_raised: True if the handler has raised KeyboardInterrupt in the command.
     """
 
     def __init__(self) -> None:
@@ -41,11 +39,8 @@ class InterruptHandler:
         self._retries = 0  # Number of times that the current interrupt was delayed.
 
     def install(self) -> None:
-        """Handle SIGINT, SIGTERM and SIGHUP from now on, except signals that the process ignores.
-
-        A process that a shell started in the background, for example, ignores SIGINT. Forked children get the default
-        handlers of SIGTERM and SIGHUP.
-        """
+        """Handle SIGINT, SIGTERM and SIGHUP from now on, except signals that the process ignores."""
+        # A process that a shell started in the background ignores SIGINT.
         if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
             _signal.signal(_signal.SIGINT, self._handle)
         for number in _TERMINATION_SIGNALS:
@@ -59,17 +54,19 @@ class InterruptHandler:
                 _signal.signal(number, _signal.SIG_DFL)
 
     def begin_command(self) -> None:
-        """Raise KeyboardInterrupt at an interrupt from now on, instead of ending the process at once."""
+        """Let Ctrl-C raise KeyboardInterrupt from now on, instead of ending the process at once."""
         self._is_in_command = True
 
     def end_command(self, is_finished: bool) -> None:
-        """Let interrupts end the process from now on.
+        """Let Ctrl-C end the process at once from now on.
 
-        Raise KeyboardInterrupt if the command is finished, but an interrupt is still delayed. Interrupts that arrive
-        during an import are delayed until the import has ended.
+        Args:
+            is_finished: False if the command ended by an exception.
+
+        Raises:
+            KeyboardInterrupt: The command is finished, but Ctrl-C was pressed during an import and is still delayed.
         """
-        # `_retries` counts the delays of the current interrupt. It is read before `_is_in_command` changes, because
-        # the signal handler may set it to 0 as soon as no command runs.
+        # Read `_retries` first: as soon as `_is_in_command` is False, the signal handler may set it to 0.
         is_delayed = self._retries > 0
         self._is_in_command = False
         if is_finished and is_delayed:
@@ -78,8 +75,7 @@ class InterruptHandler:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         is_interrupt = number == _signal.SIGINT
         if not self._is_in_command:
-            # A delayed interrupt may arrive after the command has ended. The command has then already printed
-            # "interrupted" or its error, so the interrupt is ignored.
+            # Ignore a delayed interrupt after the end of the command, which has already printed its error.
             if self._retries:
                 self._retries = 0
                 return
@@ -88,8 +84,8 @@ class InterruptHandler:
                 os.write(2, f"dicompiler: {message}\n".encode())
             finally:
                 os._exit(128 + number)
-        # An interrupt during an import is delayed, because it could get lost: an extension module may turn it into
-        # another error, and Python's import system only prints exceptions in its own callbacks.
+        # Delay an interrupt during an import, because it could get lost there: an extension module may replace it by
+        # another error, and Python's import system only prints exceptions in its callbacks.
         if _is_in_import(frame) and self._retries < MAX_RETRIES:
             self._retries += 1
             _thread.start_new_thread(_signal_later, (number,))

@@ -69,7 +69,7 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
 
 
 def _show_entry(record: dict[str, Any]) -> None:
-    """Print the summary of one entry, such as a strategy, and a table row for each of its options."""
+    """Print the summary of an entry, such as a strategy, and a table of its options."""
     from dicompiler.cli.table import print_table, wrap_text
 
     click.echo(wrap_text(f"{record['name']}: {record['summary']} ({record['distribution']} {record['version']})"))
@@ -87,15 +87,14 @@ def _platform_families(catalogue: Registry) -> list[PlatformFamily]:
 
 
 def _family_name(catalogue: Registry, name: str) -> str:
-    """Return the platform family that a name belongs to ("rpi4x4" → "rpi4xN"), or the name itself."""
+    """Return the family of a platform ("rpi4x4" → "rpi4xN"), or `name` if it belongs to no family."""
     return next((family.name for family in _platform_families(catalogue) if family.find(name) is not None), name)
 
 
 def _find_member(catalogue: Registry, name: str) -> Platform | None:
-    """Return the built-in platform with a name; None if there is none.
+    """Return the built-in platform `name`; for a family ("rpi4xN"), its member with two hosts.
 
-    There is none, for example, for the name of a file format of platforms ("*.txt"), which is listed too. For the name
-    of a family ("rpi4xN"), the result is the member of this family with two hosts.
+    The result is None for other names, such as a platform file format ("*.txt").
     """
     families = _platform_families(catalogue)
     member_name = f"{name[:-1]}2" if any(family.name == name for family in families) else name
@@ -130,7 +129,6 @@ def _describe_family(catalogue: Registry, name: str) -> str:
 
 
 def _show_platform(catalogue: Registry, name: str) -> None:
-    """Print the hosts, devices and network of a built-in platform."""
     from dicompiler.cli.table import print_table, wrap_text
 
     platform = _find_member(catalogue, name)
@@ -144,7 +142,6 @@ def _show_platform(catalogue: Registry, name: str) -> None:
 
 
 def _show_networks(as_json: bool) -> None:
-    """Print the network architectures that `dicompiler.networks.build` creates with seeded weights."""
     from dicompiler import networks
     from dicompiler.cli.table import print_json, print_table
 
@@ -165,7 +162,7 @@ def _show_networks(as_json: bool) -> None:
 
 
 def _entry_record(provided: RegistryEntry) -> dict[str, Any]:
-    """Return the `--json` record of an entry, such as a strategy: name, summary, options and origin."""
+    """Return the `--json` record of a plugin's entry, such as a strategy."""
     return {
         "name": provided.name,
         "summary": _summarize_entry(provided.value),
@@ -185,10 +182,7 @@ def _option_records(value: Any) -> list[dict[str, Any]]:
 
 
 def _summarize_entry(value: Any) -> str:
-    """Return the summary of an entry of a plugin, such as a strategy.
-
-    It is the first line of a class's docstring, a platform's description, or the way in which an operator is split.
-    """
+    """Return the first line of a class's docstring, a platform's description, or how an operator is split."""
     from dicompiler.ir.operator_rule import OperatorRule
 
     if isinstance(value, OperatorRule):
@@ -202,7 +196,6 @@ def _first_line(text: str | None) -> str:
 
 
 def _plugin_records(catalogue: Registry) -> list[dict[str, Any]]:
-    """Return the loaded plugins, with the number of entries of each kind."""
     records = []
     for plugin in catalogue.plugins:
         counts = {

@@ -1,4 +1,4 @@
-"""Handlers of log records: warnings are printed to stderr, and with --log-file all records are written to a file."""
+"""Log handlers: warnings are printed to stderr, and --log-file gets all records."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ log = logging.getLogger("dicompiler")
 
 
 class _StderrHandler(logging.Handler):
-    """A handler that prints each warning as one line on stderr, in the form of error messages."""
+    """A handler that prints each warning to stderr in the form of an error message."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        # sys.stderr is looked up for each line, because a progress display replaces it.
+        # Look up sys.stderr for each line, because a progress display replaces it.
         line = f"dicompiler: {record.levelname.lower()}: {one_line(record.getMessage())}"
         sys.stderr.write(f"{line}\n")
 
 
 class _FileFormatter(logging.Formatter):
-    """A formatter of records as one line with time (UTC), process id, level and message, and the traceback if any.
+    """A formatter of one line per record: time (UTC), process id, level and message; then the traceback, if any.
 
-    Several commands may append to the same file. The process id tells their lines apart.
+    The process id distinguishes the lines of commands that append to the same file.
     """
 
     def __init__(self) -> None:
@@ -40,9 +40,10 @@ class _FileFormatter(logging.Formatter):
 
 
 def set_handlers(is_quiet: bool, log_file: Path | None) -> None:
-    """Replace the handlers of the library's log, and close the log file of an earlier command.
+    """Replace the handlers of the log `dicompiler`, and close the log file of an earlier command.
 
-    Raises DicompilerError if the log file cannot be written.
+    Raises:
+        DicompilerError: The log file cannot be written.
     """
     for handler in log.handlers:
         handler.close()
@@ -62,13 +63,13 @@ def set_handlers(is_quiet: bool, log_file: Path | None) -> None:
 
 
 def is_log_file(path: Path) -> bool:
-    """Return True if log records are written to the file `path`."""
+    """Return True if log records are currently written to the file `path`."""
     files = [handler.baseFilename for handler in log.handlers if isinstance(handler, logging.FileHandler)]
     return str(path.absolute()) in files
 
 
 def log_error(line: str, error: BaseException | None) -> None:
-    """Write an error to the log file, if there is one, with the traceback of `error`."""
+    """Write an error message to the log file, if there is one, with the traceback of `error`, if given."""
     trace = None if error is None else (type(error), error, error.__traceback__)
     record = log.makeRecord(log.name, logging.ERROR, "", 0, line, (), trace)
     for handler in log.handlers:

@@ -132,7 +132,6 @@ def command(
 
 
 def _run_passes(request: CompileRequest, passes: Sequence[Pass], instruments: Sequence[Instrument]) -> PipelineState:
-    """Load the model and the plan of the request, and run the passes."""
     from dicompiler.cli.progress import progress
     from dicompiler.driver.optimize import opt
 
@@ -150,7 +149,11 @@ def _run_passes(request: CompileRequest, passes: Sequence[Pass], instruments: Se
 
 
 def _read_stdin() -> bytes:
-    """Return the model on stdin; raise UsageError if stdin is a terminal or empty."""
+    """Return the ONNX model on stdin.
+
+    Raises:
+        UsageError: stdin is a terminal or empty.
+    """
     cause = "a terminal"
     if not (sys.stdin is None or sys.stdin.isatty()):
         if model := sys.stdin.buffer.read():
@@ -160,7 +163,7 @@ def _read_stdin() -> bytes:
 
 
 def _check_stream_options(building: BuildSystemOptions, is_json_on_stdout: bool) -> None:
-    """Raise UsageError for options that cannot be combined with the path '-' (stdin or stdout)."""
+    """Raise UsageError for options that cannot be combined with '-' as the model or output."""
     if is_json_on_stdout or building.print_outputs:
         raise UsageError("opt: --output - writes the model to stdout: remove --json and --print-outputs")
     if building.depfile is not None:
@@ -168,7 +171,6 @@ def _check_stream_options(building: BuildSystemOptions, is_json_on_stdout: bool)
 
 
 def _check_output_paths(output: Path, plan: Path | None, directories: Sequence[Path | None]) -> None:
-    """Raise UsageError or DicompilerError if an output cannot be written."""
     if output != STREAM:
         check_output_file(output)
     check_output_file(plan)
@@ -202,7 +204,7 @@ def _show_statistics(rows: Sequence[LayerStatistics]) -> None:
 
 
 def _write_outputs(state: PipelineState, output: Path, save_plan: Path | None) -> tuple[Path, ...]:
-    """Write the model and the plan; if one cannot be written, write neither. Return the paths of the written files."""
+    """Write the model and the plan, or neither if one cannot be written. Return the written paths."""
     from dicompiler.base.atomic_output import atomic_file
     from dicompiler.ir.plan import plan_to_text
 
@@ -216,7 +218,6 @@ def _write_outputs(state: PipelineState, output: Path, save_plan: Path | None) -
 
 
 def _write_model(model: Model, output: Path) -> tuple[Path, ...]:
-    """Write the model to a file or to stdout; return the paths of the written files."""
     if output != STREAM:
         return model.save(output)
     try:

@@ -1,7 +1,4 @@
-"""Arguments and options that several commands share, so that they have the same name, help text and checks.
-
-A command uses them one by one or in groups. `options_as` passes the values to the command as records.
-"""
+"""Arguments and options that several commands share, with the same names, help texts and checks."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ MAX_FRAMES = 10_000_000
 
 
 def combine(*options: Callable[[F], F]) -> Callable[[F], F]:
-    """Return one decorator that adds several options to a command. `--help` lists them in the given order."""
+    """Return one decorator that adds several options to a command, in the order of `--help`."""
 
     def decorate(command: F) -> F:
         return functools.reduce(lambda decorated, option: option(decorated), reversed(options), command)
@@ -49,11 +46,13 @@ def combine(*options: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def options_as(**records: type[Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Collect options in dataclasses, and pass each dataclass to the command as one argument.
+    """Return a decorator that passes option values to a command as dataclasses. Put it below the options.
 
-    `records` maps the name of each such argument to its dataclass. A dataclass collects the options that have the names
-    of its fields. An option that is not given (None) gets the default value of its field. Put the decorator below the
-    options.
+    Each dataclass collects the options that have the names of its fields. An option that is not given has the field's
+    default.
+
+    Args:
+        **records: The dataclass for each argument of the command.
     """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
@@ -76,28 +75,27 @@ def options_as(**records: type[Any]) -> Callable[[Callable[..., None]], Callable
 
 
 class SecondsRange(click.FloatRange):
-    """An option's type for times from 0.1 s to four months, the range that clocks and timers support."""
+    """An option type for durations from 0.1 s to four months, the range that timers support."""
 
     def __init__(self) -> None:
         super().__init__(0.1, 1e7)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the given number of seconds; reject NaN, which click's range accepts."""
         seconds = super().convert(value, param, ctx)
-        if math.isnan(seconds):
+        if math.isnan(seconds):  # click's range accepts NaN.
             self.fail(f"{value!r} is not a time", param, ctx)
         return seconds
 
 
 def _check_objective(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Raise UsageError if the option `--objective` is invalid, before the command does any work."""
+    """Raise UsageError if the value of `--objective` is invalid, before the command does any work."""
     if value is not None:
         objective_terms(value)
     return value
 
 
 def _check_executor(_: click.Context, __: click.Parameter, value: str | None) -> str | None:
-    """Raise UsageError if the option `--executor` is invalid, before the command does any work."""
+    """Raise UsageError if the value of `--executor` is invalid, before the command does any work."""
     if value is not None:
         from dicompiler.driver.executors import parse_executor
 
@@ -106,7 +104,7 @@ def _check_executor(_: click.Context, __: click.Parameter, value: str | None) ->
 
 
 def _check_shapes(_: click.Context, __: click.Parameter, shapes: tuple[str, ...]) -> tuple[str, ...]:
-    """Raise UsageError if a dimension in `--shape` is too large; shape inference finds all other errors."""
+    """Raise UsageError if a dimension in `--shape` is too large. Shape inference finds all other errors."""
     for text in shapes:
         for digits in re.findall(r"[0-9]+", text.rpartition("=")[2]):
             if len(digits) > 18:
@@ -115,10 +113,11 @@ def _check_shapes(_: click.Context, __: click.Parameter, shapes: tuple[str, ...]
 
 
 def refuse_options(condition: str, *names: str) -> None:
-    """Raise UsageError if the user gave one of the options `names`, which have no effect under a condition.
+    """Raise UsageError if the user gave one of the options `names`, which would have no effect.
 
-    Options of the running command are named as its parameters, such as "in_flight". `condition` is the end of the
-    message, such as "--stop runs nothing".
+    Args:
+        condition: The reason, as in the message: "--stop runs nothing".
+        *names: Parameter names of the running command, such as "in_flight".
     """
     context = click.get_current_context()
     given = [
@@ -134,7 +133,7 @@ def refuse_options(condition: str, *names: str) -> None:
 json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 output_option = functools.partial(click.option, "-o", "--output", type=PATH)
 
-# The following options configure the compilation. Their values become fields of `CompileOptions`.
+# Options of a compilation: fields of `CompileOptions`.
 
 model_argument = click.argument("model", type=PATH)
 platform_option = click.option(
@@ -244,25 +243,36 @@ cost_options = combine(
 
 @dataclass(frozen=True)
 class CompileRequest:
-    """A model, and the options of its compilation that were given on the command line.
+    """A model, and the options of its compilation from the command line.
 
     Attributes:
         model: Path of the model.
-        options: The options. Options that the command does not have, or that were not given, have their default values.
+        options: The options, with defaults for those that were not given.
     """
 
     model: Path
     options: CompileOptions
 
     def compile(self, **changes: Any) -> CompileResult:
-        """Compile the model with the options; `changes` replace some of them. Without `output`, nothing is written."""
+        """Compile the model. Without `output`, no file is written.
+
+        Args:
+            **changes: Fields of `options` to replace.
+        """
         from dicompiler.driver.compiler import compile_with_options
 
         return compile_with_options(self.model, replace(self.options, **changes))
 
 
 def make_plugins(**specs: object) -> dict[str, Any]:
-    """Create the strategy, cost model and target that texts describe; raise UsageError for unknown names."""
+    """Create plugins from their texts, such as strategy="dp{budget=5}".
+
+    Args:
+        **specs: Texts (or plugins) by the keys "strategy", "cost" and "target". None is ignored.
+
+    Raises:
+        UsageError: A name is unknown.
+    """
     from dicompiler.plugin.registry import registry
 
     kinds = {"strategy": "strategies", "cost": "cost_models", "target": "targets"}
@@ -270,17 +280,16 @@ def make_plugins(**specs: object) -> dict[str, Any]:
 
 
 def takes_compile_request(command: Callable[..., None]) -> Callable[..., None]:
-    """Collect the model and the options of a compilation, and pass them as one argument `request`.
+    """Pass the model and the compilation options to `command` as one argument `request`.
 
-    Each option with the name of a field of `CompileOptions` is collected. `--output` and `--executor` stay separate
-    arguments, because their values have other types than the fields with these names. Put the decorator below the
-    options.
+    Put the decorator below the options. It collects the options that are fields of `CompileOptions`.
     """
 
     @functools.wraps(command)
     def call(**values_by_name: Any) -> None:
         from dicompiler.driver.compile_options import CompileOptions
 
+        # --output and --executor stay arguments: their values have other types than the fields of the same names.
         names = ({field.name for field in fields(CompileOptions)} - {"output", "executor"}) & values_by_name.keys()
         values = {name: values_by_name.pop(name) for name in names}
         options = CompileOptions(**{name: value for name, value in values.items() if value not in (None, ())})
@@ -293,7 +302,7 @@ def takes_compile_request(command: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
-# The following options configure a run. Their values become fields of `StreamOptions` and `RunOptions`.
+# Options of a run: fields of `StreamOptions` and `RunOptions`.
 
 directory_argument = click.argument("directory", metavar="DIR", type=PATH)
 inputs_option = click.option(
@@ -407,10 +416,12 @@ class StreamOptions:
     def run(
         self, directory: Path, inputs: dict[str, NDArray[Any]] | None, options: RunOptions
     ) -> tuple[Path, RunResult]:
-        """Run the artifact; all frames get the same inputs, and only the outputs of the first frame are kept.
+        """Run the artifact with the same inputs for all frames, and keep only the outputs of the first frame.
 
-        With --adapt or --follow, another artifact may replace the running one (a swap). Return the artifact that was
-        used last, and the result of the run. The times in the result are those of this artifact.
+        With --adapt or --follow, another artifact may replace the running one (a swap).
+
+        Returns:
+            The directory of the artifact that was used last, and the result of its frames.
         """
         from dicompiler.cli.progress import progress
         from dicompiler.driver.artifact import run
@@ -429,10 +440,9 @@ class StreamOptions:
 
     @contextlib.contextmanager
     def _log_if_unfinished(self, directory: Path, options: RunOptions) -> Iterator[RunOptions]:
-        """If --log was given and the `with` block ends by an error or interrupt, write the log of the finished frames.
+        """Write the log of the finished frames if the `with` block ends by an error or signal.
 
-        SIGTERM and SIGHUP count as interrupts. Yield the options of the run, which then record the frames. Without
-        finished frames, no log is written.
+        Yield `options`, extended so that the run records its frames. Without --log, yield them unchanged.
         """
         if self.log is None:
             yield options
@@ -458,9 +468,9 @@ class StreamOptions:
 
     @contextlib.contextmanager
     def _serve_metrics(self, directory: Path, options: RunOptions) -> Iterator[RunOptions]:
-        """Serve metrics for Prometheus until the `with` block ends, if --metrics was given.
+        """Serve Prometheus metrics until the `with` block ends, if --metrics was given.
 
-        Yield the options of the run, which then pass its measurements to the metrics server.
+        Yield `options`, extended so that the run sends its measurements to the metrics server.
         """
         if not self.metrics:
             yield options
@@ -475,10 +485,9 @@ class StreamOptions:
             yield replace(options, on_frame=metrics.record_frame, on_event=metrics.record_event)
 
     def predict(self, directory: Path, cost: str | None, options: RunOptions) -> ExpectedTiming | None:
-        """Return the prediction for the run; None if no log is written.
+        """Return the predicted times of the run; None without --log.
 
-        The result is also None, with a warning, if the artifact was compiled with a cost model that needs options and
-        `cost` is None.
+        If the artifact's cost model needs options and `cost` is None, log a warning and return None.
         """
         import logging
 
@@ -500,7 +509,7 @@ class StreamOptions:
     def write_log(
         self, directory: Path, result: RunResult, options: RunOptions, expected: ExpectedTiming | None
     ) -> dict[str, Any]:
-        """Return the log of the run. Write it if the option --log names a file."""
+        """Return the log of the run. With --log, also write it to the file."""
         from dicompiler.cli.file_io import write_json
         from dicompiler.driver.run_log import run_document
 
@@ -521,10 +530,9 @@ def warn_of_expiry(keys: Path | None) -> None:
 
 
 def check_output_file(path: Path | None) -> None:
-    """Raise DicompilerError if the command must not or cannot write a file at `path`.
+    """Raise DicompilerError if the command must not or cannot write the file `path`.
 
-    The path must not be a directory or a file of an artifact. It must not be a file that another option names (except
-    the model of `opt`); this is a UsageError.
+    The path must not be a directory, a file of an artifact, or a file that another option names (except in `opt`).
     """
     context = click.get_current_context(silent=True)
     if path == STREAM and context is not None:

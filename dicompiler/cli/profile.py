@@ -1,7 +1,4 @@
-"""`dicompiler profile`: measure a network's layers on this device or on boards over ssh.
-
-The command can also write a directory with a script that measures the layers on a device without dicompiler.
-"""
+"""`dicompiler profile`: measure a network's layers on this device or on boards over ssh."""
 
 from __future__ import annotations
 
@@ -154,7 +151,7 @@ def command(
 
 
 def _write_package(write: Callable[[Path], None], package: Path, as_json: bool) -> None:
-    """Write the package (a directory with a script) that measures layers on another device; print how to use it."""
+    """Write the package that measures layers on another device, and print how to use it."""
     from dicompiler.base.atomic_output import atomic_file
     from dicompiler.cli.table import print_json
     from dicompiler.measure import profile_package as profiling
@@ -169,7 +166,6 @@ def _write_package(write: Callable[[Path], None], package: Path, as_json: bool) 
 
 
 def _measure_here(write: Callable[[Path], None], output: Path, threads: int | None, repeat: int, as_json: bool) -> None:
-    """Run the measurement package on this host, and print the results."""
     import logging
     import tempfile
     from dataclasses import replace
@@ -195,7 +191,6 @@ def _measure_here(write: Callable[[Path], None], output: Path, threads: int | No
 
 
 def _profile_document(profile: Profile) -> dict[str, Any]:
-    """Return the results of a profile as a JSON document."""
     from dicompiler.cost.profile_accuracy import fit_roofline, interpolation_error, linear_fit_error
 
     layers = profile.layers.values()
@@ -225,12 +220,10 @@ def _profile_document(profile: Profile) -> dict[str, Any]:
 
 
 def _engine_document(profile: Profile) -> dict[str, Any]:
-    """Return the seconds of all layers together, and of the whole network, in the engine of a profile."""
     return {"total_s": profile.isolated_s, "whole_model_s": profile.whole_model_s}
 
 
 def _summarize_profile(profile: Profile) -> str:
-    """Return the results of a profile as a few lines of text."""
     from dicompiler.cli.table import wrap_text
 
     numbers = _profile_document(profile)
@@ -258,7 +251,7 @@ def _summarize_profile(profile: Profile) -> str:
 
 
 def _error_lines(errors: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line about the prediction error of each cost model that uses the profile."""
+    """Yield a line about the prediction errors of the cost models that use the profile, if any is known."""
     texts = []
     if (off := errors["between_sizes"]) is not None:
         texts.append(f"parts between measured sizes {_format_error(off)}")
@@ -277,7 +270,6 @@ def _format_error(error: Mapping[str, float]) -> str:
 
 
 def _format_runtime_costs(costs: Mapping[str, float]) -> str:
-    """Return the measured costs of a target's runtime as text."""
     from dicompiler.base.units import format_seconds
 
     texts = {
@@ -293,7 +285,6 @@ def _format_runtime_costs(costs: Mapping[str, float]) -> str:
 
 
 def _parse_tiles(text: str) -> tuple[int, ...]:
-    """Parse `1,2,4` to (1, 2, 4); raise UsageError for anything else."""
     try:
         numbers = tuple(int(word) for word in text.split(","))
     except ValueError:

@@ -24,8 +24,8 @@ class ProfileBoardsOptions:
     Attributes:
         hosts: Path of the hosts.toml that names the boards.
         platform: The platform to correct; None to create a new one.
-        logs: Logs of runs, from which links and rates are estimated too.
-        force: True to use boards that are busy or throttled.
+        logs: Logs of runs, from which links and rates are also estimated.
+        force: True to accept measurements of boards that were busy or throttled.
         timeout_s: Largest number of seconds for each board.
         threads: Number of threads for a measurement; None for all processors.
         repeat: Number of timings of each piece of a layer.
@@ -97,7 +97,6 @@ def profile_boards(options: ProfileBoardsOptions, output: Path, as_json: bool, p
 
 
 def _show_measurements(measurements: BoardMeasurements, platform: Platform) -> None:
-    """Print a table row for each measured board and for each measured link."""
     from dicompiler.base.units import BANDWIDTH, COMPUTE_RATE, format_quantity, format_seconds
     from dicompiler.cli.table import print_table
     from dicompiler.measure.fit_links import round_to_4_digits

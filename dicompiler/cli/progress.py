@@ -1,4 +1,4 @@
-"""Display of the progress of long work: one line on a terminal, nothing elsewhere."""
+"""Progress of long work: one line on a terminal, nothing elsewhere."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ ProgressText = Callable[[str], None]
 
 @contextmanager
 def progress(first: str) -> Iterator[ProgressText]:
-    """Yield a function that shows a text as the current step of the work. Until it is called, `first` is shown.
+    """Yield a function that shows a text as the current step. Until it is called, `first` is shown.
 
-    Messages that the library logs at level info are shown too. Warnings are printed above the line.
+    The line also shows messages that the library logs at level INFO. Warnings are printed above the line.
     """
-    # No progress is shown in a notebook: its commands run on a terminal that cannot overwrite lines.
+    # Show nothing in a notebook, whose terminal cannot overwrite lines.
     if is_quiet() or not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:
         yield lambda text: None  # noqa: ARG005
         return
@@ -28,12 +28,12 @@ def progress(first: str) -> Iterator[ProgressText]:
     from dicompiler.base.process import forward_progress
 
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-    # Without `redirect_stdout=False`, rich would write the command's stdout to stderr, where the progress is shown.
+    # By default, rich would redirect the command's stdout to the console of the progress line, which is stderr.
     with Progress(*columns, console=Console(stderr=True), transient=True, redirect_stdout=False) as bar:
         task = bar.add_task(first, total=None)
 
         def tell(text: str) -> None:
-            room = bar.console.width - 12  # The spinner and the elapsed time in the line need 12 characters.
+            room = bar.console.width - 12  # The spinner and the elapsed time need 12 characters.
             bar.update(task, description=text if len(text) <= room else text[: room - 1] + "…", refresh=True)
 
         with forward_progress(tell):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def show_run(result: RunResult, in_flight: int = 1) -> None:
-    """Print the measurements of each device over all frames. `in_flight` is the largest number of frames in flight."""
+    """Print each device's seconds, bytes and memory over all frames. `in_flight` is the limit of frames in flight."""
     headers = ("device", "computing s", "waiting s", "sending s", "bytes sent", "memory MB")
     print_table(headers, [_report_row(report) for report in result.reports], right=range(1, len(headers)))
     if result.frames_s:
@@ -38,8 +38,7 @@ def show_run(result: RunResult, in_flight: int = 1) -> None:
 
 
 def _report_row(report: DeviceReport) -> tuple[str, ...]:
-    """Return the table cells of a device; a device that was down at the end of the run has no measurements."""
-    if report.is_missing:
+    if report.is_missing:  # A device that was down at the end of the run has no measurements.
         return (report.device, *["-"] * 5)
     return (
         report.device,
@@ -68,7 +67,13 @@ def show_periods(finished_s: Sequence[float], duration_s: float) -> None:
 
 
 def show_trial(trial: SpeedTrial, duration_s: float, as_json: bool) -> None:
-    """Print the time between frames in about 20 intervals of a stream, and the session's searches for a better plan."""
+    """Print the time between frames in about 20 intervals of a stream, and the plan changes of the session.
+
+    Args:
+        trial: The result of the stream.
+        duration_s: Seconds of the stream.
+        as_json: True to print JSON.
+    """
     if as_json:
         adaptations = [{"at_s": found.at_s, "message": found.message} for found in trial.adaptations]
         print_json({"finished_s": list(trial.finished_s), "adaptations": adaptations})
@@ -82,13 +87,13 @@ def show_trial(trial: SpeedTrial, duration_s: float, as_json: bool) -> None:
 def show_queueing(
     frames_s: Sequence[float], waited_s: Sequence[float], in_flight: int, alone_s: float | None = None
 ) -> None:
-    """Print how much of the frame times in a stream is waiting for other frames; nothing if frames ran one by one.
+    """Print the part of the frame times that is waiting for other frames. Nothing without frames in parallel.
 
     Args:
         frames_s: Seconds of each frame, from its start to its last output.
-        waited_s: Seconds that each frame waited before it was started; empty if unknown.
+        waited_s: Seconds that each frame waited before its start; empty if unknown.
         in_flight: Largest number of frames in flight.
-        alone_s: Seconds of a frame that is alone in the cluster; None if unknown.
+        alone_s: Seconds of a frame without other frames in the cluster; None if unknown.
     """
     many = min(in_flight, len(frames_s))
     if many < 2:
@@ -139,9 +144,9 @@ def show_prediction(summary: CompileSummary | None, result: RunResult, location:
 
 
 def show_discrepancies(expected: ExpectedTiming | None, log: Mapping[str, Any]) -> None:
-    """Print differences of more than 10 % between prediction and run, and links with an unexpected number of bytes.
+    """Print differences of more than 10 % between prediction and run, and links with unexpected bytes.
 
-    Nothing is printed if there is no prediction, or if devices failed or returned during the run.
+    Nothing is printed without a prediction, or if devices failed or returned during the run.
     """
     from dicompiler.analysis.prediction_error import find_discrepancies, find_wrong_bytes, measured_timing
 

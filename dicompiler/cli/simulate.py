@@ -1,7 +1,7 @@
-"""`dicompiler simulate`: simulate a plan without devices: times, waits, and a trace.
+"""`dicompiler simulate`: simulate a plan without devices, and print times or write a trace.
 
-`format_trace` writes a simulation as a trace for Perfetto (https://ui.perfetto.dev) or chrome://tracing. The trace
-shows three tracks for each device: computing, sending and receiving.
+The trace is for Perfetto (https://ui.perfetto.dev) or chrome://tracing. Each device has three tracks: computing,
+sending and receiving.
 """
 
 from __future__ import annotations
@@ -105,8 +105,7 @@ def command(
     if adapt and (not changes or trace is not None):
         raise UsageError("simulate: --adapt needs --slow and excludes --trace: change these options")
     more_options = {}
-    # Without the option --tolerate-failures, `tolerate_failures` is the integer 0. If the user gives the option, it is
-    # a string, so a given "0" is not replaced here.
+    # The default of --tolerate-failures is the integer 0. A value from the user is a string, which is not replaced.
     if outages and request.options.plan is None and request.options.tolerate_failures == 0:
         more_options["tolerate_failures"] = len({outage.device for outage in outages})
     with progress(f"planning {request.model.name}") as tell:
@@ -150,7 +149,7 @@ def command(
 def _simulate_session(
     request: CompileRequest, first: CompileResult, changes: Sequence[SpeedChange], frames: int, in_flight: int
 ) -> SpeedTrial:
-    """Simulate a session that begins with the plan `first` and searches for other plans as `run --adapt` does."""
+    """Simulate a stream that starts with the plan `first` and changes plans as `run --adapt` does."""
     from dicompiler.measure.adapt import AdaptOptions
     from dicompiler.measure.simulate_adaptation import simulate_adaptation
     from dicompiler.plugin.registry import registry
@@ -169,7 +168,7 @@ _TRACKS = ("computing", "sending", "receiving")
 
 
 def format_trace(simulation: SimulationResult, devices: Sequence[str]) -> str:
-    """Return the content of a trace file in the Trace Event Format, with tracks in the order of `devices`."""
+    """Return the text of a trace file in the Trace Event Format, with devices in the given order."""
     events: list[dict[str, Any]] = []
     for i, device in enumerate(devices):
         events.append({"name": "process_name", "ph": "M", "pid": i, "args": {"name": device}})

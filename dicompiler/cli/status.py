@@ -56,7 +56,7 @@ def command(directory: Path, options: RunOptions, watch: float | None, as_json: 
 
 
 def _watch_statuses(service: Service, interval_s: float) -> None:
-    """Print the time of day and the state of all devices every `interval_s` seconds, until an interrupt (Ctrl-C)."""
+    """Print the state of all devices every `interval_s` seconds, until Ctrl-C."""
     while True:
         statuses = service.status()
         click.clear()

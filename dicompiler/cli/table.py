@@ -1,6 +1,6 @@
 """Output of tables, texts and JSON.
 
-Tables have the same layout on terminals and in pipes. No word and no number is broken or cut off.
+Tables have the same layout on terminals and in pipes. No word or number is broken or cut off.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import click
 from dicompiler.base.errors import escape_unprintable
 
 PAGE_WIDTH, MAX_NAME_WIDTH = 80, 24
-"""Columns of a page, and the longest name in the first column of a table that is too wide."""
+"""Width of a page, and of the first column in a table that is too wide, in characters."""
 GAP = "  "
 
 
@@ -29,21 +29,21 @@ def print_table(
     err: bool = False,
     wrap: int | None = None,
 ) -> None:
-    """Print a table to stdout or stderr, in the width of the terminal, or PAGE_WIDTH if the stream is not a terminal.
+    """Print a table in the width of the terminal, or of PAGE_WIDTH if the stream is not a terminal.
 
-    If the table is too wide, the following is done in this order, until it fits:
+    A table that is too wide is changed in this order, until it fits:
 
-    - Names in the first column with more than MAX_NAME_WIDTH characters get a line of their own.
-    - The text column `wrap` is wrapped.
-    - Columns that do not fit are printed as a second table below, which begins with the first column again.
-    - A cell that is wider than the terminal is wrapped at its blanks.
+    - Names of more than MAX_NAME_WIDTH characters in the first column are printed on separate lines.
+    - The column `wrap` is wrapped.
+    - Columns that do not fit are printed as a second table below, which repeats the first column.
+    - Cells that are wider than the terminal are wrapped.
 
     Args:
         headers: Header of each column.
         rows: Rows of cells.
         right: Indices of right-aligned columns, such as numbers.
         err: True to print to stderr.
-        wrap: Index of a text column, not the first, that is wrapped to several lines; None if there is none.
+        wrap: Index of the column that is wrapped, not 0; None for no column.
     """
     width = _page_width(sys.stderr if err else sys.stdout)
     table = _Table(tuple(headers), [tuple(map(escape_unprintable, row)) for row in rows], frozenset(right), width)
@@ -55,7 +55,7 @@ def print_table(
 
 
 def _page_width(stream: TextIO) -> int:
-    """Return the columns of a terminal, or PAGE_WIDTH if the stream is not a terminal or does not know its size."""
+    """Return the columns of the terminal; PAGE_WIDTH if the stream is not a terminal or has no size."""
     return (os.get_terminal_size(stream.fileno()).columns if stream.isatty() else 0) or PAGE_WIDTH
 
 
@@ -67,7 +67,7 @@ class _Table:
         headers: Header of each column.
         rows: Rows of cells.
         right: Indices of right-aligned columns.
-        width: Columns of the page.
+        width: Width of the page in characters.
     """
 
     headers: tuple[str, ...]
@@ -76,10 +76,9 @@ class _Table:
     width: int
 
     def format_blocks(self, wrap: int | None) -> Iterator[list[str]]:
-        """Yield the lines of each block: a table of the columns that fit next to each other on the page.
+        """Yield the lines of each block: a table of columns that fit next to each other on the page.
 
-        The first line has headers. `wrap` is the index of a text column, which may be wrapped to several lines; None if
-        there is none.
+        The first line has the headers. `wrap` is the index of the column that may be wrapped; None for no column.
         """
         lines = (self.headers, *self.rows)
         widths = [max(_count_columns(line[column]) for line in lines) for column in range(len(self.headers))]
@@ -92,8 +91,7 @@ class _Table:
             widths[wrap] = min(text_width, max(MAX_NAME_WIDTH, *map(_count_columns, words)))
         for columns in self._group_columns(widths):
             room = self.width - _sum_widths([widths[column] for column in columns])
-            # A block has the columns that are printed next to each other. Only a block of one or two columns can be
-            # wider than the page. Its last column is then narrowed.
+            # Only a block of one or two columns can be wider than the page. Then make its last column narrower.
             if room < 0:
                 widths[columns[-1]] = max(MAX_NAME_WIDTH, widths[columns[-1]] + room)
             elif wrap in columns and text_width:
@@ -101,7 +99,7 @@ class _Table:
             yield [line for row in lines for line in self._format_row(row, columns, widths)]
 
     def _group_columns(self, widths: Sequence[int]) -> list[list[int]]:
-        """Return the indices of the columns in each block. Every block begins with column 0, which has the names."""
+        """Return the column indices of each block. Every block begins with column 0, which has the names."""
         blocks = [[0]]
         for column in range(1, len(widths)):
             wider = _sum_widths([widths[i] for i in (*blocks[-1], column)])
@@ -126,12 +124,12 @@ class _Table:
 
 
 def _sum_widths(widths: Sequence[int]) -> int:
-    """Return the width of a table row with columns of these widths, including the gaps between them."""
+    """Return the width of a table row, including the gaps between columns."""
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
 def _count_columns(text: str) -> int:
-    """Return the columns of a terminal that a text occupies."""
+    """Return the number of terminal columns that a text occupies."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -140,15 +138,7 @@ def _count_columns(text: str) -> int:
 
 
 def fold_text(text: str, width: int) -> list[str]:
-    """Return a text as lines of at most `width` columns. Only words that are wider get wider lines.
-
-    Args:
-        text: The text.
-        width: Columns of the terminal for each line.
-
-    Returns:
-        The lines: at least one.
-    """
+    """Split a text into lines of at most `width` terminal columns. Only a wider word gives a wider line."""
     lines = [""]
     for word in text.split():
         longer = f"{lines[-1]} {word}".lstrip()
@@ -160,9 +150,9 @@ def fold_text(text: str, width: int) -> list[str]:
 
 
 def wrap_text(text: str, head: str = "") -> str:
-    """Return the text in lines of at most PAGE_WIDTH columns.
+    """Return the text in lines of at most PAGE_WIDTH columns, as a hanging paragraph.
 
-    The first line begins with `head`. The other lines are indented by the length of `head`.
+    `head` begins the first line. Its length is the indent of the other lines.
     """
     return textwrap.fill(
         text,
@@ -175,14 +165,10 @@ def wrap_text(text: str, head: str = "") -> str:
 
 
 def print_entries(sentences: Iterable[str]) -> None:
-    """Print sentences of the form "name: text".
-
-    A text that is too long is wrapped, and its other lines are indented by the length of the name.
-    """
+    """Print sentences "name: text". Further lines of a long text are indented by the length of the name."""
     for name, _, rest in (line.partition(": ") for line in map(escape_unprintable, sentences)):
         click.echo(wrap_text(rest, f"{name}: "))
 
 
 def print_json(document: Any) -> None:
-    """Print a JSON document to stdout, with keys in their order of insertion."""
     click.echo(json.dumps(document, indent=1, ensure_ascii=False))
