@@ -1,4 +1,4 @@
-"""Regions of tensors, tilings of layers, and the computations and transfers that follow from a plan.
+"""Regions of tensors, tilings of layers, and a plan's computations and transfers.
 
 This module is part of the public API for plugin authors. A name is imported when it is first used.
 """

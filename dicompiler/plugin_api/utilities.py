@@ -1,4 +1,4 @@
-"""Error texts, host names, capture of the output of processes, memoization and file reading.
+"""Error texts, host names, captured output of processes, memoization and file reading.
 
 This module is part of the public API for plugin authors. A name is imported when it is first used.
 """

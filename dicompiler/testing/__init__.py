@@ -6,11 +6,12 @@
     def test_round_robin():
         check_strategy(RoundRobin)
 
-The argument of a check is a class (all of its options then have their defaults) or an instance. The check runs the
-plugin on small networks. If a requirement does not hold, the check raises AssertionError with the plugin, the network
-and the cause. The logger `dicompiler.testing` reports the progress at level INFO. The plugin need not be installed, and
-no test framework is needed. Some checks compare results with those of a second process. The classes must therefore be
-in a module that can be imported, not in the script that is run.
+The argument of a check is an instance, or a class whose options have defaults. The check runs the plugin on small
+networks, and raises AssertionError with the plugin, the network and the cause. The logger `dicompiler.testing` reports
+progress at level INFO.
+
+Neither an installed plugin nor a test framework is needed. The classes must be in a module that can be imported, not in
+the script that is run, because some checks compare results with those of a second process.
 """
 
 from dicompiler.plugin.registry import temporarily_registered

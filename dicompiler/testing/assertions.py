@@ -19,14 +19,14 @@ from dicompiler.testing.fingerprints import field_fingerprints
 log = logging.getLogger("dicompiler.testing")
 
 LIMIT_S = 300.0
-"""Seconds that the calls of a plugin for one sample (test problem) may take by default."""
+"""Default limit in seconds for the calls of a plugin with one sample (test problem)."""
 
 
 class TimeLimitError(KeyboardInterrupt):
-    """Raised in the `with` block of `time_limit` when its time is over.
+    """Raised in a `with time_limit(…)` block after the limit.
 
-    It is a KeyboardInterrupt, so that all code handles it like Ctrl-C: `except Exception` does not catch it, and
-    libraries end the processes that they have started.
+    It is a KeyboardInterrupt, so that `except Exception` does not catch it, and libraries end their processes as after
+    Ctrl-C.
     """
 
 
@@ -35,16 +35,16 @@ class _ProcessEndError(BaseException):
 
 
 def require(condition: Any, message: str) -> None:
-    """Raise AssertionError with a message if a condition is false, even if Python runs with -O."""
+    """Raise AssertionError if a condition is false, even if Python runs with -O."""
     if not condition:
         raise AssertionError(message)
 
 
 @contextmanager
 def error_context(place: str) -> Iterator[None]:
-    """Turn any exception in the `with` block into an AssertionError, with `place` and a colon before its message.
+    """Turn any exception in the `with` block into an AssertionError whose message begins with `place`.
 
-    This includes `sys.exit` and `os._exit`, which would end a test run as if it had succeeded.
+    This includes `sys.exit` and `os._exit`, which would end the test run without an error.
     """
     try:
         with _process_end_as_error():
@@ -55,10 +55,7 @@ def error_context(place: str) -> Iterator[None]:
 
 @contextmanager
 def checking(place: str) -> Iterator[None]:
-    """Log the text `place`, and put it before the message of errors of the `with` block.
-
-    The log shows users the progress of a long check.
-    """
+    """Log `place` as progress, and put it before the message of errors in the `with` block."""
     log.info("checking %s", place)
     with error_context(place):
         yield
@@ -75,13 +72,11 @@ def _describe_error(error: BaseException) -> str:
 
 @contextmanager
 def _process_end_as_error() -> Iterator[None]:
-    """Let `os._exit` raise an error instead of ending the process.
-
-    In forked children and in other threads, `os._exit` keeps its meaning.
-    """
+    """Let `os._exit` raise an error in this thread, instead of ending the process."""
     real_exit, owner = os._exit, (os.getpid(), threading.get_ident())
 
     def exit_process(status: int) -> NoReturn:
+        # In forked children and other threads, `os._exit` still ends the process.
         if (os.getpid(), threading.get_ident()) != owner:
             real_exit(status)
         raise _ProcessEndError(f"it ends the process by os._exit({status}): raise DicompilerError instead")
@@ -95,9 +90,9 @@ def _process_end_as_error() -> Iterator[None]:
 
 @contextmanager
 def time_limit(seconds: float) -> Iterator[None]:
-    """Interrupt the `with` block after a number of seconds by an error that names the running function.
+    """Raise TimeLimitError, which names the running function, if the `with` block takes longer.
 
-    The limit has an effect only in the main thread, and only on systems with timer signals.
+    The limit has no effect outside the main thread and on systems without timer signals.
     """
     if threading.current_thread() is not threading.main_thread() or not hasattr(signal, "setitimer"):
         yield
@@ -109,7 +104,7 @@ def time_limit(seconds: float) -> Iterator[None]:
         raise TimeLimitError(f"it did not end within {seconds:g} s{place}")
 
     handler = signal.signal(signal.SIGALRM, stop)
-    # The timer fires repeatedly, so that a plugin that catches the error is interrupted again.
+    # Repeat the timer, to interrupt a plugin again that catches the error.
     timer = signal.setitimer(signal.ITIMER_REAL, seconds, seconds)
     try:
         yield
@@ -120,28 +115,29 @@ def time_limit(seconds: float) -> Iterator[None]:
 
 @contextmanager
 def unchanged(**arguments: Any) -> Iterator[None]:
-    """Require that a plugin's function, which the `with` block calls, changes none of its arguments.
+    """Raise AssertionError if the `with` block changes one of the arguments.
 
-    Callers use the same arguments again after the call.
+    A plugin must not change its arguments, because its callers use them again.
     """
     before = field_fingerprints(arguments)
     try:
         yield
-    finally:  # The arguments are also checked after an error, because a changed argument is often its cause.
+    finally:  # Check after an error too, because a changed argument is often its cause.
         after = field_fingerprints(arguments)
         changed = ", ".join(name for name in before if before[name] != after.get(name))
         require(not changed, f"it changes its argument {changed}: change a copy")
 
 
 def describe(plugin: Any) -> str:
-    """Return the kind, name and origin of a plugin object, such as "strategy 'x' of module my_module"."""
+    """Return a plugin's kind, name and origin, such as "strategy 'x' of module my_module"."""
     return registry().describe(plugin_kind(type(plugin)), plugin)
 
 
 def as_instance(plugin: Any) -> Any:
-    """Return a plugin object: `plugin` itself, or an instance with the default options if `plugin` is a class.
+    """Return `plugin`, or an instance with default options if `plugin` is a class.
 
-    Raises AssertionError if the class could not be registered.
+    Raises:
+        AssertionError: The class cannot be registered.
     """
     cls = plugin if isinstance(plugin, type) else type(plugin)
     with error_context(f"{cls.__module__}.{cls.__name__}"):

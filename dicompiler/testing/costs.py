@@ -38,14 +38,14 @@ def check_cost_model(
 ) -> None:
     """Check that a cost model returns valid, consistent and reproducible times.
 
-    The cost model predicts the time of every layer of each sample (test problem) on each device, in four forms: as a
-    whole, in halves, as a partial sum (over half of the input channels), and as the addition of two partial sums. The
-    check requires that:
+    The cost model predicts the time of every layer of each sample (test problem) on each device: of the whole layer, of
+    halves, of a partial sum over half of the input channels, and of the addition of two partial sums. The check
+    requires that:
 
     - seconds are finite and not negative (they may be infinite if the device has no compute);
     - `seconds_table` returns the same values as `seconds`, as a float64 array of shape (pieces, devices);
-    - both functions return equal values when they are called again, in this process and in one with another hash seed;
-    - the cost model does not change its arguments, end the process, or run without end.
+    - both functions return equal values in a second call, and in another process with another hash seed;
+    - the cost model does not change its arguments, end the process, or exceed the time limit.
 
     Args:
         cost: The cost model, or its class.
@@ -76,9 +76,10 @@ def _all_seconds(cost: CostModel, on: Sequence[Sample], limit_s: float) -> list[
 
 
 def _predict_valid_seconds(cost: CostModel, sample: Sample, limit_s: float) -> list[NDArray[np.float64]]:
-    """Return the seconds that a cost model predicts for sample pieces of each layer, of shape (pieces, devices).
+    """Return an array of shape (pieces, devices) for each layer: the predicted seconds.
 
-    Raise an error if they are invalid, or if the cost model needs more than `limit_s` seconds for a layer.
+    Raises:
+        AssertionError: Some seconds are invalid, or the cost model needs more than `limit_s` seconds for a layer.
     """
     layers, devices = sample.problem.layers, sample.platform.devices
     place, seconds = f"{describe(cost)} on {sample.name} on {sample.platform.name}", []
@@ -112,10 +113,10 @@ def _layer_seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: S
 
 
 def sample_shares(layers: LayerGraph, layer: Layer) -> Iterator[LayerShare]:
-    """Yield the shares (pieces without a device) of a layer that `check_cost_model` lets the cost model time.
+    """Yield the shares of a layer (pieces without a device) that `check_cost_model` uses.
 
-    The shares are the whole layer, half of it along each axis that can be cut, the partial sum over half of the input
-    channels, and the addition of two partial sums.
+    They are the whole layer, half of it along each axis that can be cut, a partial sum over half of the input channels,
+    and the addition of two partial sums.
     """
     yield LayerShare()
     if layer.whole_reason:

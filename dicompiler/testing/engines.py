@@ -1,4 +1,4 @@
-"""Check of engines: the files that they convert, and the results of the converted networks on this host."""
+"""Check of engines: the converted files, and the outputs of the converted networks on this host."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _WEIGHT_SHAPES = {"w": (4, 8, 3, 3), "m": (5, 8)}
 
 
 def make_segment_models() -> dict[str, onnx.ModelProto]:
-    """Return the default submodels by name: convolutions, a classifier, element-wise operators, and integers."""
+    """Return the default submodels by name."""
     models = {}
     for name, text in _SEGMENT_GRAPHS.items():
         model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {name} {text}')
@@ -58,15 +58,14 @@ def check_engine(
 ) -> None:
     """Check that an engine converts submodels reproducibly, and computes what onnxruntime computes.
 
-    Each submodel is converted. The check requires that:
+    The engine converts and runs each submodel. The check requires that:
 
-    - the name consists of lower-case letters, digits and underscores;
-    - `convert` raises only UnsupportedByEngine, and does so for nodes that `unsupported_nodes` lists;
-    - the files have the same bytes when the submodel is converted again, in this process and in one with another hash
-      seed;
-    - the outputs are within the engine's tolerance of onnxruntime, and the inputs are not changed;
+    - the engine's name consists of lower-case letters, digits and underscores;
+    - `convert` raises only UnsupportedByEngine, and raises it for nodes that `unsupported_nodes` lists;
+    - a second conversion gives the same bytes, also in another process with another hash seed;
+    - the outputs are within the engine's tolerance of onnxruntime's outputs;
     - `extra_memory` returns a number of bytes;
-    - the engine does not change its arguments, end the process, or run without end;
+    - the engine does not change its arguments, end the process, or exceed the time limit;
     - at least one submodel is converted, unless the engine runs ONNX files.
 
     Args:
@@ -93,7 +92,6 @@ def check_engine(
 
 
 def _check_submodel(engine: Engine, model: onnx.ModelProto, limit_s: float) -> bool:
-    """Check the conversion of a submodel; return True if it was converted."""
     unsupported = engine.unsupported_nodes(model, {})
     files = _convert(engine, model)
     memory = engine.extra_memory([_as_segment(model)])
@@ -120,10 +118,7 @@ def _check_submodel(engine: Engine, model: onnx.ModelProto, limit_s: float) -> b
 
 
 def _convert(engine: Engine, model: onnx.ModelProto) -> EngineFiles | str | None:
-    """Return the files of a converted submodel, or None if the engine runs ONNX files.
-
-    If the engine does not support the submodel, return the reason as text.
-    """
+    """Return the files of a converted submodel, None if the engine runs ONNX files, or why it is unsupported."""
     try:
         return engine.convert(model, {})
     except UnsupportedByEngine as error:

@@ -2,9 +2,8 @@
 
     arguments by name ⇒ digests by name and field
 
-Objects with equal content have equal fingerprints. The content of a dataclass is its fields, so that memoized results
-in other attributes are ignored. The content of functions and of objects of other classes is not read: their
-fingerprint depends only on their class.
+Equal content gives equal fingerprints. The content of a dataclass is its fields, without memoized results in other
+attributes. Functions and objects of other classes are represented only by their class.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ from google.protobuf.message import Message
 
 
 def field_fingerprints(arguments: Mapping[str, Any]) -> dict[str, bytes]:
-    """Return the fingerprint of each argument, by name.
-
-    A dataclass has a fingerprint for each field: {"problem.platform": …}.
-    """
+    """Return the fingerprint of each argument by name; for a dataclass, one per field ("problem.platform")."""
     digest = _Fingerprinter().digest
     fingerprints: dict[str, bytes] = {}
     for name, value in arguments.items():
@@ -35,12 +31,11 @@ def field_fingerprints(arguments: Mapping[str, Any]) -> dict[str, bytes]:
 
 
 class _Fingerprinter:
-    """Computes fingerprints; objects that occur several times are read once."""
+    """Computes fingerprints, and reads an object that occurs several times only once."""
 
     def __init__(self) -> None:
         self._known: dict[int, bytes] = {}
-        # Fingerprints are cached by the id of the object. If objects were freed, a new object could get the id of a
-        # freed one, and so its fingerprint.
+        # The keys of `_known` are ids of objects. Keep the objects alive, because Python reuses the ids of freed ones.
         self._kept_alive: list[Any] = []
 
     def digest(self, value: Any) -> bytes:
@@ -65,7 +60,7 @@ class _Fingerprinter:
         if isinstance(value, set | frozenset):
             return sorted(self.digest(item) for item in value)
         if isinstance(value, bytearray | memoryview):
-            # Weights are views of files. Their bytes are hashed at once, because single bytes take minutes.
+            # Weights can be views of files of many megabytes, which would take minutes as a sequence of integers.
             return (bytes(value),)
         if isinstance(value, list | tuple):
             return [self.digest(item) for item in value]
@@ -73,5 +68,5 @@ class _Fingerprinter:
 
 
 def _hash(*parts: bytes) -> bytes:
-    # Each part of a sequence is hashed on its own, so that ("a", "bc") and ("ab", "c") have different digests.
+    # Hash each part separately, so that ("a", "bc") and ("ab", "c") have different digests.
     return hashlib.sha256(b"".join(hashlib.sha256(part).digest() for part in parts)).digest()

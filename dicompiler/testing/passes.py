@@ -36,16 +36,16 @@ def check_pass(
 
     The check requires that the pass:
 
-    - returns a PipelineState with a valid model and all fields that it `provides`;
+    - returns a PipelineState with a valid model and the fields in `provides`;
     - does not change the PipelineState that it receives;
-    - returns an equal result when it is run again;
-    - does not end the process, or run without end;
+    - returns an equal result in a second run;
+    - does not end the process or exceed the time limit;
     - keeps the model's outputs within the tolerance of their types (unless `preserves_outputs` is False), also after
-      the model is partitioned by a plan that the pass makes;
+      the model is partitioned by a plan from the pass;
     - has a text form that is parsed to an equal pass.
 
-    A pass that `requires` layers, a platform or a plan receives a network after the passes that form layers, two
-    devices d0 and d1, and a plan that places everything on d0.
+    If the pass `requires` layers, a platform or a plan, its input has the network's layers, two devices d0 and d1, and
+    a plan with everything on d0.
 
     Args:
         step: The pass, or its class.
@@ -98,7 +98,7 @@ def _plan_text(state: PipelineState) -> str:
 
 
 def _check_outputs(before: Model, after: Model) -> None:
-    """Require that a second model has outputs of the same names and values as the first, for random inputs."""
+    """Require that both models have equal output names and values for random inputs."""
     inputs = random_inputs(graph_inputs(before))
     names = [value.name for value in before.proto.graph.output]
     require([v.name for v in after.proto.graph.output][: len(names)] == names, "the graph's outputs have other names")

@@ -22,12 +22,12 @@ def check_legal(problem: Problem, plan: Plan) -> None:
 
     Args:
         problem: The problem that the plan solves.
-        plan: The plan that is checked.
+        plan: The plan to check.
 
     Raises:
         AssertionError: The plan does not match the layers, uses unknown devices or devices without compute, omits
-            elements that are read, exceeds a host's memory, or has other sources (devices with the inputs) or sinks
-            (devices that receive the outputs) than the problem.
+            elements that are read, exceeds a host's memory, or has other sources (devices with the graph's inputs) or
+            sinks (devices that receive the outputs) than the problem.
     """
     expected = problem.build_plan({layer.name: () for layer in problem.layers.layers})
     for end, actual, wanted in (("source", plan.source, expected.source), ("sink", plan.sink, expected.sink)):
@@ -50,8 +50,8 @@ def check_plan(problem: Problem, plan: Plan, seeds: Sequence[int] = (0, 1)) -> t
         seeds: Seeds of the exact check, which compares results on small integers bit by bit.
 
     Returns:
-        The passed checks: first the exact check, then one for each output on each sink (a device that receives
-        outputs), then the check of the sent bytes.
+        The passed checks: the exact check, one for each output on each sink (device that receives the outputs), and the
+        check of the sent bytes.
 
     Raises:
         AssertionError: A result or a number of sent bytes is wrong.
@@ -72,16 +72,18 @@ def verify_plan(
     reference: Mapping[str, Any],
     seeds: Sequence[int] | None = None,
 ) -> tuple[Check, ...]:
-    """Run the exact check, the check of outputs and the check of sent bytes for a plan, in this process.
+    """Run all checks of a plan in this process, without an artifact.
 
     - exact: models with small integers as weights must give the same bits with and without the split;
-    - outputs: on every device that receives outputs, they must be within the tolerance of `reference`;
-    - bytes: every transfer must have the predicted length, and the sum of all lengths must be the number that the
-      plan's routing (all exchanged regions) predicts.
+    - outputs: on each device that receives outputs, they must be within the tolerance of `reference`;
+    - bytes: every transfer, and their sum, must have the predicted number of bytes.
 
-    `prepared` has model, layers and platform. `inputs` are the inputs of one frame, and `reference` are the outputs of
-    the whole model for these inputs. `seeds` are the seeds of the exact check. By default, there are enough seeds to
-    read every kernel position and every input channel.
+    Args:
+        prepared: State of the pipeline with model, layers and platform.
+        plan: The plan.
+        inputs: Inputs of one frame by name.
+        reference: Outputs of the unsplit model for these inputs, by name.
+        seeds: Seeds of the exact check. Default: enough to read every kernel position and every input channel.
     """
 
     def program(model: Model) -> Program:

@@ -13,17 +13,17 @@ from dicompiler.testing.assertions import LIMIT_S, checking, require, time_limit
 def check_platform_family(family: PlatformFamily, members: Sequence[str] = (), limit_s: float = LIMIT_S) -> None:
     """Check the platforms of a platform family.
 
-    A family finds a platform by a name that ends in the number of hosts, such as "rpi4x3". The check requires that:
+    The name of each platform ends in its number of hosts, such as "rpi4x3". The check requires that:
 
-    - each platform is found by its name, and has this number of hosts and a description;
-    - an equal platform is found by a second search, and read from a TOML file to which the platform was written;
-    - the family finds no platform for other names;
-    - the search does not end the process, or run without end.
+    - `find` returns a platform with this number of hosts and a description;
+    - a second call returns an equal platform, and the platform is unchanged after it is written to TOML and read;
+    - `find` returns None for other names;
+    - `find` does not end the process or exceed the time limit.
 
     Args:
         family: The family, or a platform file format.
-        members: Names of platforms. Default: those with 1, 2 and 4 hosts. For a file format, paths must be given.
-        limit_s: Seconds that the search for one platform may take.
+        members: Names of platforms. Default: those with 1, 2 and 4 hosts. Required for a file format: paths of files.
+        limit_s: Seconds that a call of `find` may take.
 
     Raises:
         AssertionError: A requirement does not hold. The message names the family.

@@ -1,7 +1,7 @@
 """Check of operator rules: pieces of a node's output must equal the same regions of the whole output.
 
-A random region of the output and the regions around it are placed on different devices. The pass `partition` creates a
-node for each region. onnxruntime runs these nodes and the whole node.
+A random region of the output is computed on one device, and the rest on other devices. onnxruntime runs the resulting
+nodes and the whole node.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Array = NDArray[Any]
 
 
 class IntegerChooser(Protocol):
-    """A function that chooses an integer from `low` to `high`, both included, such as `Random(seed).randint`."""
+    """A function that returns an integer from `low` to `high`, both included, such as `Random(seed).randint`."""
 
     def __call__(self, low: int, high: int, /) -> int: ...
 
@@ -72,8 +72,8 @@ class RuleCase:
         is_inexact: True if the node rounds, so that the last bits may differ. If False, `values` must be integers,
             because sums of integers are exact.
         extra_outputs: Names of the node's outputs after the first one. Nothing reads them.
-        shape: Shape of the output; needed only if onnx cannot infer it. For operators outside the standard domain, the
-            shape is by default that of a run of the node.
+        shape: Shape of the output; needed only if onnx cannot infer it. The default for a custom domain is the shape
+            that a run of the node returns.
         domain: The operator's domain; '' is the standard domain.
     """
 
@@ -88,10 +88,10 @@ class RuleCase:
     domain: str = ""
 
     def model(self) -> Model:
-        """Return a model that consists of the node, with the output's shape.
+        """Return a model that consists of the node.
 
         Returns:
-            A model with one node. `opset` is the version of the operator set of the node's domain.
+            A model whose output has a shape.
         """
         names = ["" if value is None else f"x{i}" for i, value in enumerate(self.values)]
         outputs = ["y", *self.extra_outputs]
@@ -117,7 +117,7 @@ class RuleCase:
 
     @property
     def inputs(self) -> dict[str, Array]:
-        """The values of the graph inputs by name."""
+        """The values of the graph inputs, by name."""
         values = {f"x{i}": self.values[i] for i in self.graph_inputs}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -132,21 +132,20 @@ def check_operator_rule(
     """Check that an operator rule splits nodes correctly.
 
     For each case and seed, the node is split at a random region, and the result is compared with that of the whole
-    node. The bits must be equal unless the case is inexact. If the operator sums over input channels, partial sums over
-    ranges of them are checked too. The cost of each region must be an OpCost. The rule must be picklable, because
-    executors evaluate plans in other processes. The rule need not be registered.
+    node. The bits must be equal unless the case is inexact. If the operator sums over input channels, partial sums are
+    checked too. The rule need not be registered.
 
     Args:
-        rule: The operator rule that is checked.
+        rule: The operator rule to check.
         cases: Nodes of the rule's operator, with inputs.
         seeds: Number of random splits of each case.
         limit_s: Seconds that one case may take.
 
     Raises:
-        AssertionError: The rule's result for a region does not cover the region, reads outside an input, computes other
-            values than the whole node, or sends other bytes than predicted; no axis of a case can be cut; a function of
-            the rule returns a value of another type, changes its arguments, ends the process, or does not end; the rule
-            is not picklable.
+        AssertionError: The rule's result for a region does not cover the region, reads outside an input, computes
+            other values than the whole node, or sends other bytes than predicted; no axis of a case can be cut; a
+            function of the rule returns a value of another type, changes its arguments, ends the process, or exceeds
+            the time limit; the rule is not picklable, so that executors cannot evaluate plans in other processes.
     """
     name = f"rule {rule.domain + '::' if rule.domain else ''}{rule.op}"
     require(cases, f"{name}: there are no cases")
@@ -170,7 +169,7 @@ def check_operator_rule(
 
 
 def _with_argument_checks(rule: OperatorRule) -> OperatorRule:
-    """Return the rule with functions that raise AssertionError if they change the operation that they get."""
+    """Return the rule with functions that raise AssertionError if they change their operation."""
     return replace(
         rule,
         piece=_with_argument_check(rule.piece) if rule.can_cut else rule.piece,
@@ -190,10 +189,9 @@ def _with_argument_check(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_reduction_and_share(layers: LayerGraph) -> None:
-    """Check the results of a rule's functions `reduction_length` and `read_share` for the only node of a model.
+    """Check the results of the rule's `reduction_length` and `read_share` for a model of one node.
 
-    `reduction_length` is the length of the axis over which the node sums, and `read_share` is the fraction of the first
-    input that the node reads.
+    They are the length of the axis over which the node sums, and the fraction of its first input that it reads.
     """
     operation, rule = _get_operation_and_rule(layers)
     extent = None if rule.reduction_length is None else rule.reduction_length(operation)
@@ -209,16 +207,20 @@ def _get_operation_and_rule(layers: LayerGraph) -> tuple[Operation, OperatorRule
 
 
 def form_layers(model: Model) -> LayerGraph:
-    """Return the layers of a model, formed with the registered operator rules."""
     layers = registry().make("passes", "form-layers").run(PipelineState(model)).layers
     assert layers is not None
     return layers  # type: ignore[no-any-return]
 
 
 def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Array, choose: IntegerChooser) -> None:
-    """Check an operator rule: its Piece for a random region, and the output of a node that is run in random parts.
+    """Check an operator rule for a random region, and for random parts of the node.
 
-    `expected` is the output of the whole node. `choose` chooses the random integers.
+    Args:
+        layers: The only layer of the model.
+        model: A model with one node.
+        case: The case, for its inputs and exactness.
+        expected: Output of the whole node.
+        choose: Source of the random integers.
     """
     (layer,) = layers.layers
     check_piece(layers, tuple(choose_interval(choose, extent) for extent in output_shape(layers, layer)))
@@ -235,29 +237,26 @@ def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Arra
 
 
 def choose_interval(choose: IntegerChooser, extent: int) -> Interval:
-    """Return a random non-empty interval of an axis."""
     start = choose(0, extent - 1)
     return start, choose(start + 1, extent)
 
 
 def choose_cuts(choose: IntegerChooser, extent: int) -> list[Interval]:
-    """Cut an axis into one to three random intervals."""
     inner = sorted({choose(1, extent - 1) for _ in range(choose(0, 2))}) if extent > 1 else []
     return list(zip([0, *inner], [*inner, extent], strict=True))
 
 
 def surrounding_boxes(whole: Region, region: Region) -> Iterator[Region]:
-    """Yield regions that together cover `whole` except `region`, without overlaps."""
+    """Yield disjoint regions that cover all of `whole` except `region`."""
     for axis, ((low, high), (start, stop)) in enumerate(zip(whole, region, strict=True)):
         yield from (with_interval(whole, axis, (a, b)) for a, b in ((low, start), (stop, high)) if a < b)
         whole = with_interval(whole, axis, (start, stop))
 
 
 def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = None) -> None:
-    """Check the Piece (output region and needed input regions) that the rule returns for `region`.
+    """Check the rule's Piece (computed output region and needed input regions) for `region`.
 
-    The piece must cover `region` and read only existing elements. If it is a partial sum, `reduce` is the range of
-    input channels over which it sums.
+    It must cover `region` and read only existing elements. `reduce` is the range of input channels of a partial sum.
     """
     operation, rule = _get_operation_and_rule(layers)
     place = f"region {region}{f', input channels {reduce}' if reduce else ''}"
@@ -283,11 +282,8 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
 
 
 def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
-    """Return random parts: a random region on device a, and the regions around it on devices b and c.
-
-    Device a is the sink, which receives the output. If several devices compute an element, the sink uses its own value.
-    All elements of the region on device a are therefore compared.
-    """
+    """Return random parts: a random region on device a, and the regions around it on devices b and c."""
+    # Device a receives the output, and prefers its own elements. Its whole region is therefore compared.
     (layer,) = layers.layers
     allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)
     region = tuple(
@@ -305,9 +301,10 @@ def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
 
 
 def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Mapping[str, Array]) -> Array:
-    """Return the output of a node that is computed in parts on several devices.
+    """Return the output of a node whose parts run on several devices.
 
-    Raises AssertionError if the number of sent bytes differs from the prediction.
+    Raises:
+        AssertionError: The number of sent bytes differs from the prediction.
     """
     plan = Plan({"node": tuple(parts)}, ("b",), ("a",))
     placed = registry().make("passes", "partition").run(PipelineState(model, layers, plan=plan))

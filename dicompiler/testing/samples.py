@@ -1,7 +1,6 @@
 """Samples for checks: small networks on several platforms for several objectives.
 
-The samples are the same in every call. Every check also accepts other samples, such as `samples(networks=[my_model],
-platforms=[my_platform])`.
+Every check also accepts other samples, such as `samples(networks=[my_model], platforms=[my_platform])`.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ branches (float[1, 3, 12, 10] x) => (float[1, 6, 6, 5] a, float[1, 6, 6, 5] b) {
 
 @dataclass(frozen=True)
 class Sample:
-    """A network that is to be split over a platform for an objective.
+    """A network, the platform over which it is split, and the objective.
 
     Attributes:
         name: The network's name in error messages.
@@ -160,8 +159,8 @@ def memory_limited(sample: Sample, share: float = 0.6) -> Sample:
     """Return the sample with less memory on each host.
 
     Args:
-        sample: A sample: a network, a platform and an objective.
-        share: New memory of each host divided by the memory that a single device needs for the whole network.
+        sample: The sample.
+        share: New memory of each host, relative to the memory that one device needs for the whole network.
 
     Returns:
         A sample with the same network and objective, on a platform with less memory.

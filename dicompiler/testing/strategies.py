@@ -34,16 +34,17 @@ def check_strategy(
 ) -> None:
     """Check the plans of a strategy.
 
-    On each sample (a network, a platform and an objective), the plan must be valid, compute the same bits as the whole
-    network, and send the predicted bytes. The strategy must make an equal plan when it is run again, in this process
-    and in one with another hash seed, unless a note in the plan says why it cannot be reproduced. The strategy must
-    not change the problem, end the process, or run without end.
+    For each sample (a network, a platform and an objective), the check requires that:
 
-    If the strategy has its own method `front`, the front for the first sample must have valid plans, a value of each
-    objective for each plan, and no plan that another plan of the front dominates.
+    - the plan is valid, computes the same bits as the whole network, and sends the predicted bytes;
+    - the strategy makes an equal plan in a second run, and in another process with another hash seed, unless a note in
+      the plan says why it cannot be reproduced;
+    - the strategy does not change the problem, end the process, or exceed the time limit;
+    - if the strategy has its own method `front`, the front for the first sample has valid plans with all objective
+      values, and no plan dominates another one.
 
-    On platforms with several devices, the strategy is also run with less memory than a single device needs. It may
-    raise DicompilerError if it finds no plan, but not for every sample.
+    The strategy is also run on platforms with less memory than one device needs. It may raise DicompilerError if it
+    finds no plan, but not for every sample.
 
     Args:
         strategy: The strategy, or its class.
@@ -84,7 +85,6 @@ def check_strategy(
 
 
 def _check_front(strategy: Strategy, sample: Sample, limit_s: float) -> None:
-    """Require that the strategy's front for a sample has valid plans, of which none dominates another one."""
     problem = sample.problem
     with unchanged(problem=problem), time_limit(limit_s):
         front: Any = strategy.front(problem)
@@ -106,7 +106,7 @@ def _check_front(strategy: Strategy, sample: Sample, limit_s: float) -> None:
 
 
 def _memory_limited_samples(chosen: Iterable[Sample]) -> list[Sample]:
-    """Return samples with less memory: one for each pair of a network and a platform of several devices."""
+    """Return a sample with less memory for each pair of a network and a platform of several devices."""
     firsts: dict[tuple[str, str], Sample] = {}
     for sample in chosen:
         if len(sample.platform.computing_devices) > 1:
@@ -119,7 +119,7 @@ def _exceeds_memory(sample: Sample, plan: Plan) -> bool:
     try:
         metrics = problem.estimate(plan)
     except DicompilerError:
-        # The plan is invalid for another reason than memory. `check_legal`, which runs next, reports this reason.
+        # The plan is invalid for another reason, which `check_legal` reports next.
         return False
     try:
         check_memory(problem, plan, metrics)
@@ -129,7 +129,7 @@ def _exceeds_memory(sample: Sample, plan: Plan) -> bool:
 
 
 def plan_or_error(strategy: Strategy, sample: Sample, limit_s: float = LIMIT_S) -> Plan | str:
-    """Return the strategy's plan, or the error message if the strategy finds no plan."""
+    """Return the strategy's plan, or its error message if it finds no plan."""
     with error_context(f"{describe(strategy)} on {sample}"):
         problem = sample.problem
         try:
@@ -145,10 +145,7 @@ def plan_or_error(strategy: Strategy, sample: Sample, limit_s: float = LIMIT_S) 
 
 
 def plan_texts(strategy: Strategy, on: list[Sample], limit_s: float = LIMIT_S) -> list[str]:
-    """Return the strategy's plan for each sample as JSON, or the text of its error.
-
-    Checks call this function in another process, which can return only texts.
-    """
+    """Return the strategy's plan for each sample as JSON, or its error message."""
     return [_plan_text(plan_or_error(strategy, sample, limit_s)) for sample in on]
 
 
@@ -157,9 +154,9 @@ def _plan_text(plan: Plan | str) -> str:
 
 
 def _check_same_plan(plan: Plan | str, other: Plan | str, how: str) -> None:
-    """Require equal plans, unless the plan's note says that the plan cannot be reproduced.
+    """Require equal plans, unless a note in the plan says that it cannot be reproduced.
 
-    `how` says in the message how `other` was made.
+    `how` says how `other` was made, as in the message: "in another process".
     """
     text, other_text = _plan_text(plan), _plan_text(other)
     if text == other_text or (isinstance(plan, Plan) and plan.note):

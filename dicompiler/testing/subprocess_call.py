@@ -16,7 +16,7 @@ from dicompiler.testing.assertions import require
 T = TypeVar("T")
 
 _CHILD_VARIABLE = "DICOMPILER_TESTING_CHILD"
-"""Environment variable that is set in the new process. A check that runs there again reports an error."""
+"""Environment variable that is set in the new process, to report a check that runs there again."""
 _CHILD_CODE = """
 import pickle, sys
 from pathlib import Path
@@ -30,20 +30,14 @@ Path(sys.argv[1], "result").write_bytes(pickle.dumps(function(*arguments)))
 def call_in_subprocess(function: Callable[..., T], *arguments: Any, limit_s: float) -> T:
     """Return `function(*arguments)`, computed in a new process with another hash seed.
 
-    The function and the classes of the arguments must be in modules that can be imported, not in the script that is
-    run.
-
     Args:
-        function: The function, which must be in a module that can be imported.
+        function: The function, from a module that can be imported.
         *arguments: Arguments of the function, which are pickled.
         limit_s: Seconds after which the process is killed.
 
-    Returns:
-        The result.
-
     Raises:
         AssertionError: The class of an argument is defined in the script itself; a module calls the check when it is
-            imported; or the process fails, ends without a result, or does not end in time.
+            imported; or the process fails, ends without a result, or exceeds the time limit.
     """
     for argument in arguments:
         name = type(argument).__name__

@@ -34,15 +34,14 @@ from dicompiler.verify.tolerances import output_tolerances
 _WRITTEN_PATHS: ContextVar[set[Path] | None] = ContextVar("written_paths", default=None)
 _WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 _TARGET_ARGUMENT = {"os.mkdir": 0, "os.rename": 1, "os.link": 1, "os.symlink": 1}
-"""Index of the argument that names the written path, by audit event."""
+"""For each audit event of Python, the index of the argument with the written path."""
 
 
 @contextmanager
 def writes_inside(directory: Path, function: str) -> Iterator[None]:
-    """Require that Python code in the `with` block leaves no new or changed files outside of a directory.
+    """Raise AssertionError if Python code in the `with` block leaves new or changed files outside a directory.
 
-    These files are allowed: files that are deleted within the block, device files (below /dev), and compiled Python
-    files (in `__pycache__`).
+    Deleted files, device files (below /dev) and compiled Python files (in `__pycache__`) are ignored.
 
     Args:
         directory: The directory in which files may be written.
@@ -63,10 +62,7 @@ def writes_inside(directory: Path, function: str) -> Iterator[None]:
 
 @cache
 def _add_audit_hook() -> None:
-    """Record written paths in _WRITTEN_PATHS from now on.
-
-    The audit hook for this is added only once, because audit hooks cannot be removed.
-    """
+    """Record written paths in _WRITTEN_PATHS from now on. Cached, because audit hooks cannot be removed."""
     sys.addaudithook(_record_write)
 
 
@@ -88,10 +84,10 @@ def _record_write(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 SPLIT_STRATEGIES = ("single", "modnn", "pipeline")
-"""Strategies that split the samples: all layers on one device, tiles with halos, and a pipeline of whole layers."""
+"""Strategies that split the samples: one device, tiles with halos, and a pipeline of whole layers."""
 FRAME_COUNT = 2
 STATE_FRAME_COUNT = 3
-"""Number of consecutive frames with which the network with a state is run."""
+"""Number of frames for the network with a state (a tensor that one frame passes to the next)."""
 _STATEFUL_GRAPH = """<ir_version: 8, opset_import: ["": 17]>
 keeping (float[1, 2, 8, 6] x, float[1, 2, 8, 6] past) => (float[1, 2, 8, 6] y, float[1, 2, 8, 6] present) {
   [sum] present = Add (x, past)
@@ -99,11 +95,11 @@ keeping (float[1, 2, 8, 6] x, float[1, 2, 8, 6] past) => (float[1, 2, 8, 6] y, f
 }"""
 RUN_TIMEOUT_S = 120.0
 TARGET_LIMIT_S = 2 * LIMIT_S
-"""Seconds that the calls of a target for one sample (test problem) may take by default."""
+"""Default limit in seconds for the calls of a target with one sample (test problem)."""
 
 
 def default_target_samples() -> tuple[Sample, ...]:
-    """Return two samples: a chain of layers and a network with branches, on three devices of different speed."""
+    """Return the networks of NETWORKS on three devices of different speed, for latency."""
     return tuple(samples(platforms=[make_cluster("switch", 2.0, 1.0, 0.5)], objectives=["latency"]))
 
 
@@ -119,21 +115,18 @@ def check_target(
     Each sample (a network on a platform) is split by each strategy and written as an artifact. The check requires
     that:
 
-    - the artifact has the same bytes when it is written again, in this process and in one with another hash seed;
+    - a second artifact has the same bytes, also in another process with another hash seed;
     - artifact.json names this target, and no file is written outside of the artifact's directory;
-    - no call changes its arguments, ends the process, or runs without end;
+    - no call changes its arguments, ends the process, or exceeds the time limit;
     - `memory_overhead` returns a number of bytes for every device;
-    - a run of two frames gives outputs within the tolerance of onnxruntime on every device that receives outputs,
-      sends the predicted bytes, and returns a report for every device.
+    - a run of two frames gives outputs within the tolerance of onnxruntime's, sends the predicted bytes, and returns a
+      report for every device.
 
-    Three more plans are run:
+    Three more plans are run. A target must refuse those that its attributes do not allow:
 
-    - one with replicas: two devices compute alternate frames;
-    - one with a failure plan, which is used if a device fails; it is run with and without this device;
-    - one for a network with a state (a tensor that one frame passes to the next), of which two devices keep one half
-      each.
-
-    If the target's attributes say that the target does not support such a plan, the target must refuse it.
+    - replicas: two devices compute alternate frames;
+    - a failure plan, which is used if a device fails: run with and without this device;
+    - a state (a tensor that one frame passes to the next), of which two devices keep one half each.
 
     Args:
         target: The target, or its class.
@@ -173,7 +166,7 @@ def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool, limit_
     compilation = _compile_plan(sample, plan)
     assert compilation.program is not None
     with unchanged(program=compilation.program):
-        # The returned numbers are not checked here, because the registry's wrapper of the target checks them.
+        # The registry's wrapper of the target checks the returned numbers.
         target.memory_overhead(compilation.program)
     _check_emission(target, compilation)
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
@@ -189,7 +182,6 @@ def _check_sample(target: Target, sample: Sample, plan: Plan, runs: bool, limit_
 
 
 def _check_emission(target: Target, compilation: PipelineState) -> None:
-    """Check that `emit` changes nothing but the files in its directory."""
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as parent:
         directory = Path(parent, "out")
         directory.mkdir()
@@ -198,7 +190,7 @@ def _check_emission(target: Target, compilation: PipelineState) -> None:
 
 
 def emitted_digests(target: Target, sample: Sample, plan: Plan) -> dict[str, str]:
-    """Write the artifact of a plan into a temporary directory and return the digests of its files."""
+    """Write the artifact of a plan to a temporary directory. Return the digests of its files by path."""
     with tempfile.TemporaryDirectory() as directory, temporarily_registered(type(target)):
         compiler.write_artifact(_compile_plan(sample, plan), target, Path(directory, "out"))
         return file_digests(Path(directory, "out"))
@@ -212,7 +204,7 @@ def file_digests(directory: Path) -> dict[str, str]:
 
 def _check_same_files(emitted: dict[str, str], other: dict[str, str], how: str) -> None:
     differing = sorted(name for name in {*emitted, *other} if emitted.get(name) != other.get(name))
-    # artifact.json contains the digests of all other files, so it is named only if no other file differs.
+    # artifact.json has the digests of all other files. Name it only if no other file differs.
     shown = [name for name in differing if name != ARTIFACT_FILE] or differing
     names = ", ".join(shown[:3])
     require(not differing, f"when the artifact is emitted {how}, other bytes are in the files {names}")
@@ -244,14 +236,14 @@ def _check_run(
 
 
 def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
-    """Check a plan with two replicas: one device computes the even frames, and another device the odd frames."""
+    """Check a plan with two replicas: one device computes the even frames, another the odd frames."""
     first, second = (device.name for device in sample.platform.computing_devices[:2])
     plan = replace(_single_device_plan(sample, first), replicas=({}, {first: second}))
     _check_accepted(target, sample, plan, target.can_run_replicas, "replicas", [()] if runs else [])
 
 
 def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
-    """Check a plan that uses one device, with a failure plan that uses another one if the first has failed."""
+    """Check a plan with all layers on one device, and a failure plan that replaces it by another device."""
     first, second = (device.name for device in sample.platform.computing_devices[:2])
     failure = FailurePlan((first,), _single_device_plan(sample, second))
     plan = replace(_single_device_plan(sample, first), failures=(failure,))
@@ -260,7 +252,7 @@ def _check_failures(target: Target, sample: Sample, runs: bool) -> None:
 
 
 def _check_states(target: Target, platform: Platform, runs: bool) -> None:
-    """Check a network with a state: a running sum over frames, of which two devices keep half of the rows each."""
+    """Check a network with a state (a running sum over frames), of which two devices keep half of the rows each."""
     names = [device.name for device in platform.computing_devices][:2]
     model, states = onnx.parser.parse_model(_STATEFUL_GRAPH), ["past=present"]
     problem = load_problem(model, platform, state=states)
@@ -287,7 +279,6 @@ def _check_states(target: Target, platform: Platform, runs: bool) -> None:
 
 
 def _single_device_plan(sample: Sample, device: str) -> Plan:
-    """Return a plan with all layers, inputs and outputs on one device."""
     plan = sample.problem.build_plan(single_device_plan(sample.problem.layers, device).layers)
     return replace(plan, source=(device,), sink=(device,))
 
@@ -297,8 +288,13 @@ def _check_accepted(
 ) -> None:
     """Require that the target refuses an unsupported plan, and that runs of a supported plan are right.
 
-    Each element of `runs` describes one run: it has the names of the devices that are absent in the run. `feature` is
-    the noun for messages.
+    Args:
+        target: The target.
+        sample: The network and the platform.
+        plan: The plan.
+        is_supported: True if the target must accept the plan.
+        feature: Name of the feature in messages, such as "replicas".
+        runs: For each run, the names of the devices that are absent.
     """
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as directory:
         out = Path(directory, "out")
