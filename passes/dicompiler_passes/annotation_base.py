@@ -1,4 +1,4 @@
-"""Base classes of annotating passes (which set the parts of layers in the plan), and selection of layers by name."""
+"""Base classes of annotating passes, which set the parts of layers in the plan; selection of layers by name."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ MAX_PARTS = 1 << 16
 class AnnotationPass(Pass):
     """Base class of passes that set the parts of selected layers in the plan, and leave the model unchanged.
 
-    A part is the region of a layer that one device computes. The option `layers` accepts names of layers, and names of
-    nodes of the model file, each of which selects the layers that contain the node. Without a platform, the default
-    devices are d0, d1, and so on.
+    A part is the region of a layer's output that one device computes. The option `layers` accepts the names of layers,
+    and of nodes of the model file. Without a platform, the devices are d0, d1, and so on.
 
-    A subclass that needs the option `layers` sets `missing_layers_hint` to the error message for a missing option.
+    Attributes:
+        missing_layers_hint: Error message if `layers` is missing; '' if the default is all layers.
     """
 
     layers: tuple[str, ...] = field(
@@ -58,20 +58,20 @@ class AnnotationPass(Pass):
 
     @property
     def named_devices(self) -> tuple[str, ...]:
-        """Names of all devices in the options of the pass."""
         return self.devices
 
     @abstractmethod
     def annotate(
         self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
-        """Return the new parts of layers, by layer name. Layers that are not in the result keep their parts.
+        """Return the new parts by layer name. All other layers keep their parts.
 
-        Raises DicompilerError if a layer of `selected` cannot be split in this way.
+        Raises:
+            DicompilerError: A layer of `selected` cannot be split in this way.
         """
 
     def part_count(self) -> int:
-        """Return the number of parts of each layer: the option `parts`, or 1 if the pass has no such option."""
+        """Return the number of parts of each layer: the option `parts`, or 1 without this option."""
         return int(getattr(self, "parts", 1))
 
     def run(self, state: PipelineState) -> PipelineState:
@@ -97,9 +97,10 @@ class AnnotationPass(Pass):
         return replace(state, plan=replace(plan, layers={**plan.layers, **new}))
 
     def all_supported_layers(self, graph: LayerGraph, devices: Sequence[str]) -> tuple[Layer, ...]:
-        """Return the layers that are selected if the user names none: all that the pass can split.
+        """Return all layers that the pass can split, for a user who names none.
 
-        Raises UsageError if the pass needs the option `layers`.
+        Raises:
+            UsageError: The pass needs the option `layers`.
         """
         if self.missing_layers_hint:
             raise UsageError(f"{self.name}: {self.missing_layers_hint}")
@@ -117,12 +118,17 @@ class AnnotationPass(Pass):
     def strip_regions(
         self, graph: LayerGraph, layer: Layer, label: AxisLabel, parts: int, shares: Sequence[float] = ()
     ) -> tuple[Region, ...]:
-        """Return the regions into which a layer's output is divided if one axis is split into `parts` intervals.
+        """Split one axis of a layer's output into `parts` intervals, and return the regions.
 
-        `label` names the axis: height, width or channel. The intervals have about the same length. If `shares` are
-        given, the lengths are proportional to them.
+        Args:
+            graph: The layer graph.
+            layer: The layer.
+            label: The axis: height, width or channel.
+            parts: Number of regions.
+            shares: Relative lengths of the intervals; empty for equal lengths.
 
-        Raises DicompilerError if the axis is shorter than the number of parts.
+        Raises:
+            DicompilerError: The axis is shorter than the number of parts.
         """
         axis = labelled_axis(graph, layer, label)
         whole = full_region(output_shape(graph, layer))
@@ -134,10 +140,7 @@ class AnnotationPass(Pass):
         return tuple(with_interval(whole, axis, interval) for interval in intervals)
 
     def assign_devices(self, parts: int, devices: Sequence[str]) -> list[tuple[str, int]]:
-        """Return the device and the lane (position among the device's parts) of each part.
-
-        Each device gets consecutive parts. It computes them one after another, in lanes 0, 1, and so on, so that they
-        can use the same memory.
+        """Return (device, lane) for each part. Parts of a device in lanes 0, 1, … run in turn and share memory.
 
         5 parts on 2 devices ⇒ (d0, 0) (d0, 1) (d0, 2) (d1, 0) (d1, 1)
         """
@@ -146,12 +149,12 @@ class AnnotationPass(Pass):
         return [(device, lane) for i, device in enumerate(used) for lane in range(per_device + (i < remainder))]
 
     def make_parts(self, regions: Sequence[Region], devices: Sequence[str]) -> list[Part]:
-        """Return one part for each region, distributed over the devices by `assign_devices`."""
+        """Return one part for each region. `assign_devices` chooses the devices."""
         places = self.assign_devices(len(regions), devices)
         return [Part(device, region, lane=lane) for (device, lane), region in zip(places, regions, strict=True)]
 
     def error(self, message: str) -> DicompilerError:
-        """Return an error that begins with the name of the pass."""
+        """Return an error whose message begins with the name of the pass."""
         return DicompilerError(f"{self.name}: {message}")
 
 
@@ -161,7 +164,7 @@ class LayerAnnotationPass(AnnotationPass):
 
     @abstractmethod
     def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:
-        """Return the new parts of `layer`: regions of its output, each on one of the devices `devices`."""
+        """Return the new parts of a layer: regions of its output on some of `devices`."""
 
     def annotate(
         self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
@@ -170,9 +173,12 @@ class LayerAnnotationPass(AnnotationPass):
 
 
 def select_layers(origins: NodeOrigins, wanted: Sequence[str], place: str) -> tuple[Layer, ...]:
-    """Return the layers that `wanted` selects by name, pattern (conv*) or range (conv1..conv4), in topological order.
+    """Return the layers that match names, patterns (conv*) or ranges (conv1..conv4), in topological order.
 
-    Errors begin with `place`, the name of the pass.
+    Args:
+        origins: The layers, and the nodes of the model file from which they were formed.
+        wanted: Names, patterns and ranges.
+        place: Name of the pass, which begins error messages.
     """
     names = [layer.name for layer in origins.layers.layers]
     selected: set[str] = set()
@@ -192,10 +198,10 @@ def select_layers(origins: NodeOrigins, wanted: Sequence[str], place: str) -> tu
 
 
 def _layers_named(origins: NodeOrigins, name: str, place: str) -> list[str]:
-    """Return the names of the layers that `name` selects.
+    """Return the names of the layers that contain `name`, which is a layer or a node of the model file.
 
-    `name` is the name of a layer, or of a node of the model file. The name of a node that passes have removed selects
-    the layers of the first node that reads its output. Errors begin with `place`.
+    A node that passes have removed selects the layers of the first node that reads its output. `place` begins error
+    messages.
     """
     layers = origins.layers.layer_by_name
     names = [name] if name in layers else [layer.name for layer in origins.layers_of(name)]

@@ -1,6 +1,6 @@
-"""Passes that split layers by output channels (`lop`), by input channels (`lip`), or by both in turn (`fuse`).
+"""Passes that split layers by output channels (`lop`), by input channels (`lip`), or by both (`fuse`).
 
-They are annotating passes: they set the parts of layers in the plan, and leave the model unchanged.
+They set the parts of layers in the plan, and leave the model unchanged.
 """
 
 from __future__ import annotations
@@ -44,10 +44,16 @@ class LopPass(LayerAnnotationPass):
 def merging_parts(
     step: AnnotationPass, graph: LayerGraph, layer: Layer, merge: str, parts: int, devices: Sequence[str]
 ) -> list[Part]:
-    """Return the parts that add up the partial sums of a layer that is split along its input channels.
+    """Return the parts that add up a layer's partial sums over ranges of its input channels.
 
-    `merge` says which devices add: `one` (the first device adds everything), `scatter` (each device adds its own range
-    of output channels) or `all` (every device adds everything).
+    Args:
+        step: The pass.
+        graph: The layer graph.
+        layer: The layer.
+        merge: `one` (the first device adds everything), `scatter` (each device adds a range of output channels) or
+            `all` (each device adds everything).
+        parts: Number of partial sums.
+        devices: Devices that compute the partial sums.
     """
     places = step.assign_devices(parts, devices)
     if merge == "one":
@@ -97,8 +103,7 @@ def _why_no_partial_sums(graph: LayerGraph, layer: Layer) -> str:
 class FusePass(AnnotationPass):
     """Split the first of several consecutive layers by output channels, and the last one by input channels.
 
-    Each device computes the channels of the first layer that its range of input channels of the last layer needs, so
-    nothing is exchanged between these layers. The devices exchange only the partial sums of the last layer.
+    The devices exchange nothing between these layers. They exchange only the partial sums of the last layer.
 
     fc1 → fc2 ⇒ d0: fc1 (channels 0:4), fc2 (sum over 0:4);  d1: fc1 (4:8), fc2 (sum over 4:8);  merged on d0
     """
@@ -127,12 +132,13 @@ class FusePass(AnnotationPass):
         return parts_by_layer
 
     def _reduce(self, graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, tile: Region) -> Interval:
-        """Return the range of input channels over which `last` sums on the device that computes `tile` of `first`.
+        """Return the input channels of `last` that the layers `between` compute from exactly `tile` of `first`.
 
-        `first` and `last` are layers, and `tile` is a region of the output of `first`. The layers `between` compute the
-        input channels from exactly this region, so the device receives nothing.
+        `tile` is a region of the output of `first`. A device with this tile can sum over the channels without other
+        data.
 
-        Raises DicompilerError if there is no such range.
+        Raises:
+            DicompilerError: The channels are not one range.
         """
         extent = reduction_length(graph, last)
         if extent is None:
@@ -153,9 +159,9 @@ class FusePass(AnnotationPass):
 
 
 def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, reduce: Interval) -> dict[str, Region]:
-    """Return the regions that the layers `between` must compute for a partial sum of the layer `last`.
+    """Return the regions that a partial sum of `last` needs of the layers `between`, by layer name.
 
-    The partial sum is over the input channels `reduce` of `last`. The keys of the result are names of layers.
+    `reduce` is the range of input channels of `last` over which the partial sum is computed.
     """
     task = make_share_task(graph, last, LayerShare(reduce=reduce))
     if not between:
@@ -168,10 +174,9 @@ def _regions_between(graph: LayerGraph, between: Sequence[Layer], last: Layer, r
 def _region_of_first(
     graph: LayerGraph, first: Layer, between: Sequence[Layer], last: Layer, reduce: Interval
 ) -> Region | None:
-    """Return the region that the layer `first` must compute for a partial sum of the layer `last`.
+    """Return the region of `first` that a partial sum of `last` needs, through the layers `between`.
 
-    The partial sum is over the input channels `reduce` of `last`, and the layers `between` are computed on the way. The
-    result is None if other tensors are needed too, for example a graph input.
+    `reduce` is the range of input channels of the partial sum. The result is None if it also needs other tensors.
     """
     regions = _regions_between(graph, between, last, reduce)
     readers = [make_share_task(graph, layer, LayerShare(regions[layer.name])) for layer in between]

@@ -33,37 +33,34 @@ from dicompiler_passes.shape_checks import propagate_shapes
 STANDARD_DOMAINS = (None, "", "ai.onnx")
 
 UNFOLDED_OPS = ("DequantizeLinear",)
-"""Operators that are not folded, because their results are larger than their inputs, such as dequantized weights."""
+"""Operators that are not folded, because dequantized weights are larger than quantized ones."""
 
 NON_TENSOR_OPS = frozenset(
     "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
 )
-"""Operators with a result that is not a tensor, so that no initializer can hold it."""
+"""Operators whose result is not a tensor, and can therefore not be an initializer."""
 
 MAX_TENSOR_BYTES, MAX_FOLDED_BYTES = 2**29, 2**30
-"""Largest number of bytes of one folded tensor, and of all tensors that a pass folds.
-
-Nodes with results above these limits are not folded.
-"""
+"""Largest size of one folded tensor, and of all folded tensors together."""
 
 MAX_TENSOR_GROWTH, MAX_GROWTH = 2**22, 2**24
-"""Largest growth of the model in bytes by one folded tensor, and by all folded tensors together.
+"""Largest growth of the model in bytes: by one folded tensor, and by all of them.
 
-The growth by a tensor is its size minus the sizes of the constants from which it is computed. If the weights of the
-model have more than MAX_GROWTH bytes, their size is the limit for all folded tensors together.
+The growth by a tensor is its size minus the sizes of the constants from which it is computed. If the model's weights
+are larger than MAX_GROWTH, their size is the limit instead.
 """
 
 WEIGHTED_OPS = ("BatchNormalization", "Conv", "ConvTranspose", "Gemm", "GRU", "LSTM", "MatMul", "RNN")
-"""Operators that can only be split well if their weights (all inputs except the first) are constants."""
+"""Operators that need constant weights (all inputs except the first) to be split well."""
 
 FOLDING_TIMEOUT_S = 60.0
-"""Largest number of seconds that onnxruntime may take for folding."""
+"""Time limit in seconds for each run of onnxruntime."""
 
 BOUNDED_OUTPUT_OPS = ("Compress", "NonMaxSuppression", "NonZero", "Unique")
-"""Operators with results of unknown size that are never larger than their inputs."""
+"""Operators with results of unknown size, which are not much larger than their inputs."""
 
 _BRANCH_ONLY_OPS = ("Constant", "Identity", "If")
-"""Operators that a folded If may contain in its branches: they return constants and compute nothing."""
+"""Operators in the branches of an If that may be folded: they only return constants."""
 _MAX_VISIBLE_BYTES = 2**16
 """Constants up to this size are visible to shape inference, because they may be shapes."""
 
@@ -71,7 +68,7 @@ _CONSTANT_TYPES: Mapping[str, type] = {"float": np.float32, "int": np.int64, "st
 
 
 def fold_constants(graph: ModelGraph) -> None:
-    """Compute every node with only constant inputs, and then the nodes that depend on the results.
+    """Compute the nodes with only constant inputs, and store their results as initializers, repeatedly.
 
     Constant → (initializer);  ConstantOfShape, Transpose(w), Concat(a, b) … → (initializer);  Identity(w) → w
 
@@ -80,11 +77,12 @@ def fold_constants(graph: ModelGraph) -> None:
     * DequantizeLinear, random operators and operators of other domains,
     * control flow that computes something or reads tensors from outside its body,
     * nodes with results above MAX_TENSOR_BYTES, and nodes that onnxruntime cannot compute,
-    * nodes that make the model much larger (by more than MAX_GROWTH), such as the Expand of a small constant.
+    * nodes that make the model much larger (see MAX_GROWTH), such as the Expand of a small constant.
 
-    An initializer that is also a graph input is not constant. A constant graph output becomes an initializer.
+    An initializer that is also a graph input is not constant.
 
-    Raises DicompilerError if onnxruntime takes longer than FOLDING_TIMEOUT_S.
+    Raises:
+        DicompilerError: onnxruntime takes longer than FOLDING_TIMEOUT_S.
     """
     _store_as_weights(graph)
     while _fold_once(graph):
@@ -92,10 +90,9 @@ def fold_constants(graph: ModelGraph) -> None:
 
 
 def _fold_once(graph: ModelGraph) -> bool:
-    """Fold the nodes that can be folded now; return True if a second call may fold more.
+    """Fold the nodes that can be folded now. Return True if a second call may fold more.
 
-    Nodes with results of unknown size are not folded. If some other nodes were folded, shape inference may find these
-    sizes in a second call.
+    A second call can find the sizes of more results, because some nodes have become constants.
     """
     outputs = {tensor.name for tensor in graph.outputs}
     folded: set[str] = set()
@@ -123,7 +120,7 @@ def _fold_once(graph: ModelGraph) -> bool:
 
 
 def _store_as_weights(graph: ModelGraph) -> None:
-    """Store sparse initializers, and large ones that are lists of numbers, as dense arrays."""
+    """Store sparse initializers, and large lists of numbers (float_data, int64_data, …), as dense arrays."""
     for constant in [constant for constant in graph.initializers if _needs_storing(constant._values)]:
         constant.source, constant.values = None, constant.values
         graph.initializers.remove(constant)
@@ -131,20 +128,18 @@ def _store_as_weights(graph: ModelGraph) -> None:
 
 
 def _needs_storing(values: NDArray[Any] | LazyValues) -> bool:
-    """Return True if the data is sparse, or large and stored as a list of numbers (float_data, int64_data, …)."""
     if not isinstance(values, ConstantValues) or values.weight is not None:
         return isinstance(values, SparseValues)
     return not values.source.HasField("raw_data") and values.is_large
 
 
 def _is_foldable(graph: ModelGraph, node: gs.Node, folded: Collection[str]) -> bool:
-    """Return True if the node's results are constant: they depend only on constants and on the tensors `folded`."""
+    """Return True if the node's results depend only on constants and on tensors in `folded`."""
     if not all(graph.is_constant(tensor) or tensor.name in folded for tensor in node.inputs if tensor.name):
         return False
     if node.domain not in STANDARD_DOMAINS or node.op in (*UNFOLDED_OPS, *NON_TENSOR_OPS):
         return False
-    # Loops, and branches that compute something, may take any time and memory. Only branches that return constants are
-    # folded.
+    # Fold no loops and no branches that compute something, because they may take any time and memory.
     only_branches = all(inner.op in _BRANCH_ONLY_OPS for body in node.subgraphs(recursive=True) for inner in body.nodes)
     proto = export_node(node)
     return any(t.name for t in node.outputs) and only_branches and not is_random(proto) and not captured_names(proto)
@@ -163,10 +158,9 @@ def _constant_value(node: gs.Node) -> NDArray[Any] | LazyValues:
 
 
 def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
-    """Return the nodes of `pending` that can be computed now, because their results are known to be small.
+    """Return the nodes of `pending` whose results are known to be small, by shape inference.
 
-    Nodes that depend on another node of `pending` are returned only if that node is returned too. The sizes of the
-    results are found by shape inference.
+    A node that reads the result of another node of `pending` is returned only together with that node.
     """
     model, feeds = _build_model(graph, pending, [], {})
     for name in [name for name, array in feeds.items() if array.nbytes <= _MAX_VISIBLE_BYTES]:
@@ -194,14 +188,19 @@ def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node
 
 
 def _without_growth(graph: ModelGraph, nodes: Sequence[gs.Node], sizes: Mapping[str, int]) -> list[gs.Node]:
-    """Return `nodes` (candidates for folding) without those with results that would make the model much larger.
+    """Return `nodes` without those whose results would make the model much larger.
 
-    In the examples, Add is not a candidate, and the nodes after the arrow are returned:
+    Examples, in which Add is not a candidate for folding:
 
     Expand(small constant) → Add(x, ·)               ⇒  none, because the large result would be stored
     Expand(small constant) → ReduceSum → Add(x, ·)   ⇒  Expand, ReduceSum, because only the sum would be stored
 
-    A ConstantOfShape that computes weights is always folded. `sizes` has the bytes of the results.
+    A ConstantOfShape that computes weights always stays in the result.
+
+    Args:
+        graph: The graph.
+        nodes: Candidates for folding.
+        sizes: Bytes of their results by tensor name.
     """
     folded_bytes = sum(_constant_nbytes(c) for c in graph.initializers if isinstance(c._values, np.ndarray))
     weight_bytes = sum(_constant_nbytes(c) for c in graph.initializers) - folded_bytes
@@ -250,14 +249,14 @@ def _nbytes(tensor_type: onnx.TypeProto.Tensor) -> int | None:
 
 
 def _compute(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
-    """Compute the nodes `pending`, store the results as initializers, and return the nodes that could be computed."""
+    """Store the results of `pending` as initializers. Return the nodes that onnxruntime could compute."""
     pending_ids = {id(node) for node in pending}
     read_names = {name for node in graph.nodes if id(node) not in pending_ids for name in names_read(node)}
     read_names |= {tensor.name for tensor in graph.outputs}
     results = {tensor.name: tensor for node in pending for tensor in node.outputs if tensor.name}
     values: dict[str, NDArray[Any]] = {}
     failed: list[gs.Node] = []
-    groups = [pending]  # All nodes are run together. If onnxruntime refuses this group, each node is run separately.
+    groups = [pending]  # Run all nodes together. If onnxruntime refuses this group, run each node separately.
     while groups:
         group, *groups = groups
         names = [t.name for node in group for t in node.outputs if t.name in read_names or (t.name and len(group) == 1)]
@@ -273,15 +272,22 @@ def _compute(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
 
 
 class _RejectedError(Exception):
-    """Raised if onnxruntime cannot compute a node or one of its inputs."""
+    """Raised if onnxruntime cannot compute a node, or if an input of a node is missing."""
 
 
 def _build_model(
     graph: ModelGraph, nodes: Sequence[gs.Node], outputs: Sequence[str], values: Mapping[str, NDArray[Any]]
 ) -> tuple[onnx.ModelProto, dict[str, NDArray[Any]]]:
-    """Return a model of `nodes` with the outputs `outputs`, and the values of its inputs by name.
+    """Return a model of `nodes`, and the values of its inputs by name.
 
-    The values are constants of the graph, or come from `values`. Raises _RejectedError if a value is missing.
+    Args:
+        graph: The graph, whose constants are input values.
+        nodes: The nodes.
+        outputs: Names of the model's outputs.
+        values: Further input values by name.
+
+    Raises:
+        _RejectedError: An input value is missing.
     """
     results = {"", *(tensor.name for node in nodes for tensor in node.outputs)}
     needed = {tensor.name: tensor for node in nodes for tensor in node.inputs if tensor.name not in results}
@@ -292,8 +298,7 @@ def _build_model(
         array = tensor.values if isinstance(tensor, gs.Constant) else values.get(name)
         if array is None:
             raise _RejectedError
-        # NumPy lacks the type (such as bfloat16), so the array cannot be an input of the run. It becomes an
-        # initializer instead.
+        # onnxruntime accepts no inputs of types that NumPy lacks, such as bfloat16. Store them as initializers.
         if array.dtype.kind == "V":
             graph_proto.initializer.append(onnx.numpy_helper.from_array(array, name))
         else:
@@ -307,9 +312,9 @@ def _build_model(
 def _run_nodes(
     graph: ModelGraph, nodes: Sequence[gs.Node], outputs: Sequence[str], constants: Mapping[str, NDArray[Any]]
 ) -> dict[str, NDArray[Any]]:
-    """Return the values of the tensors `outputs`, computed by `nodes` with onnxruntime.
+    """Return the tensors `outputs` by name, computed by `nodes` with onnxruntime.
 
-    Inputs of the nodes are constants of the graph, or come from `constants`.
+    Inputs of the nodes are constants of the graph, or in `constants`.
     """
     import onnxruntime
 

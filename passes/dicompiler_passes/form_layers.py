@@ -92,13 +92,13 @@ def form_layers(model: Model, rules: Mapping[tuple[str, str], OperatorRule]) -> 
 
 
 def _nodes(model: Model) -> Iterator[Node]:
-    """Yield the graph's nodes in file order, which is topological, as `Node` records, which operator rules read."""
+    """Yield the graph's nodes in topological order, as `Node` records for operator rules."""
     opsets = {"" if o.domain == "ai.onnx" else o.domain: o.version for o in model.proto.opset_import}
     for proto in model.proto.graph.node:
-        # Stand-ins (integer functions that replace operators in the exact check of `verify`) have domains of their own.
-        # They get the domain of the original operator, so that its rule applies to them.
+        # For the exact check of `verify`, some operators are replaced by integer functions with their own domains. Use
+        # the domain of the original operator here, so that its rule applies.
         domain = "" if proto.domain == "ai.onnx" else proto.domain
-        # The number after # in the domain distinguishes several stand-ins (integer functions) of one operator.
+        # The number after # in such a domain distinguishes several functions for one operator.
         if domain.startswith(STAND_IN_DOMAIN):
             domain = domain.removeprefix(STAND_IN_DOMAIN).partition("#")[0].removeprefix(".")
         attributes = {a.name: _attribute_value(a) for a in proto.attribute}
@@ -136,7 +136,7 @@ class _Group:
 
 
 def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, frozenset[str]]:
-    """Return the names of the nodes that read each tensor. Graph outputs also have the reader '', the caller."""
+    """Return the names of the nodes that read each tensor. A graph output also has the reader ''."""
     readers: dict[str, set[str]] = {name: {""} for name in outputs}
     for node in nodes:
         for name in node.inputs:
@@ -145,10 +145,10 @@ def _readers(nodes: Sequence[Node], outputs: Sequence[str]) -> Mapping[str, froz
 
 
 def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, TensorInfo]) -> list[_Group]:
-    """Return groups of nodes for the layers, such that plans can split every tensor between two groups.
+    """Return groups of nodes such that plans can split each tensor between two groups.
 
-    Most groups have one node. Nodes are joined if the tensor between them cannot be split: it has no static shape, or
-    control flow captures it. Nodes on a path between two joined nodes are joined with them.
+    Most groups have one node. Nodes are joined if the tensor between them has no static shape, or if control flow
+    captures it. Nodes on a path between joined nodes are joined too.
     """
     producer = {name: i for i, node in enumerate(nodes) for name in node.outputs if name}
     leaders = dict(enumerate(range(len(nodes))))
@@ -182,7 +182,7 @@ def _opaque_groups(model: Model, nodes: Sequence[Node], tensors: Mapping[str, Te
 
 
 def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, frozenset[str]]) -> list[_Group]:
-    """Move each DequantizeLinear into the group of the node that reads it. The groups keep their main operators."""
+    """Move each DequantizeLinear into the group of its only reader, in front of the other nodes."""
     single_nodes = {group.nodes[0].name for group in groups if len(group.nodes) == 1}
     nodes = [node for group in groups for node in group.nodes]
     by_reader = dequantize_by_reader(nodes, readers, lambda node: node.name in single_nodes)
@@ -200,7 +200,8 @@ def _with_dequantize_nodes(groups: Sequence[_Group], readers: Mapping[str, froze
 def _strongly_connected_components(dependencies: Mapping[int, Sequence[int]]) -> Iterator[list[int]]:
     """Yield the strongly connected components of a graph (Tarjan's algorithm without recursion).
 
-    `dependencies` has the successors of each vertex.
+    Args:
+        dependencies: For each vertex, the vertices to which its edges lead.
     """
     order: dict[int, int] = {}  # For each vertex, its number in the order of visits.
     low: dict[int, int] = {}  # For each vertex, the smallest such number among the open vertices that it reaches.
@@ -231,14 +232,13 @@ def _strongly_connected_components(dependencies: Mapping[int, Sequence[int]]) ->
 
 @dataclass(frozen=True)
 class _NodeLinks:
-    """Lookup tables from nodes and tensors to the nodes next to them, built in one pass over all nodes.
+    """Lookup tables for the neighbours of nodes.
 
     Attributes:
         nodes: Nodes by name.
         readers: Names of the nodes that read each tensor, from `_readers`.
         position: Topological position of each node.
-        last_producer: For each node, the node that is last in topological order among those that compute its inputs;
-            '' if there is none.
+        last_producer: For each node, the last of the nodes that compute its inputs; '' if there is none.
         elementwise_shapes: Static output shape of each element-wise node with one output.
     """
 
@@ -261,11 +261,14 @@ class _NodeLinks:
         return cls(by_name, _readers(nodes, graph.outputs), position, last, fitting)
 
     def ready_nodes(self, names: Sequence[str], inside: set[str]) -> list[str]:
-        """Return the nodes of `names` that can join a layer now. `inside` has the names of the layer's nodes.
+        """Return the nodes of `names` that can join a layer now.
 
-        A node can join if the last producer of its inputs (in topological order) is in the layer, or can join too. A
-        residual Add therefore joins the layer that computes its last input. Nodes that cannot join yet, such as the Mul
-        of x·clip(x + 3), may join in a later round.
+        A node can join if the last producer of its inputs is in the layer, or can join too. A residual Add therefore
+        joins the layer that computes its last input.
+
+        Args:
+            names: Candidates, in topological order.
+            inside: Names of the layer's nodes.
         """
         candidates, is_ready = set(names), dict[str, bool]()
         for name in names:
@@ -278,7 +281,7 @@ class _NodeLinks:
 
 
 def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
-    """Add element-wise nodes to the group of nodes that they follow, if only one tensor of the group is then read."""
+    """Add element-wise nodes to the group before them, if only one tensor then leaves the group."""
     owner = {node.name: k for k, group in enumerate(groups) for node in group.nodes}
     links = _NodeLinks.build([node for group in groups for node in group.nodes], graph)
     absorbed_groups: set[int] = set()
@@ -301,9 +304,9 @@ def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Gr
 
 
 def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: LayerGraph) -> list[Node]:
-    """Return the element-wise nodes after the tensor `output` that can join the layer that computes this tensor.
+    """Return the element-wise nodes after the tensor `output` that can join the layer of this tensor.
 
-    Nodes can join if other layers then read only one tensor of the layer. Examples, with x = `output`:
+    They can join if only one tensor then leaves the layer. Examples, with x = `output`:
 
     x → Relu;   x → Add(x, shortcut);   x → Sigmoid → Mul(x, ·)  (both nodes at once)
 
@@ -312,8 +315,7 @@ def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: L
     shape = graph.tensors[output].shape
     absorbed: list[Node] = []
     leaving = {output}
-    # In each round, the readers of the layer's tensors join. x·sigmoid(x) needs two rounds, and a hard-swish of simple
-    # nodes needs three.
+    # In each round, the readers of the layer's tensors join: two rounds for x·sigmoid(x), three for a hard-swish.
     for _ in range(3):
         names = {r for t in leaving for r in links.readers.get(t, ())} - inside
         if shape is None or not names or any(links.elementwise_shapes.get(name) != shape for name in names):
@@ -332,7 +334,7 @@ def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: L
 
 
 def _elementwise_shape(node: Node, graph: LayerGraph) -> Shape | None:
-    """Return the static output shape of an element-wise node with one output; None for any other node."""
+    """Return the static output shape of an element-wise node with one output; None for other nodes."""
     used = [name for name in node.outputs if name]
     if not graph.rule_of(node).is_elementwise or len(used) != 1:
         return None
@@ -341,9 +343,9 @@ def _elementwise_shape(node: Node, graph: LayerGraph) -> Shape | None:
 
 
 def _needs_whole_tensor(node: Node, graph: LayerGraph) -> bool:
-    """Return True if an element-wise node must compute its whole tensor, because it runs in training mode.
+    """Return True if an element-wise node depends on its whole tensor, because it runs in training mode.
 
-    A Dropout then draws random numbers for the whole tensor, and a BatchNormalization takes the mean over it.
+    Examples are a Dropout, which draws random numbers, and a BatchNormalization, which computes a mean.
     """
     corner = tuple((0, min(1, extent)) for extent in graph.operation_of(node).out_shape)
     return graph.rule_of(node).is_elementwise and graph.make_piece(node, corner).out != corner
@@ -371,7 +373,7 @@ def _make_layer(group: _Group, graph: LayerGraph, readers: Mapping[str, frozense
 
 
 def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str:
-    """Return the reason why plans cannot split the layer of a group of nodes; '' if they can.
+    """Return the reason why plans cannot split the layer of a group; '' if they can.
 
     `outgoing` are the tensors of the layer that other layers or the caller read.
     """
@@ -407,12 +409,10 @@ def _why_whole(group: _Group, outgoing: Sequence[str], graph: LayerGraph) -> str
 
 
 def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
-    """Return the layers in topological order. Layers that do not depend on each other keep their file order.
+    """Return the layers in topological order, and otherwise in file order, with one exception.
 
-    There is one exception: matrix products that read the same tensor follow each other directly, so that keys and
-    values of attention are sent together. Among these products, those that compute queries come last. A device that
-    computes some rows of an attention needs all keys and values, but only the queries of its own rows. It can compute
-    these queries while keys and values are being sent.
+    Matrix products of the same tensor follow each other, with products for queries of attention last. Keys and values
+    are then sent together, while a device computes its queries.
     """
     producer = {name: i for i, layer in enumerate(layers) for name in layer.outputs}
     waiting = [{producer[t] for t in layer.inputs if t in producer} for layer in layers]
@@ -429,9 +429,7 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     products_by_input = {
         tensor: sorted(members, key=lambda i: i in queries) for tensor, members in products_by_input.items()
     }
-    ready = [
-        i for i, missing in enumerate(waiting) if not missing
-    ]  # The list is sorted, so it is a valid heap, and `heapify` is not needed.
+    ready = [i for i, missing in enumerate(waiting) if not missing]  # A sorted list is a valid heap.
     ordered: dict[int, Layer] = {}
     while ready:
         first = heapq.heappop(ready)
@@ -451,8 +449,8 @@ def _order_layers(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 def _query_products(layers: Sequence[Layer], producer: Mapping[str, int]) -> set[int]:
     """Return the indices of layers that compute queries of attention.
 
-    Such a layer is a matrix product from which a path of layers leads to the first operand of a MatMul. The MatMul
-    multiplies two computed tensors, and each layer on the path has a single input.
+    Such a layer is a matrix product. A chain of layers with one input each leads from it to the first operand of a
+    MatMul of two computed tensors.
     """
     queries: set[int] = set()
     for layer in layers:

@@ -25,7 +25,7 @@ from dicompiler_passes.shape_checks import check_nodes, check_sizes, infer_check
 from dicompiler_passes.unfuse import unfuse
 
 _USUAL_IMAGE_SHAPE, _USUAL_SEQUENCE_SHAPE = (1, 3, 224, 224), (128,)
-"""Usual input sizes for examples in error messages: an image, and the length of a text or recording."""
+"""Input sizes for examples in error messages: an image, and the length of a text or recording."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class InferShapes(Pass):
     Shape(x) → Gather → Concat → Reshape(y, ·)   ⇒  Reshape(y, (constant))
     Split → a, b into equal pieces               ⇒  Slice → a, Slice → b
     pool with auto_pad and dilations             ⇒  pool with pads, if ONNX infers another shape than onnxruntime
-    node of which only the shape was read        ⇒  (removed)
+    node whose output is read only by a Shape    ⇒  (removed)
 
     In the text of a pipeline, the value of `shape` must be quoted: infer-shapes{shape="x=1x3x224x224"}.
     """
@@ -112,7 +112,7 @@ def infer_shapes(model: Model, shapes: Mapping[str, Shape]) -> Model:
 
 
 def _bind_shapes(graph: ModelGraph, shapes: Mapping[str, Shape]) -> None:
-    """Set the shapes of the graph's inputs, and replace named dimensions ("N") by their sizes in all tensors."""
+    """Set the shapes of the graph's inputs, and replace named dimensions ("N") by sizes in all tensors."""
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     sizes: dict[str, int] = {}
     for name, shape in shapes.items():
@@ -129,9 +129,10 @@ def _bind_shapes(graph: ModelGraph, shapes: Mapping[str, Shape]) -> None:
 
 
 def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
-    """Set the shape of one input, and add the sizes of its named dimensions to `sizes`.
+    """Set the shape of one input, and add the sizes of its named dimensions ("N") to `sizes`.
 
-    Raises UsageError if the shape contradicts the model.
+    Raises:
+        UsageError: The shape contradicts the model.
     """
     text = "x".join(map(str, shape))
     if not _is_tensor(tensor):
@@ -157,17 +158,16 @@ def _bind_input(tensor: Variable, shape: Shape, sizes: dict[str, int]) -> None:
 
 
 def _is_tensor(tensor: Variable) -> bool:
-    """Return True if the graph input is a tensor and not a sequence, map or optional value."""
+    # Other graph inputs are sequences, maps or optional values.
     return tensor.info is not None and tensor.info.type.HasField("tensor_type")
 
 
 def _is_static(size: int | str | None) -> bool:
-    """Return True if a dimension is a size. Open dimensions are None, a name, or -1 (by some exporters)."""
+    # An open dimension is None, a name, or -1 (in files of some exporters).
     return isinstance(size, int) and size >= 0
 
 
 def _check_static(tensor: Variable) -> None:
-    """Raise DicompilerError if the input is a tensor with an open dimension."""
     if not _is_tensor(tensor):
         return
     if tensor.shape is None:
@@ -181,9 +181,9 @@ def _check_static(tensor: Variable) -> None:
 
 
 def _shape_example(tensor: Variable, named: Mapping[Any, int] | None = None) -> str:
-    """Return a remedy for an error message: an example of the option --shape with a size for each dimension.
+    """Return a remedy for an error message: the option --shape with a size for each dimension.
 
-    Open dimensions get the size in `named`, or a usual size.
+    `named` has the sizes of named dimensions. Other open dimensions get a usual size.
     """
     sizes = [(named or {}).get(size, size) for size in tensor.shape or [None] * len(_USUAL_IMAGE_SHAPE)]
     defaults = _USUAL_IMAGE_SHAPE if len(sizes) == len(_USUAL_IMAGE_SHAPE) else (1, *_USUAL_SEQUENCE_SHAPE * len(sizes))
@@ -192,11 +192,10 @@ def _shape_example(tensor: Variable, named: Mapping[Any, int] | None = None) -> 
 
 
 def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.ModelProto:
-    """Return a copy of the model without weights, with the value_info that ONNX infers from its inputs.
+    """Return a copy of the model without weights, with value_info that is inferred from its inputs.
 
-    ONNX may find no static shape for a tensor, for example for the output of an unknown operator. The tensor then gets
-    its shape from `hints` (the value_info of the file), and otherwise from onnxruntime. ONNX's inference comes before
-    the hints, because an exporter may have written the hints for other input sizes.
+    Static shapes come from ONNX, otherwise from `hints` (value_info of the file), otherwise from onnxruntime. ONNX
+    comes first, because the file may have been exported for other input sizes.
     """
     bare = _without_shapes(model)
     inferred = infer_checked(bare, model.display_name)
@@ -208,8 +207,8 @@ def _infer_all(model: Model, hints: Iterable[onnx.ValueInfoProto]) -> onnx.Model
         unknown = {name for name in results - used_hints if name not in tensors or tensors[name].shape is None}
         hints_by_name = {value.name: value for value in hints if value.name in unknown}
         missing = {name: value for name, value in hints_by_name.items() if _has_static_shape(value)}
-        # onnxruntime infers the shapes of tensors for which neither ONNX nor the file has a static shape. ONNX then
-        # infers the shapes of the tensors that are computed from these.
+        # Ask onnxruntime only if neither ONNX nor the file has a static shape. From each new shape, ONNX infers others
+        # in the next iteration.
         missing = (
             missing
             or {name: value for name, value in infer_missing_shapes(bare, tensors).items() if name in unknown}
@@ -230,7 +229,6 @@ def _has_static_shape(value: onnx.ValueInfoProto) -> bool:
 
 
 def _without_shapes(model: Model) -> onnx.ModelProto:
-    """Return a copy of the model without weights, in which only inputs and initializers have shapes."""
     bare = model.without_weights()
     del bare.graph.value_info[:]
     for value in bare.graph.output:
@@ -240,7 +238,7 @@ def _without_shapes(model: Model) -> onnx.ModelProto:
 
 
 def _fold_shapes(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Replace Shape and Size nodes of tensors with a static shape by constants; return True if any was replaced."""
+    """Replace Shape and Size nodes of tensors with a static shape by constants. Return True on a change."""
     gone: list[gs.Node] = []
     for node in graph.nodes:
         if node.op not in ("Shape", "Size") or node.domain not in STANDARD_DOMAINS or not node.inputs:
@@ -268,7 +266,7 @@ def _same_shape(shape: Shape, attributes: _Attributes) -> Shape:  # noqa: ARG001
 def _row_per_input_row(columns: Callable[[_Attributes], int]) -> Callable[[Shape, _Attributes], Shape]:
     """Return a function that computes the output shape of an operator with one output row per input row.
 
-    The number of output columns is `columns(attributes)`. An input that is a vector is one row.
+    The number of output columns is `columns(attributes)`. A vector is one row.
     """
     return lambda shape, attributes: (shape[0] if len(shape) > 1 else 1, columns(attributes))
 
@@ -280,20 +278,17 @@ def _target_count(attributes: _Attributes) -> int:
 OUTPUT_SHAPES: Mapping[str, Callable[[Shape, _Attributes], Shape]] = {
     **dict.fromkeys(("Binarizer", "Imputer", "Normalizer", "Scaler"), _same_shape),
     **dict.fromkeys(("LinearRegressor", "SVMRegressor", "TreeEnsembleRegressor"), _row_per_input_row(_target_count)),
-    # An input that is a vector counts as one row.
+    # A vector is one row.
     "ArrayFeatureExtractor": lambda shape, attributes: (*(shape[:-1] or (1,)), attributes[""]),
     "FeatureVectorizer": _row_per_input_row(lambda attributes: sum(attributes["inputdimensions"])),
 }
-"""Function that computes the output shape from the input shape and the attributes, by operator of ai.onnx.ml."""
+"""For each operator of ai.onnx.ml: function from input shape and attributes to the output shape."""
 CLASSIFIER_OPS = ("LinearClassifier", "SVMClassifier", "TreeEnsembleClassifier")
 LABEL_ATTRIBUTES = ("classlabels_int64s", "classlabels_ints", "classlabels_strings")
 
 
 def infer_missing_shapes(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) -> dict[str, onnx.ValueInfoProto]:
-    """Return the static shapes of tensors of `model` that lack a shape in `tensors`, by tensor name.
-
-    Tensors with a shape that cannot be inferred either are omitted.
-    """
+    """Return static shapes, by tensor name, of tensors of `model` that lack a shape in `tensors`."""
     inferred, asks_ort = dict[str, onnx.ValueInfoProto](), False
     for node in model.graph.node:
         unknown_names = [name for name in node.output if name and (name not in tensors or tensors[name].shape is None)]
@@ -326,8 +321,7 @@ def _infer_ml_node(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> d
             if index is None or index.shape is None:
                 return {}
             attributes[""] = math.prod(index.shape)
-        # These operators select elements, fill in missing ones or compare them, and keep the type of their input. All
-        # others of the table output floats.
+        # These operators keep the element type of their input. The others in the table output floats.
         keeps_type = node.op_type in ("ArrayFeatureExtractor", "Imputer", "Binarizer")
         shapes = {
             node.output[0]: (
@@ -361,7 +355,7 @@ def _ask_onnxruntime(model: onnx.ModelProto, tensors: Mapping[str, TensorInfo]) 
     inferred = {}
     for value in session.get_outputs():
         dtype = _ORT_TYPES.get(value.type)
-        # onnxruntime returns the shape [] if it does not know it, so tensors with this shape are omitted.
+        # onnxruntime returns [] for an unknown shape, so skip [].
         if value.name in names and dtype and value.shape and all(isinstance(size, int) for size in value.shape):
             inferred[value.name] = helper.make_tensor_value_info(value.name, dtype, value.shape)
     return inferred

@@ -1,7 +1,7 @@
 """The pass `keep-states`: declare states, which stay on the device that computes them.
 
-A state is a graph output that becomes a graph input of the next frame, such as a key/value cache. The pairs of input
-and output are written to the model's metadata (`dicompiler.ir.recurrent_states`).
+A state is a graph output that becomes a graph input of the next frame, such as a key/value cache. The pass writes the
+pairs of input and output to the model's metadata.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ USUAL_PATTERNS = (
 )
 """Patterns for the usual names of states: input=output, with the same text for * on both sides.
 
-The names are those of optimum and onnxruntime (key/value caches), icefall (speech), PyTorch (results of an LSTM) and
-Silero (speech), in this order.
+Their sources, in this order: optimum and onnxruntime (key/value caches), icefall (speech), PyTorch (LSTM), Silero
+(speech).
 """
 
 
@@ -51,12 +51,12 @@ class KeepStates(Pass):
     past.0 (1, 8, 64, 32), present.0 (1, 8, 64, 32)   ⇒  a state: past.0 of the next frame is present.0 of this frame
     present.0 = Concat(past.0, new) (1, 8, 65, 32)    ⇒  … → Slice → present.0/kept: the last 64 rows are the state
 
-    The second form is accepted only if the model has inputs for an attention mask and for positions. In the first
-    frames, the state has rows of zeros that no frame has computed yet. Only a mask makes the model ignore these rows.
+    The second form requires inputs for an attention mask and for positions: only a mask makes the model ignore rows
+    that no frame has computed yet.
     """
 
     name: ClassVar[str] = "keep-states"
-    # The pass removes the first rows of state outputs that have more rows than their inputs.
+    # The pass removes the first rows of state outputs that are longer than their inputs.
     preserves_outputs: ClassVar[bool] = False
 
     state: tuple[str, ...] = field(
@@ -103,9 +103,10 @@ def keep_states(model: Model, texts: Sequence[str]) -> Model:
 
 
 def _match_pattern(pattern: str, inputs: Sequence[str], outputs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield the pairs of input and output name that a pattern `past*=present*` selects.
+    """Yield the pairs (input, output) that a pattern `past*=present*` selects.
 
-    Raises UsageError if the pattern matches no input, or if the model has no output for a matching input.
+    Raises:
+        UsageError: The pattern is invalid or matches no input, or a matching input has no output.
     """
     past, equals, present = pattern.partition("=")
     if not (past and equals and present) or past.count("*") > 1 or past.count("*") != present.count("*"):
@@ -123,10 +124,9 @@ def _match_pattern(pattern: str, inputs: Sequence[str], outputs: Sequence[str]) 
 
 
 def _candidate_pairs(pattern: str, inputs: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield pairs (input, output name) for a pattern `past*=present*`.
+    """Yield (input, output name) for each input that matches a pattern `past*=present*`.
 
-    The inputs are those that match the left side. The output name is the right side with the same text for `*`; the
-    model need not have such an output.
+    The model need not have an output with this name.
     """
     past, _, present = pattern.partition("=")
     regex = re.escape(past).replace(r"\*", "(.*)")
@@ -146,11 +146,10 @@ def _check_unique(pairs: Sequence[tuple[str, str]]) -> None:
 def _find_usual_pairs(
     model: Model, tensors: Mapping[str, TensorInfo], inputs: Sequence[str], outputs: Sequence[str], taken: set[str]
 ) -> dict[tuple[str, str], int]:
-    """Return the pairs of input and output with usual names that can be states, and log these pairs.
+    """Return the pairs (input, output) with usual names that can be states, with their additional output rows.
 
-    The result maps each pair to the number of rows that the output has in addition to those of the input. Pairs with a
-    name in `taken` are skipped, and the names of all other pairs are added to `taken`. A warning gives the reason why
-    a pair with usual names cannot be a state.
+    Pairs with a name in `taken` are skipped. The names of the others are added to `taken`. The function logs the found
+    pairs, and warns about a pair that cannot be a state.
     """
     row_counts: dict[tuple[str, str], int] = {}
     refused: list[str] = []
@@ -177,9 +176,9 @@ def _find_usual_pairs(
 
 
 def _extra_rows_or_reason(model: Model, tensors: Mapping[str, TensorInfo], past: str, present: str) -> int | str:
-    """Return the number of rows that the output `present` has in addition to those of the input `past`.
+    """Return the number of rows of the output `present` that the input `past` does not have.
 
-    If the two cannot be a state (kept by a device from frame to frame), return the reason as a text instead.
+    If the pair cannot be a state (kept by a device from frame to frame), return the reason as a text.
     """
     old, new = tensors[past], tensors[present]
     pair = f"input {past!r} {_describe_tensor(old)} and output {present!r} {_describe_tensor(new)}"
@@ -209,7 +208,7 @@ def _describe_tensor(tensor: TensorInfo) -> str:
 
 
 def _appends_rows(model: Model, past: str, present: str, axis: int) -> bool:
-    """Return True if the output `present` is a Concat of the input `past` and new rows along `axis`."""
+    # The output must be a Concat of the input and new rows.
     maker = next((node for node in model.proto.graph.node if present in node.output), None)
     if maker is None or maker.op_type != "Concat" or maker.input[0] != past:
         return False
@@ -218,16 +217,17 @@ def _appends_rows(model: Model, past: str, present: str, axis: int) -> bool:
 
 
 def _has_mask_and_positions(model: Model, tensors: Mapping[str, TensorInfo], rows: int) -> bool:
-    """Return True if the model has an input for a mask over `rows` rows and an input for positions."""
     inputs = [tensors[value.name] for value in model.proto.graph.input]
     has_mask = any("mask" in tensor.name.lower() and rows in (tensor.shape or ()) for tensor in inputs)
     return has_mask and any("position" in tensor.name.lower() for tensor in inputs)
 
 
 def _with_states(model: Model, row_counts: Mapping[tuple[str, str], int]) -> Model:
-    """Return the model with pairs of input and output as states, which devices keep from frame to frame.
+    """Return the model with pairs (input, output) as states, which devices keep from frame to frame.
 
-    `row_counts` has the number of additional rows of each output. The order of the outputs does not change.
+    Args:
+        model: The model.
+        row_counts: For each pair, the number of rows that the output has in addition to those of the input.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -243,10 +243,15 @@ def _with_states(model: Model, row_counts: Mapping[tuple[str, str], int]) -> Mod
 def _slice_last_rows(
     graph: onnx.GraphProto, past: TensorInfo, present: str, extra: int, opset: int, taken: dict[str, int]
 ) -> str:
-    """Replace the graph output `present` by a Slice of its last rows; return the name of the new output.
+    """Replace the graph output `present` by a Slice of its last rows. Return the name of the new output.
 
-    The Slice is inserted directly after the node that computes `present`. The state is then complete early, and the
-    next frame need not wait for the other nodes of this frame.
+    Args:
+        graph: The graph, changed in place.
+        past: The state's input.
+        present: The state's output.
+        extra: Number of rows to remove.
+        opset: Opset of the model.
+        taken: Names in use.
     """
     assert past.shape is not None
     output = next(value for value in graph.output if value.name == present)
@@ -260,6 +265,7 @@ def _slice_last_rows(
         graph.initializer.append(numpy_helper.from_array(int64_array(*values), inputs[-1]))
     maker = next(i for i, node in enumerate(graph.node) if present in node.output)
     attributes = {} if inputs else bounds
+    # Insert the Slice directly after `maker`: the state is then complete early, and the next frame can start.
     graph.node.insert(maker + 1, helper.make_node("Slice", [present, *inputs], [name], name, **attributes))
     graph.value_info.append(output)
     output.CopyFrom(helper.make_tensor_value_info(name, past.dtype, past.shape))

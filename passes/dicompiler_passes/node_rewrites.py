@@ -1,4 +1,4 @@
-"""Rewrites of the passes `normalise` and `infer-shapes`. The functions change a graph in place."""
+"""Graph rewrites of the passes `normalise` and `infer-shapes`, in place."""
 
 from __future__ import annotations
 
@@ -21,19 +21,17 @@ _FIRST_SUPPORTED_OPSET, _FIRST_OPSET_WITH_SHAPE_INPUT = 7, 5
 
 
 def raise_opset(graph: ModelGraph) -> None:
-    """Raise an opset below 7 to at most 7: to the newest one in which the graph's operators have the same meaning.
-
-    Reshape is the only operator that is rewritten if its meaning has changed:
+    """Raise an opset below 7 to at most 7: to the newest one in which all operators have the same meaning.
 
     Reshape(x), shape as an attribute (opset 4)  ⇒  Reshape(x, shape) (opset 7)
 
-    The opset is raised because the pieces of a split tensor are joined by Concat or Add. onnxruntime has no Concat
-    before opset 4, and no Add before opset 7.
+    The pieces of a split tensor are joined by Concat or Add, which onnxruntime supports from opset 4 and 7 on.
     """
     bodies = graph.subgraphs(recursive=True)
     nodes = [node for nodes in (graph.nodes, *(body.nodes for body in bodies)) for node in nodes]
     nodes = [node for node in nodes if node.domain in STANDARD_DOMAINS]
     reshapes = [node for node in graph.nodes if node.op == "Reshape" and "shape" in node.attrs]
+    # Reshape is the only operator whose change is rewritten.
     for opset in range(_FIRST_SUPPORTED_OPSET, graph.opset, -1):
         if all(_is_same_operator(node, graph.opset, opset) for node in nodes if node not in reshapes):
             for node in reshapes if opset >= _FIRST_OPSET_WITH_SHAPE_INPUT else ():
@@ -46,7 +44,7 @@ def raise_opset(graph: ModelGraph) -> None:
 
 
 def _is_same_operator(node: gs.Node, old_opset: int, new_opset: int) -> bool:
-    """Return True if two opsets have the same version of a node's operator, or if neither has the operator."""
+    """Return True if two opsets have the same version of a node's operator, or none has the operator."""
     versions = [
         onnx.defs.get_schema(node.op, opset).since_version if onnx.defs.has(node.op, opset) else 0
         for opset in (old_opset, new_opset)
@@ -55,23 +53,18 @@ def _is_same_operator(node: gs.Node, old_opset: int, new_opset: int) -> bool:
 
 
 def fix_initializers(graph: ModelGraph) -> None:
-    """Remove initializers from the graph inputs, so that callers cannot override their values.
-
-    IR version 3 requires that initializers are graph inputs, so the version becomes 4. The two versions have no other
-    difference.
-    """
+    """Remove initializers from the graph inputs, so that callers cannot override their values."""
     graph.overridable_names.clear()
+    # IR version 3 requires that initializers are graph inputs. Version 4 has no other difference.
     graph.ir_version = max(graph.ir_version, _FIRST_IR_WITH_FREE_INITIALIZERS)
 
 
 def outputs_from_nodes(graph: ModelGraph) -> dict[str, str]:
-    """Insert Identity nodes so that a node computes every graph output; return the old names of renamed outputs.
+    """Insert Identity nodes so that a node computes every graph output. Return {new name: old name} of renamed outputs.
 
     (w, an initializer) → output w         ⇒  (w_value) → Identity → w
     a → output a and again output a        ⇒  a → output a
     (x, a graph input) → output x          ⇒  x → Identity → x_1, with {x_1: x} as result
-
-    The output x is renamed, because the input and the output of the Identity cannot have the same name.
     """
     inputs = {tensor.name: tensor for tensor in graph.inputs}
     graph.outputs = list({tensor.name: tensor for tensor in graph.outputs}.values())
@@ -109,11 +102,9 @@ def trim_outputs(graph: ModelGraph) -> None:
 
 
 def _is_optional(node: gs.Node, index: int, opset: int) -> bool:
-    """Return True if output number `index` of a node may be omitted.
-
-    An Attention with a cache as input must also return the cache for the next frame, so this output is not optional.
-    """
+    """Return True if output number `index` of a node may be omitted."""
     op = node.op
+    # An Attention with a cache as input must return the cache for the next frame.
     if op == "Attention" and index in (1, 2) and any(value.name for value in node.inputs[4:6]):
         return False
     if op in SKIP_NORMALIZATIONS:
@@ -126,13 +117,12 @@ def _is_optional(node: gs.Node, index: int, opset: int) -> bool:
 
 
 def split_to_slices(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Replace each Split by Slices, or by several products (`split_products`); return True if any was replaced.
+    """Replace each Split by Slices, or by several products (see `split_products`). Return True on a change.
 
     Split(x, axis=1, sizes 2, 3) → a, b     ⇒  Slice(x, 0:2) → a,  Slice(x, 2:5) → b
 
-    Plans can split only layers with one output, and a Split has several. A Split stays if its sizes are unknown. This
-    is the case if a node computes the sizes, or if the pieces are equal and the length of the axis is unknown. The pass
-    infer-shapes finds this length.
+    Plans can split only layers with one output. A Split of unknown sizes stays: the pass infer-shapes may find them
+    later.
     """
     splits = [node for node in graph.nodes if node.op == "Split" and node.domain in STANDARD_DOMAINS]
     intervals_by_split = {
@@ -156,13 +146,11 @@ def split_to_slices(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> boo
 def _split_intervals(
     node: gs.Node, opset: int, tensors: Mapping[str, TensorInfo]
 ) -> tuple[int, Sequence[Interval]] | None:
-    """Return the axis of a Split and the interval of each output; None if the intervals are unknown.
-
-    The sizes are an input since opset 13 (and in opset 1), and an attribute in between. Without sizes, the pieces are
-    equal; since opset 18 the last piece may be smaller.
-    """
+    """Return the axis of a Split and the interval of each output; None if the intervals are unknown."""
     axis = int(node.attrs.get("axis", 0))
     source = tensors.get(node.inputs[0].name)
+    # Sizes are an input since opset 13 (and in opset 1), and an attribute in between. Without them, the pieces are
+    # equal. Since opset 18, the last piece may be smaller.
     sizes: Sequence[int] | None = node.attrs.get("split")
     if sizes is None and len(node.inputs) > 1 and node.inputs[1].name:
         split_input = tensors.get(node.inputs[1].name)
@@ -184,12 +172,12 @@ def _split_intervals(
 
 
 def make_ranges_scalar(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Reshape inputs of Range that have shape [1] into scalars; return True if there were any.
+    """Reshape inputs of Range that have shape [1] into scalars. Return True on a change.
 
     (x of shape [1]) → Range                ⇒  x → Reshape → Range
 
-    onnxruntime computes a Range with such inputs only if it does not know their shape; otherwise, it refuses to load
-    the model. In the submodels of devices, it knows the shape.
+    onnxruntime accepts such inputs only if it does not know their shape. In the submodels of devices, it knows the
+    shape.
     """
     changed = False
     for node in [node for node in graph.nodes if node.op == "Range" and node.domain in STANDARD_DOMAINS]:
@@ -209,11 +197,11 @@ def make_ranges_scalar(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> 
 
 
 def make_slice(graph: ModelGraph, split: gs.Node, index: int, axis: int, interval: Interval) -> gs.Node:
-    """Return a Slice that computes output `index` of a Split. Before opset 10, the bounds of a Slice are attributes."""
+    """Return a Slice that computes output `index` of a Split. `interval` is its range along the axis."""
     node = split.copy([split.inputs[0]], [split.outputs[index]])
     node.op, node.name, node.attrs = "Slice", graph.unused_node_name(f"{split.name}_{index}"), {}
     for key, value in {"starts": interval[0], "ends": interval[1], "axes": axis}.items():
-        if graph.opset < 10:
+        if graph.opset < 10:  # The bounds of a Slice are attributes.
             node.attrs[key] = [value]
         else:
             node.inputs.append(
@@ -234,8 +222,7 @@ def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: S
 
     x → MatMul(w) → Add(b) → Split → q, k    ⇒  x → MatMul(w[:, :n]) → Add(b[:n]) → q,  x → MatMul(w[:, n:]) → …
 
-    Between product and Split, an Add of a vector and a Reshape that keeps the columns are allowed. If another node
-    reads a tensor between product and Split, the Split stays.
+    Only an Add of a vector and a Reshape that keeps the columns may be between product and Split.
 
     Args:
         graph: The graph, changed in place.
@@ -258,7 +245,8 @@ def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: S
 def _product_chain(graph: ModelGraph, split: gs.Node, columns: int) -> list[gs.Node]:
     """Return the nodes from a matrix product with `columns` columns to `split`, without the Split itself.
 
-    The result is [] if there is no such product, or if nodes are in between that cannot be split by columns.
+    The result is [] if there is no such product, or if other nodes read tensors in between or prevent a split by
+    columns.
     """
     chain: list[gs.Node] = []
     tensor, outputs = split.inputs[0], {output.name for output in graph.outputs}
@@ -288,7 +276,7 @@ def _product_chain(graph: ModelGraph, split: gs.Node, columns: int) -> list[gs.N
 def _copy_chain(
     graph: ModelGraph, chain: Sequence[gs.Node], output: Any, interval: Interval, copy_number: int
 ) -> list[gs.Node]:
-    """Return a copy of the nodes of `chain` that computes only the columns in `interval`, as the tensor `output`.
+    """Return a copy of `chain` that computes only the columns in `interval`, as the tensor `output`.
 
     Copy number 0 keeps the names of the nodes.
     """
@@ -311,10 +299,7 @@ def _copy_chain(
 
 
 def _cut_constant(graph: ModelGraph, node: gs.Node, value: Any, interval: Interval) -> Any:
-    """Return the constant input of a node for the columns in `interval`: a part of the weight or bias `value`.
-
-    For a Reshape, it is the target shape for these columns.
-    """
+    """Return the columns in `interval` of the constant `value`: a weight, a bias, or the target shape of a Reshape."""
     array = np.asarray(value.values)
     if node.op == "Reshape":
         piece = np.append(array[:-1], interval[1] - interval[0]).astype(array.dtype)

@@ -1,8 +1,7 @@
 """The pass `normalise`: bring any valid model into the form that all later passes rely on.
 
-In this form, weights are initializers, every graph output is computed by a node, and every node is read. Graph outputs
-that devices cannot send (sequences of maps or tensors, and strings) are replaced, with a warning that names the new
-output.
+Weights are initializers, every graph output is computed by a node, and every node is read. Graph outputs that devices
+cannot send (sequences of maps or tensors, and strings) are replaced, with a warning.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class Normalise(Pass):
 def normalise(model: Model) -> Model:
     """Return the model in the form that later passes rely on.
 
-    In this form, weights are initializers, every graph output is computed by a node, and every node is read. A second
-    call changes nothing. Nodes that stay keep their names.
+    Weights are initializers, every graph output is computed by a node, and every node is read. Nodes that stay keep
+    their names. A second call changes nothing.
     """
     graph = model.graph()
     fix_initializers(graph)
@@ -82,7 +81,6 @@ def normalise(model: Model) -> Model:
 
 
 def _infer_shapes(model: Model) -> Model:
-    """Return the model with inferred shapes, because a Split into equal pieces needs the length of its axis."""
     return Model(propagate_shapes(model.without_weights()), model.weights)
 
 
@@ -92,7 +90,7 @@ _SEQUENCE_OPS = ("SequenceConstruct", "SplitToSequence")
 
 
 def maps_to_tensors(graph: ModelGraph) -> None:
-    """Replace outputs that are sequences of maps by the tensor of scores from which ZipMap makes the maps.
+    """Replace outputs that are sequences of maps by the tensor of scores that ZipMap reads.
 
     scores → ZipMap → output  ⇒  scores → Identity → output
     """
@@ -115,11 +113,11 @@ def maps_to_tensors(graph: ModelGraph) -> None:
 
 
 _LABEL_ATTRIBUTES = {"TreeEnsembleClassifier": "classlabels_int64s"}
-"""Name of the attribute with integer labels, by classifier; all other classifiers use classlabels_ints."""
+"""Attribute with integer labels, by classifier. The other classifiers use classlabels_ints."""
 
 
 def labels_to_indices(graph: ModelGraph) -> None:
-    """Replace the string labels of classifiers by the indices of the labels, if no node reads them.
+    """Replace the string labels of classifiers by indices, if no node reads the labels.
 
     LinearClassifier(classlabels_strings = a, b) → output  ⇒  (classlabels_ints = 0, 1)
     """
@@ -147,7 +145,6 @@ def labels_to_indices(graph: ModelGraph) -> None:
 
 
 def has_sequence_outputs(graph: ModelGraph) -> bool:
-    """Return True if a graph output is a sequence that a SequenceConstruct or SplitToSequence computes."""
     output_names = {tensor.name for tensor in graph.outputs}
     return any(node.op in _SEQUENCE_OPS and node.outputs[0].name in output_names for node in graph.nodes)
 
@@ -196,10 +193,9 @@ def _identities(graph: ModelGraph, node: gs.Node, name: str) -> list[gs.Node]:
 
 
 def _split_pieces(graph: ModelGraph, node: gs.Node, name: str, tensors: Mapping[str, TensorInfo]) -> list[gs.Node]:
-    """Return nodes that split a tensor into the pieces of the sequence `name`.
+    """Return a Split of a tensor into the pieces of the sequence `name`, and Squeezes that remove the axis if needed.
 
-    They are a Split, and Squeezes if the elements of the sequence do not have the split axis. The result is [] if the
-    sizes of the pieces are unknown.
+    The result is [] if the sizes of the pieces are unknown.
     """
     sizes, axis = _piece_sizes(node, tensors), int(node.attrs.get("axis", 0))
     if not sizes:

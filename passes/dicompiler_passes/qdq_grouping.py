@@ -1,8 +1,8 @@
 """Grouping of the nodes of quantized networks into layers that read and compute quantized tensors.
 
-A layer is the unit that a plan divides: a main operator with the element-wise nodes around it. Quantized networks are
-in QDQ form: float operators are between DequantizeLinear and QuantizeLinear nodes. A QuantizeLinear joins the layer of
-the node that computes its input. A DequantizeLinear joins the layer of the node that reads its output.
+In such a network (QDQ form), float operators are between DequantizeLinear and QuantizeLinear nodes. A QuantizeLinear
+joins the layer of the node that computes its input, and a DequantizeLinear that of the node that reads its output. A
+layer is the unit that a plan divides.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ DEQUANTIZE_OP = "DequantizeLinear"
 
 
 def duplicate_dequantize(graph: ModelGraph) -> None:
-    """Give every node that reads the output of a DequantizeLinear its own copy of that DequantizeLinear.
+    """Give each reader of a DequantizeLinear its own copy of this node.
 
     DequantizeLinear → a, b  ⇒  DequantizeLinear → a, DequantizeLinear → b    (a graph output keeps the original)
     """
@@ -44,8 +44,10 @@ def dequantize_by_reader(
 ) -> dict[str, list[Node]]:
     """Return the DequantizeLinear nodes that join the layer of their reader, by name of the reader.
 
-    A DequantizeLinear joins if only one node reads it, and if `may_join` returns True for the DequantizeLinear and for
-    the reader. `readers` has the names of the nodes that read each tensor.
+    Args:
+        nodes: The nodes of the network.
+        readers: For each tensor, the names of the nodes that read it.
+        may_join: Condition for both the DequantizeLinear and its only reader.
     """
     by_name = {node.name: node for node in nodes}
     by_reader: dict[str, list[Node]] = {}

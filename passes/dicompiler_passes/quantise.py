@@ -43,10 +43,10 @@ class Quantise(Pass):
 
     x → MatMul(w) → y  ⇒  x → MatMulNBits(blocks of w, scales) → y
 
-    The quantized network becomes the reference: `verify` compares results with it and not with the float32 network.
+    The quantized network becomes the reference of `verify`, instead of the float32 network.
 
-    With inputs=int8 the caller supplies quantized inputs, which need a quarter of the memory. The scale of each input
-    is written to its doc_string in the model.
+    With inputs=int8, the caller supplies quantized inputs. The scale of each input is written to its doc_string in the
+    model.
     """
 
     name: ClassVar[str] = "quantise"
@@ -79,10 +79,7 @@ class Quantise(Pass):
     )
 
     def run(self, state: PipelineState) -> PipelineState:
-        """Replace the model by the quantized one.
-
-        Layers, plan, routing and reference are removed from the state, because they belong to the float32 network.
-        """
+        # Layers, plan, routing and reference belong to the float32 network, so they are removed.
         if self.weights != "channels":
             quantized = self._quantize_products(state.model)
             return replace(state, model=quantized, layers=None, plan=None, routing=None, reference=None)
@@ -118,9 +115,10 @@ class Quantise(Pass):
 def quantise(model: Model, samples: Samples) -> Model:
     """Return the float32 network quantized to 8 bits, with value ranges measured on `samples`.
 
-    The result is in QDQ form: float operators between DequantizeLinear and QuantizeLinear nodes.
+    In the result, float operators are between DequantizeLinear and QuantizeLinear nodes (QDQ form).
 
-    Raises DicompilerError if onnxruntime cannot quantize the network.
+    Raises:
+        DicompilerError: onnxruntime cannot quantize the network.
     """
     proto = simplify_for_quantization(model).to_proto()
     if any(node.op_type == "QuantizeLinear" for node in proto.graph.node):
@@ -140,11 +138,12 @@ def quantise(model: Model, samples: Samples) -> Model:
 
 
 def take_int8(model: Model) -> Model:
-    """Return a quantized network (with QuantizeLinear/DequantizeLinear pairs) that has int8 instead of float32 inputs.
+    """Change the float32 inputs of a quantized network to int8.
 
     x → Quantize → Dequantize → …  ⇒  x (int8) → Dequantize → …
 
-    Raises DicompilerError if a node reads an input in float32.
+    Raises:
+        DicompilerError: A node reads an input in float32.
     """
     graph = model.graph()
     for tensor in graph.inputs:
@@ -183,7 +182,7 @@ def _quantize_static(proto: onnx.ModelProto, samples: Samples, directory: Path) 
         weight_type=QuantType.QInt8,
     )
     quantized = onnx.load(directory / "quantised.onnx")
-    # onnxruntime adds imports of its own operator sets. They are removed, because no node uses these sets.
+    # Remove the imports of operator sets that onnxruntime has added and no node uses.
     domains = {node.domain for node in quantized.graph.node}
     imports = [entry for entry in quantized.opset_import if entry.domain in ("", *domains)]
     del quantized.opset_import[:]
@@ -205,10 +204,8 @@ def _write_folded(proto: onnx.ModelProto, path: Path) -> None:
 
 @contextmanager
 def _warnings_disabled() -> Iterator[None]:
-    """Suppress warnings in the `with` block.
-
-    onnxruntime's quantizer advises to preprocess the model, which `_write_folded` has already done.
-    """
+    """Suppress log warnings in the `with` block."""
+    # onnxruntime's quantizer advises to preprocess the model, which `_write_folded` has already done.
     previous = logging.root.manager.disable
     logging.disable(max(previous, logging.WARNING))
     try:
@@ -218,9 +215,9 @@ def _warnings_disabled() -> Iterator[None]:
 
 
 def simplify_for_quantization(model: Model) -> Model:
-    """Return an equivalent network in which quantization rounds fewer values than in `model`.
+    """Return an equivalent network in which quantization rounds fewer values.
 
-    Batch normalizations are folded into the Gemm nodes before them. Average pools over the whole image become
+    Batch normalizations are folded into the Gemm nodes before them, and average pools over the whole image become
     GlobalAveragePool nodes.
     """
     graph = model.graph()
@@ -262,9 +259,9 @@ def _fold_batch_norms(graph: ModelGraph) -> None:
 
 
 def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the weight and the bias with which a Gemm computes its output channels multiplied by `factor`.
+    """Return the weight and bias of a Gemm whose output channels are multiplied by `factor`.
 
-    The attributes alpha and beta of the Gemm are multiplied into the results. The weight keeps its layout.
+    The attributes alpha and beta are included in the results.
     """
     weight = gemm.inputs[1].values.astype(np.float64) * gemm.attrs.get("alpha", 1.0)
     bias = gemm.inputs[2].values.astype(np.float64) if len(gemm.inputs) > 2 else np.zeros(1)
@@ -286,23 +283,20 @@ def _use_global_average(graph: ModelGraph, inferred: Model) -> None:
 BLOCK_SIZES = (16, 32, 64, 128, 256)
 """Block sizes that onnxruntime's MatMulNBits supports."""
 INT8_ACTIVATIONS = 4
-"""Value of MatMulNBits' attribute `accuracy_level` with which activations are quantized to 8 bits."""
+"""Value of MatMulNBits' attribute `accuracy_level` for activations in 8 bits."""
 
 
 def quantize_products(model: Model, bits: int, block_size: int, has_int8_activations: bool) -> Model:
-    """Return the network with the constant matrices of its products quantized.
+    """Return the network with the constant float32 matrices of MatMul nodes quantized.
 
     Args:
         model: A normalised network.
         bits: Bits of a weight: 4 or 8.
         block_size: Number of weights of a column that share a scale.
-        has_int8_activations: True if the products are to quantize their activations to 8 bits.
-
-    Returns:
-        The network.
+        has_int8_activations: True to let the products quantize their activations to 8 bits.
 
     Raises:
-        DicompilerError: The network has no product with a constant matrix of float32.
+        DicompilerError: There is no such matrix.
     """
     graph = model.graph()
     packed: dict[str, tuple[gs.Constant, gs.Constant]] = {}
@@ -333,9 +327,7 @@ def quantize_products(model: Model, bits: int, block_size: int, has_int8_activat
 def quantize_matrix(weight: NDArray[Any], bits: int, block_size: int) -> tuple[NDArray[np.uint8], NDArray[np.float32]]:
     """Return a matrix of shape (features, columns) as blocks and scales, in the form that MatMulNBits reads.
 
-    A block has `block_size` consecutive features of a column; zeros are appended to the last block. In each block, the
-    value with the largest magnitude becomes the lowest integer. This integer has the largest magnitude too, such as -8
-    of -8 … 7.
+    A block has `block_size` consecutive features of a column. Zeros are appended to the last block.
 
     Returns:
         Blocks of shape (columns, blocks per column, bytes of a block), and scales of shape (columns, blocks per
@@ -346,6 +338,7 @@ def quantize_matrix(weight: NDArray[Any], bits: int, block_size: int) -> tuple[N
     padded = np.zeros((columns, block_count * block_size), np.float32)
     padded[:, :features] = weight.T
     blocks = padded.reshape(columns, block_count, block_size)
+    # The value of largest magnitude becomes the integer of largest magnitude, such as -8 of -8 … 7.
     peaks = np.take_along_axis(blocks, np.abs(blocks).argmax(axis=2, keepdims=True), axis=2)
     scales = (peaks / -middle).astype(np.float32)
     steps = np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales != 0)

@@ -1,13 +1,10 @@
 """Shapes as onnxruntime computes them, and checks of nodes against the shapes of their tensors.
 
-Attributes with a range that does not depend on shapes are checked when the model is loaded.
+ONNX infers another shape than onnxruntime for a few nodes:
 
-`infer_as_onnxruntime`: model ⇒ model with value_info. ONNX infers the shapes first. If onnxruntime computes another
-shape for a node, this shape is written into the model, and the node gets a domain that ONNX does not know. The
-inference is then repeated, so that it uses the written shape for the tensors after the node.
-
-`write_explicit_pads`: graph ⇒ equivalent graph of which ONNX infers the shapes correctly. Targets and onnxruntime
-itself infer shapes as ONNX does, so the segments of devices must have no nodes that ONNX infers differently.
+- `infer_as_onnxruntime` writes onnxruntime's shape of such a node into the model, and repeats ONNX's inference.
+- `write_explicit_pads` changes the attributes of these nodes, so that both infer the same shape. This is needed because
+  targets infer the shapes in segments (submodels of devices) with ONNX.
 """
 
 from __future__ import annotations
@@ -40,19 +37,19 @@ _DISPUTED_ATTRIBUTES: Mapping[str, frozenset[str]] = {
     "ConvTranspose": frozenset({"auto_pad", "output_shape"}),
     "Resize": frozenset({"keep_aspect_ratio_policy"}),
 }
-"""Attributes with which ONNX and onnxruntime may compute different output shapes, by operator."""
+"""Attributes by operator for which ONNX and onnxruntime may compute different output shapes."""
 
 _STANDARD_DOMAIN = re.compile(rf"(ai\.onnx|{re.escape(STAND_IN_DOMAIN)}(#\d+)?)?")
-"""Domains of the standard operators, and of their stand-ins (integer functions with the same attributes and shapes)."""
+"""Domains of the standard operators, and of the integer functions that replace them in exact checks."""
 
 _OPAQUE_DOMAIN = "dicompiler.opaque"
-"""Domain without operators. ONNX infers nothing for its nodes, and uses the shapes that the model states."""
+"""Domain without operators. For its nodes, ONNX uses the shapes that are written in the model."""
 
 
 def infer_as_onnxruntime(
     model: onnx.ModelProto, infer: Callable[[onnx.ModelProto], onnx.ModelProto]
 ) -> onnx.ModelProto:
-    """Return the model with inferred shapes: those of onnxruntime if it disagrees with ONNX.
+    """Return the model with inferred shapes: those of onnxruntime if ONNX infers others.
 
     Args:
         model: A model without weights, which is not changed.
@@ -71,7 +68,7 @@ def infer_as_onnxruntime(
 
 
 def write_explicit_pads(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Replace attributes from which ONNX infers another shape than onnxruntime; return True if there were any.
+    """Replace attributes for which ONNX and onnxruntime infer different shapes. Return True on a change.
 
     ConvTranspose(auto_pad=SAME_UPPER, output_padding)      ⇒  ConvTranspose(pads, output_padding)
     MaxPool(ceil_mode=1), a last window outside of the input  ⇒  Slice → MaxPool(ceil_mode=1)
@@ -102,9 +99,9 @@ def write_explicit_pads(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) ->
 
 
 def _drop_negative_axes(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Drop the negative axes of a Resize that keeps the aspect ratio; return True if there were any.
+    """Drop the negative axes of a Resize that keeps the aspect ratio. Return True on a change.
 
-    onnxruntime ignores these axes and their sizes, so ONNX must not read them either.
+    onnxruntime ignores these axes and their sizes, but ONNX does not.
     """
     axes, policy = node.attrs.get("axes", ()), node.attrs.get("keep_aspect_ratio_policy", "stretch")
     sizes = tensors[node.inputs[3].name].value if len(node.inputs) > 3 else None
@@ -126,10 +123,7 @@ def _is_opaque(value: Any) -> bool:
 
 
 def _slice_input(graph: ModelGraph, node: gs.Node, extents: Shape) -> None:
-    """Insert a Slice that keeps only the first elements of each spatial axis of the node's input.
-
-    `extents` has the number of kept elements for each spatial axis.
-    """
+    """Insert a Slice of the first `extents` elements along each spatial axis of the node's input."""
     name = graph.unused_tensor_name(f"{node.inputs[0].name}_read")
     axes = range(2, 2 + len(extents))
     bounds = {"starts": [0] * len(extents), "ends": list(extents), "axes": list(axes)}
@@ -155,18 +149,21 @@ def _is_disputed(node: onnx.NodeProto) -> bool:
 def _find_other_outputs(
     inferred: onnx.ModelProto, disputed: Mapping[int, onnx.NodeProto]
 ) -> Iterator[tuple[int, list[onnx.ValueInfoProto]]]:
-    """Yield the nodes for which ONNX has inferred no shape, or another shape than onnxruntime computes.
+    """Yield nodes for which ONNX has inferred no shape, or another shape than onnxruntime computes.
 
-    Each result is the index of a node, and its outputs with the shape that onnxruntime computes. `disputed` are the
-    nodes to compare, by index.
+    Args:
+        inferred: The model with ONNX's shapes.
+        disputed: The nodes to compare, by index in the graph.
+
+    Yields:
+        The index of the node, and its outputs with onnxruntime's shape.
     """
     tensors = Model(inferred).tensors()
     for index, node in disputed.items():
         shape = onnxruntime_output_shape(node.op_type, _attributes(node), [tensors.get(name) for name in node.input])
         result = tensors.get(node.output[0])
         if shape is not None and min(shape) >= 0 and (result is None or result.shape != shape):
-            # The first output has the type of the node's input. The second one, which only a MaxPool has, contains
-            # indices and has the type int64.
+            # The second output, which only a MaxPool has, contains indices.
             types = [tensors[node.input[0]].dtype, onnx.TensorProto.INT64]
             pairs = zip(node.output, types, strict=False)
             yield index, [helper.make_tensor_value_info(name, dtype, shape) for name, dtype in pairs if name]
@@ -178,9 +175,11 @@ def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
 
 
 def _hide_nodes(model: onnx.ModelProto, outputs: Mapping[int, list[onnx.ValueInfoProto]]) -> onnx.ModelProto:
-    """Return a copy of the model in which ONNX infers nothing for some nodes and uses given shapes instead.
+    """Return a copy of the model in which ONNX uses given shapes for some nodes.
 
-    `outputs` has the type and shape of each output of these nodes, by index of the node.
+    Args:
+        model: The model.
+        outputs: Type and shape of each output of these nodes, by index of the node.
     """
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
@@ -199,13 +198,14 @@ def _hide_nodes(model: onnx.ModelProto, outputs: Mapping[int, list[onnx.ValueInf
 Attributes = Mapping[str, Any]
 
 MAX_INFERENCE_BYTES = 2**29
-"""Largest number of bytes that shape inference may take."""
+"""Memory limit of shape inference in bytes."""
 
 
 def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
-    """Return the model `bare`, which has no weights, with inferred shapes. Errors begin with `place`.
+    """Return a model without weights with inferred shapes. `place` begins error messages.
 
-    Raises DicompilerError if neither ONNX nor onnxruntime accepts the model.
+    Raises:
+        DicompilerError: Neither ONNX nor onnxruntime accepts the model.
     """
     try:
         return propagate_shapes(bare, strict=True)
@@ -220,25 +220,27 @@ def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
 
 
 def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.ModelProto:
-    """Return the model with inferred shapes, even if nodes compute a shape (for example that of a Reshape).
+    """Return the model with inferred shapes, also of tensors whose shape is computed by nodes.
 
-    For such shapes, ONNX computes all small integer tensors element by element, because they may be shapes. This step
-    is omitted if it needs more than MAX_INFERENCE_BYTES. If onnxruntime infers other shapes than ONNX, onnxruntime's
-    shapes are used. If `strict` is True, ONNX raises InferenceError for a node with shapes that contradict each other.
+    If onnxruntime computes other shapes than ONNX, the result has those of onnxruntime.
+
+    Args:
+        model: A model without weights.
+        strict: True to raise InferenceError for a node with contradictory shapes.
     """
 
     def infer(copy: onnx.ModelProto) -> onnx.ModelProto:
         try:
             with memory_limit(MAX_INFERENCE_BYTES):
                 return onnx.shape_inference.infer_shapes(copy, strict_mode=strict, data_prop=True)
-        except MemoryError:
+        except MemoryError:  # `data_prop` computes small integer tensors element by element. Go on without it.
             return onnx.shape_inference.infer_shapes(copy, strict_mode=strict)
 
     return infer_as_onnxruntime(model, infer)
 
 
 def _is_accepted_by_ort(model: onnx.ModelProto) -> bool:
-    """Return True if onnxruntime loads the model. It accepts some models that ONNX's strict inference refuses."""
+    """Return True if onnxruntime loads the model, as some models that ONNX's strict inference refuses."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -252,7 +254,7 @@ def _is_accepted_by_ort(model: onnx.ModelProto) -> bool:
 
 
 def check_sizes(graph: onnx.GraphProto, place: str) -> None:
-    """Raise DicompilerError if a tensor has a negative size, or more bytes than memory can hold."""
+    """Raise DicompilerError if a tensor has a negative size, or is too large for any memory."""
     makers = {name: node for node in graph.node for name in node.output if name}
     for value in (*graph.value_info, *graph.output):
         dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
@@ -267,20 +269,14 @@ def check_sizes(graph: onnx.GraphProto, place: str) -> None:
 
 
 def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, TensorInfo], place: str) -> None:
-    """Raise DicompilerError if an attribute or a constant index of a node does not fit the shapes of its tensors.
-
-    The tables NODE_CHECKS and INDEXED_OPS list the checks.
-    """
+    """Raise DicompilerError if an attribute or constant index of a node does not fit the tensors' shapes."""
     for node in graph.node:
         if node.domain in ("", "ai.onnx", "com.microsoft") and (wrong := _find_misfit(node, tensors)):
             raise DicompilerError(f"{place}: {node.op_type} {node.name!r}: {wrong}: correct the model")
 
 
 def _find_misfit(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> str:
-    """Return a description of how a node does not fit the shapes of its tensors.
-
-    The result is '' if there is no mistake, or if a shape is unknown.
-    """
+    """Return a text that says how a node does not fit the shapes of its tensors; '' if it fits or is unknown."""
     check = NODE_CHECKS.get(node.op_type)
     if check is None and node.op_type not in INDEXED_OPS:
         return ""
@@ -294,9 +290,9 @@ def _find_misfit(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> str
 
 
 def _check_indices(attributes: Attributes, table: TensorInfo | None, index: TensorInfo | None) -> str:
-    """Return a description of a constant index that is not in -rows … rows - 1; '' if there is none.
+    """Return a text about a constant index that is not in -rows … rows - 1; '' if there is none.
 
-    `rows` is the length of the table's axis that the attribute `axis` names.
+    `rows` is the length of `table` along the attribute `axis`.
     """
     if table is None or index is None or table.shape is None or index.value is None or not index.value.size:
         return ""
@@ -322,7 +318,7 @@ def _check_permutation(attributes: Attributes, shapes: list[Shape]) -> str:
 
 
 def _check_element_count(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: ARG001
-    """Return a description of the mistake if a Reshape or similar node changes the number of elements, else ''."""
+    """Return an error text if a node such as Reshape changes the number of elements, else ''."""
     input_shape, output_shape = shapes[0], shapes[-1]
     return (
         ""
@@ -342,7 +338,7 @@ def _check_filters(attributes: Attributes, shapes: list[Shape]) -> str:
 
 
 def _check_window(attributes: Attributes, extents: Shape, kernel: Shape) -> str:
-    """Return a description of the mistake if a convolution's kernel is larger than the padded input, else ''."""
+    """Return an error text if a convolution's kernel is larger than the padded input, else ''."""
     dilations, pads = attributes.get("dilations") or [1] * len(kernel), attributes.get("pads") or [0] * 2 * len(kernel)
     if attributes.get("auto_pad", b"NOTSET") not in (b"NOTSET", b"VALID") or len(dilations) + len(pads) != 3 * len(
         kernel
@@ -355,10 +351,7 @@ def _check_window(attributes: Attributes, extents: Shape, kernel: Shape) -> str:
 
 
 def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
-    """Return a check of the weight shapes of a recurrent operator with `gates` gates.
-
-    The weights must have the shapes (directions, gates · units, features) and (directions, gates · units, units).
-    """
+    """Return a check of the weight shapes of a recurrent operator with `gates` gates."""
 
     def check(attributes: Attributes, shapes: list[Shape]) -> str:
         data, weights, recurrent = shapes[:3]
@@ -374,10 +367,7 @@ def _check_gates(gates: int) -> Callable[[Attributes, list[Shape]], str]:
 
 
 def _check_pads(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: ARG001
-    """Return a description of the mistake if a pool's padding is as large as its kernel, else ''.
-
-    A window could then lie entirely in the padding.
-    """
+    """Return an error text if a pool's window could lie entirely in the padding, else ''."""
     kernel, pads = attributes.get("kernel_shape", ()), attributes.get("pads", ())
     spans = [
         (size - 1) * dilation + 1
@@ -388,7 +378,7 @@ def _check_pads(attributes: Attributes, shapes: list[Shape]) -> str:  # noqa: AR
 
 
 def _check_heads(attributes: Attributes, shapes: list[Shape]) -> str:
-    """Return a description of the mistake if heads cannot be divided evenly, else ''.
+    """Return an error text if heads cannot be divided evenly, else ''.
 
     The number of heads must divide the output columns, and the number of key heads must divide that of query heads.
     """
@@ -409,10 +399,7 @@ NODE_CHECKS: Mapping[str, Callable[[Attributes, list[Shape]], str]] = {
     **{op: _check_gates(gates) for op, gates in (("RNN", 1), ("GRU", 3), ("LSTM", 4))},
     **dict.fromkeys(("MaxPool", "AveragePool", "LpPool"), _check_pads),
 }
-"""Function that checks a node's attributes against the shapes of its inputs and first output, by operator.
-
-It returns a description of the mistake, or '' if there is none.
-"""
+"""For each operator, a function from attributes and shapes (inputs, first output) to an error text, or ''."""
 
 INDEXED_OPS = ("Gather", "GatherElements", "ScatterElements")
-"""Operators with a second input that indexes rows of the first along an axis."""
+"""Operators whose second input contains indices into the first along an axis."""

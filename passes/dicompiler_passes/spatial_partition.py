@@ -1,6 +1,6 @@
 """Passes that place whole layers (`place`) or split layers in space (`tile-height`, `tile-grid`, `fuse-tiles`).
 
-They are annotating passes: they set the parts of layers in the plan, and leave the model unchanged.
+They set the parts of layers in the plan, and leave the model unchanged.
 """
 
 from __future__ import annotations
@@ -90,9 +90,10 @@ class TileGrid(LayerAnnotationPass):
 def even_grid(
     graph: LayerGraph, layer: Layer, rows: int, columns: int, annotation: AnnotationPass
 ) -> tuple[Region, ...]:
-    """Return the regions into which a grid of rows × columns tiles divides the height and width of a layer's output.
+    """Return the regions of a grid of rows × columns tiles of a layer's output.
 
-    Raises DicompilerError if the output has fewer rows or columns than the grid.
+    Raises:
+        DicompilerError: The output has fewer rows or columns than the grid.
     """
     tiles = grid_tiles(graph, layer, rows, columns)
     if len(tiles) != rows * columns:

@@ -53,8 +53,8 @@ class Trim(Pass):
     def run(self, state: PipelineState) -> PipelineState:
         """Replace the model and its layers by trimmed ones, and keep the untrimmed model as `reference`.
 
-        Nodes keep their names. Raises DicompilerError if the state has a plan, because the plan's regions are those of
-        the untrimmed layers.
+        Raises:
+            DicompilerError: The state has a plan, whose regions belong to the untrimmed layers.
         """
         layers = state.layers
         assert layers is not None
@@ -72,13 +72,11 @@ class Trim(Pass):
 def _make_trimmed_model(state: PipelineState, layers: LayerGraph, read_regions: Mapping[str, Region | None]) -> Model:
     """Return the model without the computation of elements that nothing reads.
 
-    `partition`, which cuts a network for several devices, is called with a plan in which one device computes only the
-    read region of each layer.
+    The result is a partition for one device, which computes only the read region of each layer.
     """
     cut = {layers.layer_by_name[name].output for name, region in read_regions.items() if region is not None}
-    # Trimmed tensors lack the elements that nothing needs. A node that depends on such a tensor must therefore read
-    # only the regions that its operator rule returns, even if it computes its full output. All other nodes read whole
-    # inputs. If their rules applied to them, they would get useless Slices of complete tensors.
+    # By default, a node that computes its full output reads its whole inputs. A node that depends on a trimmed tensor
+    # must instead read only the regions that its operator rule returns. For other nodes, that would add useless Slices.
     rule_bound = frozenset(name for layer in layers.layers for name in _reading_nodes(layer, cut))
     parts = {name: (Part(SINGLE_DEVICE, region),) for name, region in read_regions.items()}
     trimmed_state = replace(
@@ -91,20 +89,16 @@ def _make_trimmed_model(state: PipelineState, layers: LayerGraph, read_regions: 
 
 
 def _form_trimmed_layers(model: Model, old_nodes: Collection[str]) -> LayerGraph:
-    """Return the layers of a model from which trimming has removed the elements that nothing reads.
-
-    `old_nodes` are the names of the nodes before trimming. Slices with other names were added by trimming.
-    """
-    # By default, a node that computes its full output is assumed to read its whole inputs. A device with a Slice that
-    # trimming has added would then be sent the whole tensor. Slices in `rule_bound_nodes` read only the regions that
-    # they select.
+    """Return the layers of a trimmed model. `old_nodes` are the names of the nodes before trimming."""
+    # By default, a node that computes its full output reads its whole inputs. For a Slice that trimming has added, a
+    # device would then receive the whole tensor. In `rule_bound_nodes`, it reads only the region that it selects.
     formed = form_layers(model, registry().operator_rules)
     slices = (node.name for layer in formed.layers for node in layer.nodes if node.op == "Slice")
     return replace(formed, rule_bound_nodes=frozenset(slices).difference(old_nodes))
 
 
 def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
-    """Yield the names of the nodes of a layer that depend, directly or through other nodes, on a tensor in `cut`."""
+    """Yield the names of the layer's nodes that depend on a tensor in `cut`, directly or through other nodes."""
     names = set(cut)
     for node in layer.nodes:
         if not names.isdisjoint(node.inputs):
@@ -113,10 +107,7 @@ def _reading_nodes(layer: Layer, cut: Collection[str]) -> Iterator[str]:
 
 
 def find_read_regions(layers: LayerGraph) -> dict[str, Region | None]:
-    """Return the bounding box of the read elements of each layer's output; None if all of the output is needed.
-
-    Args:
-        layers: The layer graph.
+    """Return the bounding box of the read elements of each layer's output; None if all are read.
 
     Returns:
         Regions by layer name, in layer order.

@@ -2,8 +2,7 @@
 
 Graph with known shapes ⇒ equivalent graph of operators that plans can split
 
-Fused attentions and normalizations become simpler ones. Products and convolutions are separated from the activations
-and transpositions that were fused with them. onnxruntime fuses the nodes of one device again.
+On each device, onnxruntime fuses the nodes again.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ SKIP_NORMALIZATIONS = {
 
 
 def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Replace fused operators by simpler ones that can be split; return True if the graph was changed.
+    """Replace fused operators by operators that can be split. Return True on a change.
 
     Attention(x, w, b, mask), without input `past`            ⇒  MatMul, Add → q, k, v → MultiHeadAttention
     SkipLayerNormalization(x, y) → n, s, if the sum s is read  ⇒  Add(x, y) → s → LayerNormalization → n
@@ -58,16 +57,15 @@ def unfuse(graph: ModelGraph, tensors: Mapping[str, TensorInfo]) -> bool:
 
 
 def _is_sum_read(graph: ModelGraph, node: gs.Node) -> bool:
-    """Return True if the sum of a skip normalization (output 3) is read, and its mean and deviation are not."""
+    """Return True if the sum of a skip normalization (output 3) is read, and outputs 1 and 2 are not."""
     names = graph.names_read()
     return [i for i, output in enumerate(node.outputs) if output.name in names] in ([0, 3], [3])
 
 
 def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
-    """Reshape the scales and zero points of a MatMulNBits from vectors to matrices; return True if there were any.
+    """Reshape constant scales and zero points of a MatMulNBits from vectors to matrices. Return True on a change.
 
-    Plans can split only matrices of scales, with one row per column of the product and one column per quantization
-    block. Only constants are reshaped.
+    Plans can split only matrices: one row per column of the product, and one column per quantization block.
     """
     if node.op != "MatMulNBits":
         return False
@@ -81,7 +79,7 @@ def _reshape_nbits_scales(graph: ModelGraph, node: gs.Node) -> bool:
 
 
 def _is_plain_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Return True if an Attention has constant weights, no cache as input, and a mask that the rewrite supports."""
+    """Return True if an Attention has constant weights, no cache, and a mask that the rewrite supports."""
     inputs, read_names = node.inputs, graph.names_read()
     weights = [value for value in inputs[1:3] if value.name]
     present = {index for index, value in enumerate(inputs) if value.name}
@@ -104,7 +102,7 @@ def _is_plain_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, 
 def _copy_as(
     graph: ModelGraph, like: gs.Node, op: str, inputs: Sequence[Any], output: Any, domain: str, **attrs: Any
 ) -> gs.Node:
-    """Return a node of operator `op`; its name is derived from the name of the node `like`."""
+    """Return a node of operator `op`, whose name is derived from the node `like`."""
     node = like.copy(list(inputs), [output])
     node.op, node.domain, node.attrs = op, domain, attrs
     node.name = graph.unused_node_name(f"{like.name}_{op}")
@@ -162,11 +160,11 @@ ACTIVATION_PARAMETERS = {
     "Selu": ("alpha", "gamma"), "ThresholdedRelu": ("alpha",),
     **dict.fromkeys(("Relu", "Sigmoid", "Softplus", "Softsign", "Tanh"), ()),
 }  # fmt: skip
-"""Names of the parameters of each fused activation, in the order in which the fused node lists their values."""
+"""Parameter names of each fused activation, in the order of their values in the fused node."""
 
 
 def unfuse_product(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Replace a fused product by standard nodes; return True if the graph was changed.
+    """Replace a fused product by standard nodes. Return True on a change.
 
     FusedConv(x, w, b, z)        ⇒  Conv(x, w, b), Add(z), activation
     FusedGemm(a, b, c)           ⇒  Gemm(a, b, c), activation
@@ -238,8 +236,10 @@ def _unfuse_matmul(preceding: PrecedingNodes, tensors: Mapping[str, TensorInfo])
 def axis_order(rank: int, batch: Any, last: Any) -> list[int]:
     """Return the permutation of an operand's axes that turns it into a stack of matrices.
 
-    If `batch` is true, the operand's rows come before its batch axes. If `last` is true, its matrices are transposed. A
-    vector keeps its order.
+    Args:
+        rank: Number of axes.
+        batch: Attribute transBatch: true if the rows come before the batch axes.
+        last: Attribute trans: true if the matrices are transposed.
     """
     axes = list(range(rank))
     if batch:

@@ -16,7 +16,7 @@ from dicompiler.plugin_api.onnx import ModelGraph, TensorInfo, Variable
 
 ORT_DOMAIN = "com.microsoft"
 KNOWN_GROUP_QUERY_INPUTS = 11
-"""Number of inputs of GroupQueryAttention that `_build_caches` supports. A node with more inputs keeps its caches."""
+"""Number of inputs of GroupQueryAttention that `_build_caches` supports."""
 _Shapes = Sequence[tuple[int, ...] | None]
 
 
@@ -43,10 +43,7 @@ class PrecedingNodes:
         )
 
     def add_split(self, tensor: Any, sizes: Sequence[int], axis: int) -> list[Any]:
-        """Add a Split of a tensor into pieces of the given lengths, and return the pieces.
-
-        If the tensor is a product, `split_products` can then replace it by one product for each piece.
-        """
+        """Add a Split into pieces of the given lengths along `axis`, and return the pieces."""
         first = self.add("Split", tensor, self.add_constant(sizes), axis=axis)
         others = [Variable(self.graph.unused_tensor_name(f"{self.node.name}_Split")) for _ in sizes[1:]]
         self.nodes[-1].outputs = [first, *others]
@@ -54,7 +51,7 @@ class PrecedingNodes:
 
 
 def open_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, TensorInfo]) -> bool:
-    """Rewrite an attention node; return True if it was changed.
+    """Rewrite an attention node so that it can be split by heads. Return True on a change.
 
     Attention(q, k, v, mask, past…) → y, present…  ⇒  Concat(past, k) → present; Attention(q, present…, mask) → y
     MultiHeadAttention(q, k, v, past…) → y, present…
@@ -65,8 +62,7 @@ def open_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, Tenso
                                                  ⇒  RotaryEmbedding(k), Where(row, k, past) → present; … → y
 
     q, k and v are queries, keys and values. A packed input contains several of them. `past` and `present` are the
-    key/value caches before and after this frame. The last rewrite is done only if `present` is a graph output
-    or is read by another node.
+    key/value caches before and after this frame. The last rewrite is done only if `present` is read.
     """
     opener = _OPENERS.get((node.domain or "", node.op))
     if graph.opset < 13 or opener is None:
@@ -98,8 +94,8 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
     node, is_changed = preceding.node, False
     inputs = [index for index in range(3) if _has_input(node, index)]
     ranks = [len(shapes[index] or ()) for index in inputs]
-    # The last input packs queries, keys and values (or only keys and values): (batch, rows, heads, 3 or 2 tensors,
-    # size).
+    # The last input has the shape (batch, rows, heads, tensors, size). Its 2 or 3 tensors are keys and values, with or
+    # without queries.
     if ranks in ([5], [3, 5]):
         packed = node.inputs[inputs[-1]]
         batch, rows, heads, count, size = shapes[inputs[-1]] or ()
@@ -118,13 +114,12 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
             ]
             _replace_inputs(node, {**dict(enumerate(sums)), 3: gs.Variable.empty()})
             is_changed = True
-    # The cache of a node with a bias is not rewritten: after a Concat, the node would add the bias to past keys too.
+    # Keep the cache of a node with a bias: after a Concat, the node would add the bias to past keys too.
     has_bias = _has_input(node, 3)
     appended = (
         None if is_changed or has_bias or node.attrs.get("unidirectional", 0) else _append_to_past(preceding, shapes, 6)
     )
-    # The extended caches have an axis of heads. The node accepts them as keys and values even if its queries have no
-    # such axis.
+    # The extended caches have an axis of heads. The node accepts them even if its queries have no such axis.
     if appended is not None:
         node.inputs = [node.inputs[0], *appended, *node.inputs[3:6]]
         node.outputs = node.outputs[:1]
@@ -134,12 +129,11 @@ def _open_multi_head(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mappin
 def _open_standard(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[str, TensorInfo]) -> bool:  # noqa: ARG001
     """Rewrite an Attention of ONNX with a cache.
 
-    If the queries have no axis of heads, they are reshaped before the node, and the result after it. A node with a
-    causal mask or a window is not rewritten: these masks depend on the length of the past, which the rewritten node
-    does not know.
+    If the queries have no axis of heads, they are reshaped before the node, and the result after it.
     """
     node, query = preceding.node, shapes[0]
     has_window = any(node.attrs.get(f"{side}_window_size", -1) >= 0 for side in ("left", "right"))
+    # A causal mask or window depends on the length of the past, which the rewritten node would not know.
     if node.attrs.get("is_causal", 0) or has_window or query is None:
         return False
     heads = query[1] if len(query) == 4 else node.attrs["q_num_heads"]
@@ -161,11 +155,11 @@ def _open_standard(preceding: PrecedingNodes, shapes: _Shapes, tensors: Mapping[
 
 
 def _append_to_past(preceding: PrecedingNodes, shapes: _Shapes, first: int) -> list[Any] | None:
-    """Append the new keys and values of an attention node to its caches by Concats; return the extended caches.
+    """Append the new keys and values to the caches by Concats. Return the extended caches.
 
-    The two Concats compute outputs 1 and 2 of the node. The input with index `first` has the past keys, and the input
-    after it the past values. The result is None if the node has no past keys, if a shape is unknown, if the node has
-    inputs after the past values, or if outputs after output 2 are read.
+    The Concats compute outputs 1 and 2 of the node. The inputs `first` and `first + 1` are the past keys and values.
+    The result is None if they are missing, or if the node has other inputs or outputs that the rewrite does not
+    support.
     """
     node, read = preceding.node, preceding.graph.names_read()
     if any(output.name in read for output in node.outputs[3:]):
@@ -183,7 +177,7 @@ def _append_to_past(preceding: PrecedingNodes, shapes: _Shapes, first: int) -> l
 
 
 def _split_heads(preceding: PrecedingNodes, tensor: Any, shape: tuple[int, ...], heads: int) -> Any:
-    """Add nodes that reshape a tensor (batch, rows, heads · size) to (batch, heads, rows, size); return the result.
+    """Add nodes that reshape a tensor (batch, rows, heads · size) to (batch, heads, rows, size). Return the result.
 
     A tensor that already has four axes is returned unchanged.
     """
@@ -221,8 +215,8 @@ def _build_caches(
 ) -> None:
     """Add nodes to `preceding` that compute the new key and value caches of a GroupQueryAttention.
 
-    In a new cache, the row with the index `seqlens_k` (an input of the node) is the new row. The rows before it come
-    from the old cache, and the rows after it are zeros.
+    In a new cache, the row with the index `seqlens_k` (an input of the node) is the new row. The rows before it are
+    copied from the old cache, and the rows after it are zeros.
 
     Args:
         preceding: Builder of nodes before the GroupQueryAttention.
@@ -250,8 +244,7 @@ def _build_caches(
         )
     outputs = list(node.outputs)
     for index, row in ((1, rotated_key), (2, node.inputs[2])):
-        # `row` has the shape (batch, 1, heads · size). Because it is a single row, a Reshape to (batch, heads, 1, size)
-        # needs no Transpose.
+        # `row` is a single row of shape (batch, 1, heads · size), so no Transpose is needed.
         row = preceding.add("Reshape", row, preceding.add_constant([key[0], key_heads, 1, new_shape[3]]))
         zero = preceding.add_constant(0, onnx.helper.tensor_dtype_to_np_dtype(dtype))
         cache = node.inputs[2 + index]
