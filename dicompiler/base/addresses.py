@@ -8,10 +8,9 @@ import socket
 
 
 def split_address(text: str) -> tuple[str, int]:
-    """Return the host and the port of an address; the port is 0 if the text has none.
+    """Return the host and the port of an address such as "pi01.local:7000"; the port is 0 if the text has none.
 
-    Addresses are, for example, "10.0.0.2", "pi01.local:7000", "fd00::2" and "[fe80::2%eth0]:7000". The runtime on
-    boards has a function of the same name, because it cannot import this package.
+    An IPv6 address needs brackets only if a port follows it: "fd00::2", "[fe80::2%eth0]:7000".
 
     Raises:
         ValueError: The text is not an address.
@@ -28,12 +27,10 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return HOST:PORT, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_ip_address(host: str) -> bool:
-    """Return True for an IPv4 or IPv6 address, and False for a name."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -50,8 +47,8 @@ def resolve_host(host: str) -> str:
         host: A name, or an IP address, which is returned unchanged.
 
     Returns:
-        The first address of the preferred kind. A link-local address has no zone (such as %eth0), because each host has
-        its own names of interfaces.
+        The first address of the preferred kind. A link-local address has no zone (such as %eth0), because each host
+        numbers its interfaces itself.
 
     Raises:
         OSError: The name cannot be resolved.

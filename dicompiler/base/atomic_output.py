@@ -36,11 +36,14 @@ def atomic_file(path: Path, cannot: str = "it cannot be written") -> Iterator[Pa
     """Yield a scratch path; the file written there replaces `path` when the block ends without an error.
 
     If `path` already contains the same bytes, it is not touched. If it is a symbolic link, the file to which it points
-    is replaced. A failed block leaves no files behind, and the next call for the same path removes scratch files of
-    killed processes. An error of the file system becomes a DicompilerError with `path` and the text `cannot`, such as
-    "it cannot be written".
+    is replaced. A device or named pipe, such as /dev/stdout, is written and never replaced.
 
-    A device or named pipe, such as /dev/stdout, is never replaced. The bytes are written into it at the end.
+    Args:
+        path: The output file.
+        cannot: Cause in the error message, such as "it cannot be written".
+
+    Raises:
+        DicompilerError: The file system reported an error.
     """
     if is_special_file(path):
         with _os_errors_as_ours(path, cannot), tempfile.TemporaryDirectory() as directory:
@@ -69,9 +72,13 @@ def is_special_file(path: Path) -> bool:
 def check_output_directory(output: Path, main_file: str, kind: str) -> None:
     """Raise DicompilerError if `output` cannot be written, or exists and is not an earlier output of the same kind.
 
-    An empty directory may be replaced too. Each output contains a list of its files. An output is of the same kind if
-    `main_file`, such as "artifact.json", is the first entry of this list. `kind` is the word for the kind in error
-    messages ("artifact").
+    An empty directory may be replaced too.
+
+    Args:
+        output: The directory that will be written.
+        main_file: Name of the main file, such as "artifact.json". An earlier output of the same kind has it as the
+            first entry of its file list (`TRACKED_LIST_NAME`).
+        kind: Word for the kind in error messages, such as "artifact".
     """
     with _os_errors_as_ours(output):
         _check_replaceable(output, main_file, kind)
@@ -90,18 +97,15 @@ def _check_replaceable(output: Path, main_file: str, kind: str) -> None:
 
 
 def _is_replaceable(output: Path, main_file: str) -> bool:
-    # The file list of `output` is looked for last, because another process may write this directory at this moment. If
-    # the directory appears during the first check, its file list exists during the second one.
+    # Another process may create the directory between these two checks. The second check then finds its file list,
+    # because directories are renamed to their place only when they are complete.
     if not output.exists() or (output.is_dir() and not _has_any_file(output)):
         return True
     return (output / TRACKED_LIST_NAME).is_file() and tracked_files(output)[0] == main_file
 
 
 def check_writable(path: Path | None) -> None:
-    """Raise DicompilerError if nothing can be written at `path`; do nothing if `path` is None.
-
-    Commands call this function first, so that they fail before they do any work.
-    """
+    """Raise DicompilerError if nothing can be written at `path`; do nothing if `path` is None."""
     if path is None or is_special_file(path):
         return
     if not path.parent.is_dir():
@@ -127,15 +131,18 @@ def _os_errors_as_ours(path: Path, cannot: str = "it cannot be written") -> Iter
 def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
     """Yield a new directory that replaces `output` when the block ends without an error.
 
-    `output` can be replaced if it is empty, or if it is an earlier output of the same kind: `main_file` must be the
-    first entry of its file list. `kind` is the word for the kind in error messages ("artifact"). If all generated files
-    are the same as before, `output` is not touched. Otherwise:
-    - The user's own files are kept.
+    If all generated files are the same as before, `output` is not touched. Otherwise:
+    - Files that the user added are kept.
     - Generated files that are not written again are removed.
-    - Generated files with the same bytes and mode as before keep their modification times, except `main_file`. Its
-      new time shows that something has changed.
+    - Unchanged generated files keep their modification times, except `main_file`. Its new time shows build systems that
+      something has changed.
 
     If several processes write the same directory at the same time, the last one wins.
+
+    Args:
+        output: The directory. It may exist if it is empty, or if it is an earlier output of the same kind.
+        main_file: Name of the main file, which the block must write. It identifies the kind of output.
+        kind: Word for the kind in error messages, such as "artifact".
     """
     place = output.resolve() if output.is_symlink() else output
     check_output_directory(output, main_file, kind)
@@ -172,15 +179,13 @@ def _move_to_free_path(stage: Path, place: Path) -> bool:
 
 @contextmanager
 def _replacement_lock(place: Path) -> Iterator[None]:
-    """Prevent other processes from replacing the directory `place` until the block ends.
-
-    The lock is on the directory itself, so no lock file remains. While this process waits for the lock, another
-    process may put a new directory at the path. The new directory is then locked instead.
-    """
+    """Prevent other processes from replacing the directory `place` until the block ends."""
     deadline = time.monotonic() + _MAX_LOCK_WAIT_S
     while time.monotonic() < deadline:
+        # The lock is on the directory itself, so that no lock file remains.
         descriptor = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
         try:
+            # While this process waited, another one may have put a new directory at this path. Then try again.
             if _try_lock(descriptor) and os.path.samestat(os.fstat(descriptor), place.stat()):
                 yield
                 return
@@ -193,7 +198,6 @@ def _replacement_lock(place: Path) -> Iterator[None]:
 
 
 def _try_lock(descriptor: int) -> bool:
-    """Lock an open directory; return False if another process has locked it."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -207,15 +211,14 @@ def _try_lock(descriptor: int) -> bool:
 def _scratch_directory(place: Path) -> Iterator[Path]:
     """Yield a new hidden directory next to `place`, and remove it when the block ends.
 
-    Such directories of killed processes are removed first. They are recognized by a file in the directory, which its
-    creator keeps locked: the system releases the lock when the process ends for any reason.
+    Scratch directories that killed processes left behind are removed first. Their owner mark (a file) is not locked.
     """
     _remove_abandoned(place)
     scratch = Path(tempfile.mkdtemp(prefix=f".{place.name[:_MAX_NAME_CHARS]}.", dir=place.parent))
     try:
         with (scratch / "unlocked").open("wb") as file:
-            # The owner mark is a file that this process keeps locked, so that others do not remove the directory. If
-            # the file system does not support locks, the directory gets no owner mark.
+            # This process keeps the owner mark locked, so that others do not remove the directory. If the file system
+            # does not support locks, the directory gets no owner mark.
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 # The file is renamed to the owner mark only after it is locked: a process that finds an unlocked owner
@@ -227,8 +230,7 @@ def _scratch_directory(place: Path) -> Iterator[Path]:
 
 
 def _remove_scratch(scratch: Path) -> None:
-    # The owner mark (by which abandoned scratch directories are recognized) is removed last. If the removal is
-    # interrupted, the next call therefore finds the directory and removes the rest.
+    # The owner mark is removed last: if the removal is interrupted, the next call recognizes the directory by it.
     for name in ("new", "old"):
         shutil.rmtree(scratch / name, ignore_errors=True)
     shutil.rmtree(scratch, ignore_errors=True)
@@ -246,8 +248,7 @@ def _remove_if_abandoned(place: Path, scratch: Path) -> None:
         if scratch.lstat().st_uid != os.geteuid() or not stat.S_ISREG((scratch / OWNER_MARK_NAME).lstat().st_mode):
             return
         with (scratch / OWNER_MARK_NAME).open("rb") as file:
-            # While the process that created the scratch directory runs, it has locked this file. This call then raises
-            # an OSError, and nothing is removed.
+            # If the process that created the scratch directory still runs, this call raises an OSError.
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             old = scratch / "old"
             # `atomic_directory` renames the previous output to `old`, and then the new one to `place`. If it was
@@ -259,9 +260,9 @@ def _remove_if_abandoned(place: Path, scratch: Path) -> None:
 
 
 def _has_unsaved_files(old: Path, place: Path) -> bool:
-    """Return True if `old` contains a file of the user that is missing in `place` or has other bytes there.
+    """Return True if a user's file in `old` is missing in `place`, or has other bytes there.
 
-    `old` is a directory that was moved away to be replaced, and `place` is its former path.
+    `old` is the previous output directory, which was renamed to be replaced. `place` is its former path.
     """
     if not old.is_dir():
         return False
@@ -270,7 +271,7 @@ def _has_unsaved_files(old: Path, place: Path) -> bool:
 
 
 def _swap_directories(first: Path, second: Path) -> bool:
-    """Exchange two directories in one atomic step, and return True if the system can do so (only Linux can)."""
+    """Exchange two directories in one atomic step; return False if the system cannot do so (only Linux can)."""
     import ctypes
 
     exchange = getattr(ctypes.CDLL(None), "renameat2", None)
@@ -287,9 +288,13 @@ def tracked_files(output: Path) -> tuple[str, ...]:
 def _carry_over(old: Path, stage: Path, names: list[str]) -> bool:
     """Add the unchanged generated files and all files of the user from directory `old` to directory `stage`.
 
-    `names` are the generated files in `stage`, with the main file first. The result is False, and nothing is added, if
-    the generated files in `old` have the same names, bytes and modes. `old` is never changed, so that it stays intact
-    after an error.
+    Args:
+        old: The previous output directory, which is not changed.
+        stage: The new directory.
+        names: The generated files in `stage`, with the main file first.
+
+    Returns:
+        False if nothing was added, because the generated files are the same in both directories.
     """
     tracked = set(tracked_files(old)) if (old / TRACKED_LIST_NAME).is_file() else set[str]()
     unchanged = [name for name in names if name in tracked and _has_same_bytes_and_mode(old / name, stage / name)]
@@ -317,8 +322,11 @@ def _carry_over(old: Path, stage: Path, names: list[str]) -> bool:
 def _check_not_in_the_way(old: Path, stage: Path, name: str, is_allowed: bool) -> None:
     """Raise DicompilerError if a file or directory of the user has the path of a generated file.
 
-    `name` is the relative path of the user's file or directory in `old`, and `stage` has the new generated files.
-    `is_allowed` is True if `name` is a directory in both, so that there is no conflict.
+    Args:
+        old: The previous output directory.
+        stage: The new directory with the generated files.
+        name: Path of the user's file or directory, relative to `old`.
+        is_allowed: True if `name` is a directory in both.
     """
     paths = [path for path in (stage / name, *(stage / name).parents) if path.is_relative_to(stage)]
     is_blocked = any(path.is_file() or path.is_symlink() for path in paths)
@@ -332,7 +340,6 @@ def _has_any_file(root: Path) -> bool:
 
 
 def _relative_entries(root: Path) -> tuple[set[str], set[str]]:
-    """Return the relative paths of all files and links below `root`, and those of all directories."""
     files, directories = set[str](), set[str]()
     for base, inner, names in os.walk(root):
         for name in (*inner, *names):
@@ -346,18 +353,17 @@ def _has_same_bytes_and_mode(first: Path, second: Path) -> bool:
 
 
 def _has_same_bytes(first: Path, second: Path) -> bool:
-    """Return True if both paths are regular files with equal contents."""
     are_files = all(path.is_file() and not path.is_symlink() for path in (first, second))
     return are_files and filecmp.cmp(first, second, shallow=False)
 
 
 def _link_or_copy(old: Path, new: Path) -> None:
-    """Make `new` a hard link to `old`, or a copy with the same times if the file system does not allow links."""
+    """Make `new` a hard link to `old`, or a copy with the same times if the file system does not support links."""
     try:
         os.link(old, new, follow_symlinks=False)
     except OSError as error:
-        # EXDEV means that `old` is on another file system, which is mounted inside the output directory. Such files
-        # are not copied, so the error is raised.
+        # EXDEV: `old` is on another file system, which is mounted inside the output directory. Such files are not
+        # copied.
         if error.errno == errno.EXDEV:
             raise
         shutil.copy2(old, new, follow_symlinks=False)

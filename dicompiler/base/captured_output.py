@@ -7,7 +7,7 @@ import threading
 from typing import IO
 
 KEPT_BYTES = 1 << 19
-"""Number of bytes that are kept of the start of the output. The same number is kept of its end."""
+"""Number of bytes to keep of the start of the output, and also of its end."""
 
 
 class CapturedOutput:
@@ -18,7 +18,7 @@ class CapturedOutput:
 
         Args:
             pipe: Output of the process.
-            kept: Number of bytes to keep of the output's start. The same number is kept of its end.
+            kept: Number of bytes to keep of the output's start, and also of its end.
         """
         self._kept = kept
         self._first, self._last, self._left_out = bytearray(), bytearray(), 0
@@ -27,7 +27,7 @@ class CapturedOutput:
         self._thread.start()
 
     def read(self) -> bytes:
-        """Return the output that has been read so far, which is all of it if the process has ended.
+        """Return the output so far. It is complete if the process has ended.
 
         Returns:
             The output. If it is longer than the kept bytes, a note replaces its middle.

@@ -1,7 +1,4 @@
-"""Exceptions with a message of one line that names place, cause and remedy, and functions that write such messages.
-
-Only the command line prints these messages and exits.
-"""
+"""Exceptions with one-line messages (place, cause, remedy), and functions that write such messages."""
 
 from __future__ import annotations
 
@@ -24,7 +21,6 @@ class DicompilerError(Exception):
     exit_code = 1
 
     def _render_traceback_(self) -> list[str]:
-        """Return the lines that IPython shows instead of a traceback."""
         return [f"{type(self).__name__}: {one_line(str(self))}"]
 
 
@@ -60,7 +56,7 @@ def check_type(given: object, kinds: tuple[type, ...], place: str, wanted: str) 
         wanted: The allowed types in words, such as "a path".
 
     Raises:
-        UsageError: `given` is an instance of none of `kinds`.
+        UsageError: `given` has none of the allowed types.
     """
     if not isinstance(given, kinds):
         raise UsageError(f"{place} must be {wanted}, not {one_line(repr(given), 60)} ({type(given).__name__})")
@@ -74,7 +70,7 @@ def escape_unprintable(text: str) -> str:
 
 
 def one_line(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:
-    """Return a text as one printable line: line breaks and runs of blanks become single blanks.
+    """Return a text as one printable line, with single blanks in place of line breaks.
 
     Args:
         text: Any text.
@@ -89,7 +85,7 @@ def one_line(text: str, limit: int = MAX_MESSAGE_CHARS) -> str:
 
 
 def describe_exception(error: BaseException) -> str:
-    """Return an exception's message on one line, preceded by the exception's type unless it is a DicompilerError."""
+    """Return an exception's message on one line, preceded by its type unless it is a DicompilerError."""
     text = one_line(str(error))
     return text if isinstance(error, DicompilerError) else f"{type(error).__name__}{': ' if text else ''}{text}"
 
@@ -119,8 +115,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         known: The valid names.
 
     Returns:
-        A suggestion with the shortest valid name that begins with `name`, or else with the most similar one. If no name
-        is similar, a list of up to twelve valid names.
+        The most similar valid name as a question. If no name is similar, a list of up to twelve valid names.
     """
     names = sorted(known)
     by_lower_case = {known_name.lower(): known_name for known_name in names}
@@ -142,11 +137,13 @@ _HINT_BY_MARKER_FILE = {
 
 
 def describe_wrong_path(path: str | Path, part: str = "") -> str:
-    """Return a hint to append to an error message if `path` is an output of dicompiler, or is in an artifact.
+    """Return a hint for an error message if `path` is, or is in, a directory that dicompiler wrote; else "".
 
-    An artifact is the directory that `dicompiler compile` writes. An example of a hint is ": it is an artifact of …".
-    For any other path, the hint is "". If `path` is an artifact, the user probably meant a file in it: `part` is the
-    relative path of this file, such as "reference/model.onnx".
+    An example of a hint is ": it is an artifact of …".
+
+    Args:
+        path: The path that the user gave.
+        part: File in an artifact that the user probably meant, as a relative path such as "reference/model.onnx".
     """
     place = Path(path)
     for name, text in _HINT_BY_MARKER_FILE.items():

@@ -20,11 +20,11 @@ def coerce_input(given: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None
     """Return a user's input as an array in C order with the given type and shape.
 
     Numbers, strings and lists are converted if the conversion keeps their values. Arrays must already have the right
-    type, except for string arrays, which may contain str or bytes.
+    type.
 
     Args:
         given: Number, string, list or array.
-        dtype: Required type.
+        dtype: Required type. For strings it is `object`; string arrays may contain str or bytes.
         shape: Required shape; None if any shape is allowed.
         place: Beginning of error messages: the input's name.
 
@@ -47,8 +47,13 @@ def coerce_input(given: Any, dtype: np.dtype[Any], shape: tuple[int, ...] | None
 def to_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
     """Return a user's number, string, list or array as an array in C order.
 
-    Arrays keep their type, and everything else is converted to `dtype`. Raises a DicompilerError, which
-    begins with `place`, if `given` cannot become an array, or if the conversion would change a value.
+    Args:
+        given: The user's value. An array keeps its type.
+        dtype: Type to which everything but an array is converted.
+        place: Beginning of error messages.
+
+    Raises:
+        DicompilerError: `given` cannot become an array, or the conversion would change a value.
     """
     try:
         array = np.asarray(given, order="C")
@@ -65,7 +70,7 @@ def to_array(given: Any, dtype: np.dtype[Any], place: str) -> Any:
 
 
 def check_index_range(given: Any, tables: Iterable[Mapping[str, Any]], place: str) -> None:
-    """Raise DicompilerError if an integer input contains an index outside of a lookup table that reads it.
+    """Raise DicompilerError if an integer input contains an invalid index into a lookup table of the model.
 
     Args:
         given: The input; anything but an integer array is ignored.

@@ -12,11 +12,10 @@ from typing import Any
 
 @cache
 def _declared_modules(module: str) -> dict[str, str]:
-    """Return the names that a module imports under `if TYPE_CHECKING:`, each with the module from which it comes."""
+    """Map each name that a module imports under `if TYPE_CHECKING:` to the module from which it is imported."""
     import ast
 
-    # The file is read directly: `inspect.getsource` would look up attributes of the module, and so call this function
-    # again.
+    # `inspect.getsource` would look up attributes of the module, and so call this function again.
     source = ast.parse(Path(str(sys.modules[module].__file__)).read_text(encoding="utf-8"))
     checks = [node for node in source.body if isinstance(node, ast.If)]
     imports = [node for check in checks for node in check.body if isinstance(node, ast.ImportFrom)]
@@ -26,8 +25,7 @@ def _declared_modules(module: str) -> dict[str, str]:
 def lazy_module(module: str) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return `__getattr__` and `__dir__` for a module with names that are imported on first use (PEP 562).
 
-    The imports under `if TYPE_CHECKING:` in the module's source say from which module each name comes. Type checkers
-    and this function therefore read the same declaration.
+    The names are those that the module imports under `if TYPE_CHECKING:`.
     """
     namespace = vars(sys.modules[module])
 

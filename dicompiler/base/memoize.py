@@ -1,7 +1,4 @@
-"""Memoization per instance: results that depend only on an immutable object are stored in this object.
-
-Use `@memoized` for functions with a `Memoizing` object (a layer graph, for example) as their first argument.
-"""
+"""Memoization per instance: results that depend only on an immutable object are stored in this object."""
 
 from __future__ import annotations
 
@@ -21,7 +18,7 @@ class Memoizing:
         return defaultdict(dict)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return only the fields, because stored results must not be pickled or copied."""
+        """Return only the fields: stored results must not be pickled or copied."""
         return {entry.name: getattr(self, entry.name) for entry in fields(self)}  # type: ignore[arg-type]
 
 

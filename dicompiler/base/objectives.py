@@ -65,7 +65,7 @@ def format_objective(objective: str, value: float) -> str:
 
 
 def describe_objective(objective: str) -> str:
-    """Return the quantity that an objective minimises, as text."""
+    """Return the name of the quantity that an objective minimises, such as "sent bytes" for "communication"."""
     names = {"throughput": "time between frames", "memory": "memory of the fullest host", "communication": "sent bytes"}
     return names.get(objective, objective)
 

@@ -1,7 +1,6 @@
 """Text form of passes, strategies and targets with their options, such as `lop{layers=fc6,fc7 parts=4}`.
 
-Text, `Spec` and the instance of a frozen dataclass convert into each other without loss. The fields of the dataclass
-are the options.
+The options are the fields of a frozen dataclass. Each form converts into the next one and back without loss:
 
     text ⇒ Spec: `parse_spec`           Spec ⇒ text: `str`
     Spec ⇒ instance: `instantiate`      instance ⇒ Spec: `spec_of`
@@ -40,11 +39,11 @@ class Spec:
 
     Attributes:
         name: Name of the pass, strategy or target.
-        options: Pairs of an option's name and its values, in the order of the text. Each option appears once. The text
-            `key=` gives no value, and `key=""` gives one empty value.
+        options: Pairs of an option's name and its values. The text `key=` gives no value, and `key=""` gives one empty
+            value.
 
     Raises:
-        ValueError: The name or an option's name contains a character that the text form does not allow.
+        ValueError: A name contains a character that the text form does not allow, or an option appears twice.
     """
 
     name: str
@@ -77,12 +76,14 @@ def _quote(value: str) -> str:
 class _SpecParser:
     """Recursive-descent parser of one text with specs, such as `lop{layers=fc6},dp`.
 
-    Error messages begin with `label` ("spec", "pipeline" or "strategies").
+    Args:
+        text: The text.
+        label: Beginning of error messages: "spec", "pipeline" or "strategies".
     """
 
     def __init__(self, text: str, label: str) -> None:
         self.text, self.label, self.position = text, label, 0
-        # Error messages show printable text without escapes, so that users can find the named column in it.
+        # Error messages name a column of the text. Escapes would shift the columns, so they are used only if needed.
         self.shown_text = f"'{text}'" if text.isprintable() else repr(text)
 
     def syntax_error(self, expected: str, note: str = "") -> UsageError:
@@ -101,7 +102,7 @@ class _SpecParser:
         self.match(_BLANK, "a blank")
 
     def accept(self, character: str) -> bool:
-        """Move past `character` if it comes next, and return True if it does."""
+        """Move past `character` if it is next, and return True if it is."""
         is_next = self.text.startswith(character, self.position)
         self.position += is_next
         return is_next
@@ -123,7 +124,6 @@ class _SpecParser:
         return str(value)
 
     def parse_values(self) -> tuple[str, ...]:
-        """Parse the values of an option, which are separated by commas. There may be none."""
         if self.is_after_values():
             return ()
         values = [self.parse_value()]
@@ -132,7 +132,6 @@ class _SpecParser:
         return tuple(values)
 
     def parse_options(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
-        """Parse the options up to and including the closing brace."""
         options: dict[str, tuple[str, ...]] = {}
         self.skip_blanks()
         while not self.accept("}"):
@@ -156,7 +155,8 @@ class _SpecParser:
 def parse_spec(text: str, label: str = "spec") -> Spec:
     """Parse the text of one spec, such as `modnn{axis=height}`.
 
-    A syntax error is a UsageError that begins with `label`, and names the column and the expected text.
+    Raises:
+        UsageError: The syntax is wrong. The message begins with `label`, and names the column and the expected text.
     """
     parser = _SpecParser(text, label)
     parser.skip_blanks()
@@ -170,7 +170,13 @@ def parse_spec(text: str, label: str = "spec") -> Spec:
 def parse_pipeline(text: str, label: str = "pipeline", item: str = "pass") -> tuple[Spec, ...]:
     """Parse one or more specs that are separated by commas, such as `infer-shapes,lop{layers=fc6 parts=4}`.
 
-    A syntax error is a UsageError that begins with `label`. In its message, `item` is the word for one spec ("pass").
+    Args:
+        text: The specs.
+        label: Beginning of error messages.
+        item: Word for one spec in error messages.
+
+    Raises:
+        UsageError: The syntax is wrong.
     """
     parser = _SpecParser(text, label)
     specs: list[Spec] = []
@@ -248,7 +254,7 @@ def _option_type(annotation: Any) -> _OptionType:
     """Return the option type for the annotation of a dataclass field.
 
     Raises:
-        TypeError: The annotation is not a type that an option can have.
+        TypeError: An option cannot have this type.
     """
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if annotation in _SCALAR_TYPES:
@@ -272,7 +278,7 @@ def _option_types(cls: type) -> dict[str, tuple[dataclasses.Field[Any], _OptionT
     """Return each field that a dataclass's constructor accepts, with its option type, by field name.
 
     Raises:
-        TypeError: A field has a type that an option cannot have. The message names the field.
+        TypeError: An option cannot have the type of a field. The message names the field.
     """
     if not dataclasses.is_dataclass(cls):
         raise TypeError(f"{cls.__name__} is not a dataclass")
@@ -291,7 +297,6 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _format_values(value: Any) -> tuple[str, ...]:
-    """Return the texts of an option's values, which `_OptionType.parse` can read."""
     if value is None:
         return ()
     if isinstance(value, tuple | list):
@@ -302,10 +307,10 @@ def _format_values(value: Any) -> tuple[str, ...]:
 def options_of(cls: type) -> tuple[Option, ...]:
     """Return the options of a pass, strategy or target class, in field order.
 
-    The help text of an option comes from the field's `metadata={"help": "…"}`.
+    The help text of an option is in the field's `metadata={"help": "…"}`.
 
     Raises:
-        TypeError: A field has a type that cannot be written as text, which is a mistake of the plugin's author.
+        TypeError: A field has a type that cannot be written as text.
     """
     options = []
     for name, (field, kind) in _option_types(cls).items():
@@ -334,11 +339,7 @@ def _convert_values(kind: _OptionType, values: tuple[str, ...], place: str) -> A
 
 
 def instantiate(cls: type[T], spec: Spec) -> T:
-    """Return an instance of `cls` with the spec's options as fields.
-
-    A field can be an int, float, bool (`true` or `false`), str, a Literal of strings, or a tuple of these. The tuple
-    ("a", "b") is written `key=a,b`, and the empty tuple `key=`. A field that is not a tuple can also be None, which is
-    written `key=`.
+    """Return an instance of the dataclass `cls` with the spec's options as fields.
 
     Raises:
         UsageError: An option is unknown or missing, a value has the wrong type, or `cls` rejects a value.
@@ -359,7 +360,7 @@ def instantiate(cls: type[T], spec: Spec) -> T:
 
 
 def spec_of(instance: Any) -> Spec:
-    """Return the spec from which `instantiate` makes an equal instance: all options that differ from their defaults.
+    """Return the spec of an instance: its name and all options that differ from their defaults.
 
     Raises:
         DicompilerError: An option that takes several values is None, but its default is not None. None cannot be

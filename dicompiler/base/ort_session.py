@@ -10,19 +10,14 @@ from typing import Any, Literal
 Optimization = Literal["none", "basic", "extended", "all"]
 """Graph optimization levels of onnxruntime. "all" is its default and fastest level, so users compare results with it.
 
-At all levels up to "extended", convolutions give the same bits for every split of a network. At "all", they do so only
-if all values are integers. Only "all" computes quantized networks in QDQ form (operators between DequantizeLinear and
-QuantizeLinear nodes) with integers: it fuses these patterns of nodes. In a network that has been split, onnxruntime may
-find other patterns, and then results round differently.
+Up to "extended", a convolution gives the same bits however the network is split. At "all", it does so only if all
+values are integers. Quantized networks in QDQ form (operators between DequantizeLinear and QuantizeLinear nodes) are
+computed with integers only at "all". If they are split, their results may round differently.
 """
 
 
 def create_session(model: bytes, options: Any) -> Any:
-    """Return an onnxruntime session that runs a serialized model on the CPU.
-
-    Some versions of onnxruntime convert int8 to uint8 and then reject their own QuantizeLinear of opset 21 (onnxruntime
-    issue 25526). If that happens, the model is loaded again with this conversion turned off.
-    """
+    """Return an onnxruntime session that runs a serialized model on the CPU."""
     import onnxruntime
 
     try:
@@ -30,5 +25,7 @@ def create_session(model: bytes, options: Any) -> Any:
     except Exception as error:  # `Exception` is the only common base class of onnxruntime's errors.
         if "QuantizeLinear" not in str(error):
             raise
+        # Some versions of onnxruntime convert int8 to uint8 and then reject their own QuantizeLinear of opset 21
+        # (onnxruntime issue 25526). This option turns the conversion off.
         options.add_session_config_entry("session.qdqisint8allowed", "1")
         return onnxruntime.InferenceSession(model, options, ["CPUExecutionProvider"])

@@ -14,8 +14,8 @@ from contextlib import contextmanager, suppress
 def memory_limit(more: int) -> Iterator[None]:
     """Limit the memory that this process can additionally allocate within the block.
 
-    The limit applies to all threads, so use it only for short calls. On systems without resource limits it has no
-    effect.
+    The limit applies to all threads, so use it only for short calls. It has no effect on systems without resource
+    limits.
 
     Args:
         more: Bytes of address space that the process may add to its current use.
@@ -57,8 +57,7 @@ def available_memory() -> int:
 def gc_paused() -> Iterator[None]:
     """Pause the cyclic garbage collector within the block.
 
-    Use it for code that creates very many objects without reference cycles: the collector would use a fifth of the
-    time of such code.
+    Use it for code that creates very many objects without reference cycles, which then takes a fifth less time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -83,10 +82,10 @@ class _ProgressHandler(logging.Handler):
 
 @contextlib.contextmanager
 def forward_progress(progress: Callable[[str], object] | None) -> Iterator[None]:
-    """Call `progress` with each message that the library logs at level INFO in this thread, until the block ends.
+    """Call `progress` with each INFO message that the library logs in this thread within the block.
 
-    An exception that `progress` raises propagates to the code that logged the message, and so ends its work. If
-    `progress` is None, nothing is forwarded.
+    If `progress` raises an exception, the work that logged the message ends with it. If `progress` is None, nothing is
+    forwarded.
     """
     if progress is None:
         yield

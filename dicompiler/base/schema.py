@@ -1,7 +1,4 @@
-"""Reading of JSON files, and validation of documents against the JSON schemas in `schemas/`.
-
-An invalid document gives an error of one line: file, key path, cause and allowed values.
-"""
+"""Reading of JSON files, and validation of documents against the JSON schemas in `schemas/`."""
 
 from __future__ import annotations
 
@@ -140,9 +137,9 @@ def validate(document: Any, name: str, place: str) -> None:
 
 
 def check_format(document: Any, name: str, place: str) -> None:
-    """Raise DicompilerError with a remedy if a document has another version of the format than schema `name`.
+    """Raise DicompilerError if a document has another version of the format than schema `name`.
 
-    The message begins with `place`, the file's path.
+    The message begins with `place`, the file's path, and ends with a remedy.
     """
     expected: str = load_schema(name)["$id"]
     found = document.get("format") if isinstance(document, dict) else None
@@ -156,7 +153,7 @@ def check_format(document: Any, name: str, place: str) -> None:
 
 
 def _error_priority(error: Any) -> tuple[int, int, str]:
-    # Of several errors, a wrong value of the key "format" is shown first: another version of the format explains all
+    # A wrong value of the key "format" has the highest priority, because another version of the format explains all
     # other errors. Wrong constants at other keys have the lowest priority.
     is_wrong_value = error.validator == "const" and list(error.absolute_path) != ["format"]
     kinds = [kind for kind in _VALIDATOR_PRIORITY if kind == error.validator and not is_wrong_value]
@@ -165,9 +162,8 @@ def _error_priority(error: Any) -> tuple[int, int, str]:
 
 
 def _most_specific(error: Any) -> Any:
-    # An anyOf error contains one error for each allowed type, such as a list or a string. If the value has one of these
-    # types, the error of this type is more helpful than the anyOf error. A list with a wrong interval, for example,
-    # gives "wrong interval" and not "neither a list nor a string".
+    # An anyOf error contains one error for each allowed type. If the value has one of these types, its error is more
+    # helpful: a list with a wrong interval gives "wrong interval", and not "neither a list nor a string".
     while error.validator == "anyOf":
         fitting = [sub for sub in error.context if len(sub.relative_path) > 0 or sub.validator == "required"]
         if not fitting:
@@ -249,7 +245,6 @@ def _describe_branch(branch: dict[str, Any]) -> str:
 
 
 def _format_value(value: Any) -> str:
-    """Return a value as short text on one line; an object is only called "an object"."""
     if isinstance(value, dict):
         return "an object"
     text = json.dumps(value, ensure_ascii=False, default=str)

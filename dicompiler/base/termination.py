@@ -6,6 +6,5 @@ from __future__ import annotations
 class TerminationError(SystemExit):
     """The exception in the main thread after SIGTERM or SIGHUP. Its exit code is 128 plus the signal's number.
 
-    On KeyboardInterrupt, a search for plans ends early and returns the best plan so far. This exception ends the
-    search without a plan.
+    It ends a search for plans without a plan, whereas KeyboardInterrupt gives the best plan so far.
     """

@@ -1,7 +1,6 @@
 """Conversion between texts with units and numbers: "13.6 GFLOP/s" ⇔ 13.6e9.
 
-Parsing uses exact decimal arithmetic and rounds once. `parse_quantity` therefore returns exactly the number from which
-`format_quantity` wrote a text.
+A number that is written by `format_quantity` and parsed by `parse_quantity` is exactly the same.
 """
 
 from __future__ import annotations
@@ -22,7 +21,10 @@ _BINARY_EXPONENTS = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40}
 def _si_units(unit: str, prefixes: str, factor: int = 1) -> dict[str, Decimal]:
     """Return the factor of a unit with each SI prefix: `_si_units("W", "mk")` is {"W": 1, "mW": 0.001, "kW": 1000}.
 
-    `prefixes` has one letter per prefix, and `factor` is the factor of the unit without a prefix.
+    Args:
+        unit: The unit's name.
+        prefixes: One letter per prefix.
+        factor: Factor of the unit without a prefix.
     """
     return {p + unit: _EXACT_CONTEXT.scaleb(Decimal(factor), _SI_EXPONENTS[p]) for p in ("", *prefixes)}
 
@@ -32,7 +34,7 @@ def _binary_units(unit: str, factor: int = 1) -> dict[str, Decimal]:
 
 
 MIN_QUANTITY, MAX_QUANTITY = 1e-12, 2.0**62
-"""Limits of quantities other than zero, in base units, so that sums and quotients are finite and bytes fit 64 bits."""
+"""Limits of quantities other than zero, in base units: sums and quotients stay finite, and bytes fit 64 bits."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +74,14 @@ POWER = Quantity("power", _si_units("W", "mk"), ("mW", "W", "kW"), allows_zero=T
 def parse_period(text: str, place: str) -> tuple[float, float] | None:
     """Return the start and end of a period such as "2.5s-6s" in seconds; None if the text has another form.
 
-    The text "2.5s" is a period that starts at this time and has an infinite end. `place` (the option) begins the
-    message of the DicompilerError for an invalid time.
+    The text "2.5s" is a period with an infinite end.
+
+    Args:
+        text: The period.
+        place: Beginning of error messages: the option's name.
+
+    Raises:
+        DicompilerError: A time is invalid.
     """
     match = re.fullmatch(r"(.+?s)(?:-(.+))?", text)
     if match is None:
@@ -85,9 +93,15 @@ def parse_period(text: str, place: str) -> tuple[float, float] | None:
 def parse_quantity(text: object, quantity: Quantity, place: str) -> float:
     """Return the value of a text with a number and a unit, in the base unit of `quantity`.
 
-    `parse_quantity("0.5 ms", TIME, "a.toml: latency")` is 0.0005. Base units are FLOP/s, B, bit/s, s and W. `place`
-    (file and key) begins the message of the DicompilerError for an invalid text, an unknown unit or a value out of
-    range.
+    `parse_quantity("0.5 ms", TIME, "a.toml: latency")` is 0.0005. Base units are FLOP/s, B, bit/s, s and W.
+
+    Args:
+        text: The number and the unit.
+        quantity: Kind of quantity, which determines the allowed units.
+        place: Beginning of error messages: file and key.
+
+    Raises:
+        DicompilerError: The text is invalid, its unit is unknown, or the value is out of range.
     """
     allowed = f"(allowed units: {', '.join(quantity.display_units)})"
     if not isinstance(text, str):
@@ -117,7 +131,12 @@ def parse_quantity(text: object, quantity: Quantity, place: str) -> float:
 def parse_bytes(text: object, place: str) -> int:
     """Return a memory size in bytes, rounded down to an integer: `parse_bytes("1 GiB", place)` is 1073741824.
 
-    `place` (file and key) begins the message of the DicompilerError for an invalid size, or one below one byte.
+    Args:
+        text: The number and the unit.
+        place: Beginning of error messages: file and key.
+
+    Raises:
+        DicompilerError: The size is invalid, or below one byte.
     """
     value = int(parse_quantity(text, MEMORY, place))
     if value < 1:
@@ -128,7 +147,7 @@ def parse_bytes(text: object, place: str) -> int:
 def format_quantity(value: float, quantity: Quantity) -> str:
     """Return the exact text of a value in base units: `format_quantity(13.6e9, COMPUTE_RATE)` is "13.6 GFLOP/s".
 
-    The text uses the unit that makes it shortest, and `parse_quantity` turns it into `value` again.
+    The text has the unit that makes it shortest.
     """
     exact = Decimal(repr(value))
     if not exact:
@@ -147,12 +166,7 @@ def format_quantity(value: float, quantity: Quantity) -> str:
 def format_number(value: float, digits: int = 4) -> str:
     """Return a number with significant digits and without an exponent: 4416.2 ⇒ "4416", 0.0000125 ⇒ "0.0000125".
 
-    Args:
-        value: The number.
-        digits: Significant digits. The digits of the integer part are all shown, however many they are.
-
-    Returns:
-        The text.
+    All digits of the integer part are shown, even if they are more than `digits`.
     """
     text = f"{value:.{digits}g}"
     if "e" not in text:
@@ -161,9 +175,11 @@ def format_number(value: float, digits: int = 4) -> str:
 
 
 def _format_short(value: float, units: tuple[tuple[float, str], ...]) -> str:
-    """Return a value with three significant digits in the largest unit of `units` that the value reaches.
+    """Return a value with three significant digits, in the largest unit that it reaches.
 
-    `units` has a pair (factor, unit name) for each unit, from large to small.
+    Args:
+        value: The value in the base unit.
+        units: Pairs of a unit's factor and name, from large to small.
     """
     if value == 0:
         return f"0 {units[-1][1]}"
@@ -188,7 +204,7 @@ def format_bytes(count: float) -> str:
 
 
 def format_needed_bytes(count: int) -> str:
-    """Return a needed number of bytes as `format_bytes` does, but rounded up, so that the shown number suffices.
+    """Return a needed number of bytes as short text, rounded up so that the shown number suffices: 1230001 ⇒ "1.24 MB".
 
     Args:
         count: Number of bytes.
