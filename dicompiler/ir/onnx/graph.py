@@ -1,7 +1,6 @@
 """Editable graph of a model: a graphsurgeon graph that keeps the model's protobuf messages. All passes edit it.
 
-Nodes and tensors of the graph refer to the messages from which they come. Attributes are read from the messages on
-demand, and weights stay views of the model file. The module `graph_export` converts the graph back to a model.
+Attributes and weights are read from the messages on demand. `graph_export` converts the graph back to a model.
 """
 
 from __future__ import annotations
@@ -56,7 +55,7 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
 
     @cached_property
     def tensor(self) -> onnx.TensorProto:
-        """A copy of the protobuf message, because the export of graphsurgeon renames the message in place."""
+        """A copy of the protobuf message, which graphsurgeon's export may rename."""
         return copy_without(self.source)
 
     @cached_property
@@ -67,7 +66,7 @@ class ConstantValues(LazyValues):  # type: ignore[misc]
 
     @property
     def is_large(self) -> bool:
-        """True if the values occupy at least MIN_WEIGHT_BYTES, the size from which values are stored as weights."""
+        """True if the values occupy at least MIN_WEIGHT_BYTES, so that the model stores them as a weight."""
         kind = self.source.data_type
         return kind != onnx.TensorProto.STRING and raw_nbytes(kind, tuple(self.source.dims)) >= MIN_WEIGHT_BYTES
 
@@ -89,10 +88,7 @@ class SparseConstantValues(SparseValues):  # type: ignore[misc]
 
 
 class _LazyAttributes:
-    """Base class of `Constant` and `Variable`, which computes attributes on demand.
-
-    Most tensors of a graph are never inspected, so this saves time.
-    """
+    """Base class of `Constant` and `Variable`, which computes attributes on demand, because most tensors need none."""
 
     def __getattr__(self, name: str) -> Any:
         if name in _OPPOSITE_LINK:
@@ -106,11 +102,10 @@ class _LazyAttributes:
 class Constant(_LazyAttributes, gs.Constant):  # type: ignore[misc]
     """Initializer of the model.
 
-    If its values change, the `doc_string` and the metadata of `source` are copied to the new protobuf message.
-
     Args:
         name: Name of the initializer.
-        source: The protobuf message of the initializer.
+        source: The protobuf message of the initializer. If the values change, the new message gets its `doc_string` and
+            metadata.
         weight: Data of the initializer, if `source` is a placeholder without data.
     """
 
@@ -155,8 +150,7 @@ class Variable(_LazyAttributes, gs.Variable):  # type: ignore[misc]
             self.__dict__.pop(key, None)
 
     def to_constant(self, values: Any, export_dtype: Any = None) -> gs.Constant:
-        # The inherited method deletes the attributes `dtype` and `shape`. It would fail if they did not exist yet
-        # (they are computed at their first use), so they are set before.
+        # The inherited method deletes `dtype` and `shape`, which do not exist yet if nothing has read them.
         self.__dict__.update(dtype=None, shape=None)
         super().to_constant(values, export_dtype)
         self.__class__, self.source, self.weight = Constant, None, None
@@ -174,7 +168,7 @@ def tensor_info(info: onnx.ValueInfoProto | None, key: str) -> Any:
 class GraphNode(gs.Node):  # type: ignore[misc]
     """Node of the model. Its attributes are read from its protobuf message `proto` on demand.
 
-    A node equals only itself. graphsurgeon compares all fields, which makes removal from a list slow.
+    A node equals only itself: graphsurgeon would compare all fields, which makes removal from a list slow.
     """
 
     __eq__, __hash__ = object.__eq__, object.__hash__
@@ -192,8 +186,7 @@ class GraphNode(gs.Node):  # type: ignore[misc]
         return self.attrs
 
     def subgraphs(self, recursive: bool = False) -> Iterator[gs.Graph]:
-        # Nodes with control-flow bodies get `attrs` when the graph is created, and other nodes on first use. A node
-        # without `attrs` therefore has no bodies.
+        # A node with control-flow bodies has `attrs` from the beginning, so a node without `attrs` has no bodies.
         return super().subgraphs(recursive) if "attrs" in self.__dict__ else iter(())
 
     def copy(self, inputs: Any = None, outputs: Any = None, tensor_map: Any = None) -> GraphNode:
@@ -211,8 +204,8 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
     Attributes:
         nodes: The nodes, in topological order.
         source_graph: The protobuf message from which the graph was made. It is never changed.
-        value_infos: Messages with the types of tensors. Each of the keys "input", "output" and "value_info" has a
-            mapping from the name of a tensor to its message.
+        value_infos: Messages with the types of tensors: by field ("input", "output" or "value_info"), then by tensor
+            name.
         initializers: Initializers in file order. Those that become unread are dropped from the exported model.
         unread_initializers: Initializers that nothing read in the original graph. They are kept until `prune` is
             called.
@@ -309,7 +302,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         self.value_infos["value_info"] = values
 
     def add_initializer(self, name: str, values: NDArray[Any] | LazyValues) -> gs.Constant:
-        """Add an initializer to the graph. Large values are not copied: the model stores them as a weight.
+        """Add an initializer to the graph. Large values are not copied.
 
         Args:
             name: Name of the initializer.
@@ -370,7 +363,7 @@ class ModelGraph(gs.Graph):  # type: ignore[misc]
         self.nodes[index:index] = nodes
 
     def prune(self) -> None:
-        """Remove the nodes of which no output is read, then the initializers that nothing reads."""
+        """Remove the nodes that compute nothing that is read, then the initializers that nothing reads."""
         live = {tensor.name for tensor in self.outputs}
         dead = []
         for node in reversed(self.nodes):
@@ -411,7 +404,7 @@ def to_graph(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> ModelGrap
 def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: Mapping[str, gs.Tensor]) -> ModelGraph:
     """Return the editable graph of a protobuf message.
 
-    A control-flow body can read tensors of the enclosing graphs: `outer` has these tensors, by name.
+    `outer` has the tensors of enclosing graphs, by name, because a control-flow body can read them.
     """
     values = (*proto.value_info, *proto.output, *proto.input)
     infos = {value.name: value for value in values if value.HasField("type")}
@@ -450,7 +443,7 @@ def _import_graph(proto: onnx.GraphProto, weights: Mapping[str, Weight], outer: 
 def _attribute_value(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tensor]) -> Any:
     """Return the value of an attribute in the form that graphsurgeon uses, or an OpaqueAttribute.
 
-    A control-flow body can read tensors of the enclosing graphs: `outer` has these tensors, by name.
+    `outer` has the tensors of enclosing graphs, by name, because a control-flow body can read them.
     """
     kind = attribute.type
     if attribute.ref_attr_name:
@@ -471,10 +464,7 @@ def _attribute_value(attribute: onnx.AttributeProto, outer: Mapping[str, gs.Tens
 
 
 def adopt_graph(graph: gs.Graph, original: onnx.GraphProto, weights: Mapping[str, Weight]) -> ModelGraph:
-    """Return a ModelGraph with the nodes and tensors of `graph`, a plain graph of graphsurgeon.
-
-    A plain graph lacks some data of the model. This data is copied from the original message, `original`.
-    """
+    """Return a ModelGraph of a plain graphsurgeon graph. Data that it lacks is copied from the message `original`."""
     fields = ("nodes", "inputs", "outputs", "opset", "import_domains", "functions", "ir_version")
     new = ModelGraph(original, **{field: getattr(graph, field) for field in fields})
     new.name, new.doc_string = graph.name, graph.doc_string

@@ -1,7 +1,7 @@
 """Export of an edited graph to a model, without losing data.
 
-Unchanged nodes, attributes, tensors and constants keep their original protobuf messages. This includes data that
-graphsurgeon does not represent: documentation, metadata, annotations, shardings, overloads, unread initializers.
+Unchanged nodes, attributes, tensors and constants keep their protobuf messages, including data that graphsurgeon does
+not represent: documentation, metadata, annotations, shardings, overloads, unread initializers.
 """
 
 from __future__ import annotations
@@ -54,8 +54,11 @@ def _export_graph(
 ) -> None:
     """Write an edited graph to the empty message `new`, and reuse unchanged messages.
 
-    The data of large constants is added to `weights`. For a control-flow body, `weights` is None, and the data is
-    stored in the message. `outer` has the names of the constants of enclosing graphs, to which a body only refers.
+    Args:
+        graph: The edited graph.
+        new: Message that is filled.
+        weights: Receives the data of large constants, by name; None (for a control-flow body): the message stores it.
+        outer: Names of the constants of enclosing graphs, to which a control-flow body only refers.
     """
     rewritten = ("node", "input", "output", "initializer", "sparse_initializer", "value_info")
     new.MergeFrom(copy_without(graph.source_graph, *rewritten))
@@ -82,10 +85,10 @@ def _export_graph(
 def _own_constants(
     graph: ModelGraph, tensors: Mapping[str, gs.Tensor], outer: Collection[str]
 ) -> dict[str, gs.Constant]:
-    """Return the constants that a graph stores itself (not an enclosing graph), by name.
+    """Return the constants that a graph stores itself (not an enclosing graph), by name, in file order.
 
-    The order is the order in the file, then new constants in order of first use. `tensors` has the tensors of the
-    graph by name. `outer` has the names of the constants of enclosing graphs.
+    New constants follow in order of first use. `tensors` has the tensors of the graph by name. `outer` has the names of
+    the constants of enclosing graphs.
     """
     read = dict(tensors)
     for body in graph.subgraphs(recursive=True):
@@ -151,7 +154,6 @@ def _export_weight(
 
 
 def _has_same_content(tensor: onnx.TensorProto, array: NDArray[Any]) -> bool:
-    """Return True if a tensor has exactly the type, shape and content of an array."""
     other = onnx.numpy_helper.to_array(tensor)
     if other.dtype != array.dtype or other.shape != array.shape:
         return False
@@ -163,7 +165,7 @@ def _add_values(
 ) -> None:
     """Add inputs, outputs and types of tensors to the graph message `new`.
 
-    `tensors` and `constants` are those of `graph`, by name. An input that is also an initializer keeps its position.
+    `tensors` and `constants` are those of `graph`, by name.
     """
     inputs, outputs, values = (graph.value_infos[field] for field in ("input", "output", "value_info"))
     new_inputs = [_export_info(tensor, inputs.get(tensor.name)) for tensor in graph.inputs]
@@ -182,8 +184,8 @@ def _add_values(
 
 def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onnx.ValueInfoProto:
     """Return the protobuf message with the type of a tensor: `original`, unless the graph changed the tensor."""
-    # `info` is the message from which the graph read the tensor's type. It can differ from `original`, because a model
-    # output, for example, can have a message in the field `output` and another one in `value_info`.
+    # `info` is the message from which the graph read the tensor's type. It can differ from `original`: a model output
+    # can have one message in the field `output` and another one in `value_info`.
     info: Any = getattr(tensor, "info", original)
     original = original if original is not None else info
     keys = () if isinstance(tensor, gs.Constant) else tensor.__dict__.keys() & {"dtype", "shape"}
@@ -210,13 +212,13 @@ def _export_info(tensor: gs.Tensor, original: onnx.ValueInfoProto | None) -> onn
 
 
 def export_node(node: gs.Node, outer: Collection[str] = (), namesake: onnx.NodeProto | None = None) -> onnx.NodeProto:
-    """Return the protobuf message of a node. Data that the graph does not represent comes from its original message.
+    """Return the protobuf message of a node, including data of its original message that graphsurgeon would drop.
 
     Args:
         node: Node of an edited graph.
         outer: Names of constants of enclosing graphs. A control-flow body of the node refers to them without a copy.
-        namesake: Node of the original graph with the same name. It is used as the original message if `node` was made
-            by graphsurgeon and both have the same operator; otherwise it is ignored.
+        namesake: Node of the original graph with the same name. If graphsurgeon made `node` with the same operator,
+            this is its original message.
 
     Returns:
         The message.
@@ -252,8 +254,11 @@ def _export_attribute(
 ) -> onnx.AttributeProto:
     """Return the message of an attribute.
 
-    `original` is the attribute of the same name in the original node. It supplies the data that the graph does not
-    represent. `outer` has the names of the constants of enclosing graphs, to which a control-flow body only refers.
+    Args:
+        name: Name of the attribute.
+        value: New value.
+        original: Attribute of the same name in the original node. It has the data that the graph does not represent.
+        outer: Names of the constants of enclosing graphs, to which a control-flow body only refers.
     """
     if original is None or original.type not in (_KINDS.GRAPH, _KINDS.TENSOR):
         new, body = _KINDS(name=name), onnx.GraphProto()
@@ -275,7 +280,7 @@ def _export_attribute(
 
 
 def _export_plain_attribute(name: str, value: Any, original: onnx.AttributeProto | None) -> onnx.AttributeProto:
-    """Return the protobuf message of a number, text or list: `original`, if the attribute has the same value there."""
+    """Return the protobuf message of a number, text or list: `original`, if its value is the same."""
     if original is not None and isinstance(value, (list, tuple)) and not value:
         return onnx.helper.make_attribute(name, value, attr_type=original.type)
     new: onnx.AttributeProto = OnnxExporter.export_attributes({name: value})[0]

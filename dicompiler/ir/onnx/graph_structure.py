@@ -1,7 +1,7 @@
 """Structure of a model: the tensors that nodes read, and a digest of everything on which a plan depends.
 
-The digest covers names, types, shapes, operators and attributes. It ignores documentation, producers, metadata,
-inferred types and the values of weights, so a retrained model has the same digest.
+The digest ignores documentation, producers, metadata, inferred types and the values of weights, so a retrained model
+has the same digest.
 """
 
 from __future__ import annotations
@@ -29,13 +29,11 @@ def control_flow_bodies(node: onnx.NodeProto) -> list[onnx.GraphProto]:
 
 
 def graph_and_bodies(graph: onnx.GraphProto | onnx.FunctionProto) -> Iterator[onnx.GraphProto | onnx.FunctionProto]:
-    """Yield a graph and all control-flow bodies in it.
-
-    The recursion cannot become too deep, because protobuf does not parse bodies that are nested more than 33 times.
-    """
+    """Yield a graph and all control-flow bodies in it."""
     yield graph
     for node in graph.node:
         for body in control_flow_bodies(node):
+            # protobuf does not parse bodies that are nested more than 33 times, so the recursion has a limit.
             yield from graph_and_bodies(body)
 
 
@@ -70,14 +68,14 @@ def body_reads(node: onnx.NodeProto) -> dict[str, None]:
 
 
 def body_names(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield every tensor name that nodes in a node's control-flow bodies read or compute."""
+    """Yield every tensor name that the control-flow bodies of a node read or compute."""
     for body in control_flow_bodies(node):
         for inner in body.node:
             yield from (*inner.input, *inner.output, *body_names(inner))
 
 
 def rename_captures(node: onnx.NodeProto, renamed: Mapping[str, str]) -> None:
-    """Rename the outer tensors that a node's control-flow bodies read, from the keys of `renamed` to its values."""
+    """Rename the outer tensors that a node's control-flow bodies read. `renamed` maps old to new names."""
     for body in control_flow_bodies(node):
         inside = set(produced_names(body))
         outer = {old: new for old, new in renamed.items() if old not in inside}
@@ -101,7 +99,7 @@ def captured_names(node: onnx.NodeProto) -> set[str]:
 
 
 def _captured_by_body(body: onnx.GraphProto) -> Iterator[str]:
-    """Yield the names of the tensors that a control-flow body reads but neither receives, stores nor computes."""
+    """Yield the names of the outer tensors that a control-flow body reads."""
     inside = {value.name for value in body.input} | {tensor.name for tensor in body.initializer}
     inside |= {tensor.values.name for tensor in body.sparse_initializer}
     for node in body.node:
@@ -139,7 +137,7 @@ def _value_record(value: onnx.ValueInfoProto) -> Record:
 def _tensor_record(tensor: onnx.TensorProto) -> Record:
     """Return the name, type, shape and values of a tensor for the digest.
 
-    Only values of small 64-bit integer tensors are included, because these are shapes and axes, not weights.
+    Only values of 64-bit integer tensors are included, because these are shapes and axes, not weights.
     """
     values: list[int] = []
     if tensor.data_type == onnx.TensorProto.INT64 and tensor.data_location != onnx.TensorProto.EXTERNAL:
@@ -154,7 +152,7 @@ def _node_record(node: onnx.NodeProto) -> Record:
 
 
 def _attribute_records(attributes: Iterable[onnx.AttributeProto]) -> Record:
-    """Return attributes as lists for the digest, sorted by name, because the order of attributes has no meaning."""
+    # The order of attributes has no meaning.
     return sorted((_attribute_record(attribute) for attribute in attributes), key=lambda row: str(row[0]))
 
 

@@ -36,7 +36,7 @@ _DOCUMENTATION = ("doc_string", "producer_name", "producer_version", "key", "val
 
 
 def load_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.ModelProto, dict[str, Weight]]:
-    """Load and check a model. Return it without the data of large initializers, and this data by name."""
+    """Load and check a model. Return it without the data of large initializers, and this data by initializer name."""
     if isinstance(source, onnx.ModelProto):
         place, path = "model", None
         skeleton, views = make_skeleton(source)
@@ -60,8 +60,11 @@ def load_model(source: str | Path | bytes | onnx.ModelProto) -> tuple[onnx.Model
 def _load_weights(skeleton: onnx.ModelProto, views: Views, path: Path | None, place: str) -> dict[str, Weight]:
     """Return the large data of the initializers by name, and turn these initializers into placeholders without data.
 
-    `views` has the large data of the model file `path` by index of the initializer. External files are in the same
-    directory.
+    Args:
+        skeleton: The model without large data. It is changed.
+        views: Large data that is in the model file, by index of the initializer.
+        path: The model file. Files with external data are in the same directory.
+        place: Beginning of error messages.
     """
     weights: dict[str, Weight] = {}
     files: dict[str, memoryview] = {}
@@ -110,7 +113,6 @@ def _check_data_length(tensor: onnx.TensorProto, data: memoryview, place: str) -
 
 
 def _check_embedded_data(tensor: onnx.TensorProto, place: str) -> None:
-    """Raise DicompilerError if the data that is stored in a tensor does not match its type and shape."""
     if tensor.data_type == onnx.TensorProto.STRING:
         return
     try:
@@ -125,7 +127,7 @@ def _map_external_data(
 ) -> memoryview:
     """Return a view of a tensor's data in an external file, which must be in the directory of the file `model`.
 
-    `files` has the views of the files that are already mapped.
+    `files` caches the views of mapped files, by their location in the model.
     """
     data_place = f"{place}: external data of {tensor.name!r}"
     entries = {entry.key: entry.value for entry in tensor.external_data}
@@ -167,11 +169,7 @@ def external_files(path: Path) -> tuple[Path, ...]:
 
 
 def _resolve_external_file(model: Path, location: str, place: str) -> Path:
-    """Return the path of an external file, which must be within the directory of the file `model`.
-
-    A symbolic link to a file in another directory is allowed only if the model is a link to a file in the same
-    directory. The Hugging Face cache stores models in this form.
-    """
+    """Return the path of an external file, which must be within the directory of the file `model`."""
     named = PurePosixPath(location)
     if not location or named.is_absolute() or PureWindowsPath(location).drive or ".." in named.parts:
         raise DicompilerError(f"{place}: {location!r} is not a file in the model's directory: export the model again")
@@ -179,6 +177,7 @@ def _resolve_external_file(model: Path, location: str, place: str) -> Path:
     if not path.is_file():
         raise DicompilerError(f"{place}: there is no file {str(path)!r}: copy it next to the model")
     target = path.resolve()
+    # A link to a file elsewhere is allowed if the model is a link to the same directory, as in the Hugging Face cache.
     if not target.is_relative_to(model.parent.resolve()) and target.parent != model.resolve().parent:
         raise DicompilerError(
             f"{place}: {location!r} is a link to a file outside of the model's directory: copy the file there"
@@ -187,10 +186,7 @@ def _resolve_external_file(model: Path, location: str, place: str) -> Path:
 
 
 def _inner_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
-    """Yield all tensors except the dense initializers of the main graph.
-
-    These tensors are in attributes, control-flow bodies, functions and sparse tensors.
-    """
+    """Yield all tensors except the dense initializers of the main graph."""
     for top in (model.graph, *model.functions):
         for graph in graph_and_bodies(top):
             if isinstance(graph, onnx.GraphProto):
@@ -204,10 +200,7 @@ def _inner_tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
 
 
 def _name_nodes(graph: onnx.GraphProto) -> None:
-    """Give every node of the main graph a unique name.
-
-    An unnamed node gets the name of its first output. A number is appended to a name that another node has.
-    """
+    """Give every node of the main graph a unique name. An unnamed node gets the name of its first output."""
     taken = {node.name: 0 for node in graph.node if node.name}
     seen: set[str] = set()
     for node in graph.node:
@@ -219,7 +212,7 @@ def _name_nodes(graph: onnx.GraphProto) -> None:
 
 
 def _sort_nodes(graph: onnx.GraphProto, place: str) -> None:
-    """Sort the nodes topologically, as onnx requires and onnxruntime does not. A valid order is kept.
+    """Sort the nodes topologically unless they are sorted. onnx requires sorted nodes, onnxruntime does not.
 
     Raises:
         DicompilerError: The nodes form a cycle.
@@ -294,7 +287,7 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
 def is_accepted_by_ort(ir_version: int, opset: int) -> bool:
     """Return True if the installed onnxruntime accepts models with this IR version and this opset.
 
-    The function loads a model of one node, which takes 4 ms.
+    The check loads a model of one node, which takes 4 ms.
     """
     import onnxruntime
 

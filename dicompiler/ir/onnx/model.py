@@ -1,7 +1,4 @@
-"""ONNX model in memory: a small ModelProto with the structure, and weights as views of the mapped file.
-
-A model is immutable. Passes edit a graphsurgeon graph of the model and make a new model of it.
-"""
+"""ONNX model in memory: a small ModelProto with the structure, and weights as views of the mapped file."""
 
 from __future__ import annotations
 
@@ -41,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["MIN_WEIGHT_BYTES", "PLACEHOLDER_LOCATION", "Model", "Weight", "is_placeholder", "make_placeholder"]
 
 _ORT_STANDARD_OPERATORS = ("LayerNormalization", "SimplifiedLayerNormalization")
-"""Operators that onnxruntime's optimizer adds to the standard domain in any opset, although onnx does not know them."""
+"""Operators that onnxruntime's optimizer adds to the standard domain, although onnx does not know them there."""
 _WRITE_ERROR = "cannot write the model"
 _MAX_PARAMETER_ELEMENTS: Mapping[int, int] = {
     onnx.TensorProto.INT32: 1024,
@@ -49,15 +46,15 @@ _MAX_PARAMETER_ELEMENTS: Mapping[int, int] = {
     onnx.TensorProto.BOOL: 1024,
     onnx.TensorProto.FLOAT: 8,
 }
-"""Maximum number of elements of an initializer that may be a parameter of an operator, by element type.
+"""Maximum number of elements of an operator's parameter, such as the scales of a Resize, by element type.
 
-A parameter is, for example, the scales of a Resize. Initializers that are larger, or of another type, are weights.
+Initializers that are larger, or of another type, are weights.
 """
 
 
 @dataclass(frozen=True)
 class Model:
-    """ONNX model in memory.
+    """ONNX model in memory. It is immutable: a pass edits a graph of the model and makes a new model of it.
 
     Attributes:
         proto: The model, which must not be changed. Initializers with at least MIN_WEIGHT_BYTES of raw data are
@@ -119,8 +116,7 @@ class Model:
             with staged_data.open("wb") as file:
                 file.writelines(buffers)
         if before is not None and not os.path.samestat(before, data.stat()):
-            # The file with the external data was replaced. Build systems look only at the model file, so its
-            # modification time is renewed too.
+            # The data file was replaced. Build systems look only at the model file, so its time is renewed too.
             os.utime(path)
         return (path, data)
 
@@ -157,9 +153,7 @@ class Model:
         return proto
 
     def graph(self) -> ModelGraph:
-        """Return a new graphsurgeon graph of the model, which can be edited.
-
-        Weights stay views of the model file. Attributes of nodes and types of tensors are read when they are needed.
+        """Return a new graphsurgeon graph of the model, which can be edited. The weights are not copied.
 
         Returns:
             The graph.
@@ -220,11 +214,11 @@ class Model:
     def tensors(self) -> Mapping[str, TensorInfo]:
         """Return the types and shapes of all tensors, as far as the model states them.
 
-        Initializers are constants even if they are also inputs, because their default value is compiled in. Small
-        initializers have a `value`: integers and bools of at most 1024 elements, and floats of at most 8.
+        Initializers are constants even if they are also inputs, because their default value is compiled in.
 
         Returns:
             Tensors by name. `shape` is None if a dimension is not static, or if the value is not a tensor (dtype 0).
+            `value` is set for small initializers: integers and bools of at most 1024 elements, and floats of at most 8.
         """
         graph, tensors = self.proto.graph, dict[str, TensorInfo]()
         for value in (*graph.output, *graph.value_info, *graph.input):
@@ -240,7 +234,7 @@ class Model:
     def without_weights(self) -> onnx.ModelProto:
         """Return a ModelProto for the checker and for shape inference, which cannot read the data of placeholders.
 
-        Each placeholder becomes a graph input of the same name, type and shape.
+        Each placeholder (an initializer without data) becomes a graph input of the same name, type and shape.
 
         Returns:
             The ModelProto.
@@ -267,8 +261,8 @@ class Model:
         """
         light = self.without_weights()
         for value in (*light.graph.input, *light.graph.output):
-            # The checker rejects outputs without a type and tensors without a shape, but onnxruntime runs such models.
-            # The copy `light` therefore gets a type and an empty shape.
+            # onnxruntime runs models with outputs without a type and with tensors without a shape, but the checker
+            # rejects them. The copy `light` therefore gets a type and an empty shape.
             kind = value.type
             if value in light.graph.output and kind.WhichOneof("value") is None:
                 kind.tensor_type.elem_type = onnx.TensorProto.FLOAT
@@ -284,9 +278,7 @@ class Model:
             ) from error
 
     def digest(self) -> str:
-        """Return the digest of the model's structure: names, shapes, types, operators and attributes.
-
-        The digest does not cover the values of weights.
+        """Return the digest of the model's structure: names, shapes, types, operators and attributes, but not weights.
 
         Returns:
             SHA-256 digest as 64 hexadecimal digits.
@@ -295,7 +287,7 @@ class Model:
 
 
 def _describe_checker_error(message: str) -> str:
-    """Return the checker's message on one line. It starts with the node that the checker names, if any."""
+    """Return the checker's message on one line, with the node that it names at the beginning."""
     cause, _, context = message.partition("==>")
     cause, node = " ".join(cause.split()).rstrip("."), re.search(r"Name: (.*) OpType: (\S+)", context)
     return f"{node[2]} {node[1]!r}: {cause}" if node else cause
@@ -304,8 +296,8 @@ def _describe_checker_error(message: str) -> str:
 def _hide_deprecated_operators(proto: onnx.ModelProto) -> None:
     """Hide the operators of a model that the checker would reject although onnxruntime runs them.
 
-    These are operators that are deprecated in the model's opset, and onnxruntime's own operators in the standard
-    domain. Their nodes get an unknown domain, which the checker does not check. The model is changed in place.
+    Nodes with operators that are deprecated or unknown in the standard domain get the domain "deprecated", which the
+    checker does not know. The model is changed in place.
     """
     opset = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     for node in proto.graph.node:

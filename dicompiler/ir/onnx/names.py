@@ -10,9 +10,9 @@ import onnx
 from dicompiler.ir.onnx.graph_structure import graph_and_bodies, produced_names, rename_captures
 
 RESERVED_PREFIX = "InsertedPrecisionFreeCast_"
-"""Prefix of the tensors of casts that onnxruntime inserts around operators without a float16 kernel.
+"""Prefix of tensor names that onnxruntime uses for casts around operators without a float16 kernel.
 
-onnxruntime does not check whether the model has a tensor of the same name, which would then be defined twice.
+If the model has a tensor of the same name, onnxruntime defines it twice without a check.
 """
 
 
@@ -20,7 +20,7 @@ def unique_name(name: str, taken: dict[str, int]) -> str:
     """Return the first of `name`, `name_1`, `name_2`, … that is not in use, and add it to the names in use.
 
     Args:
-        name: The preferred name, to which a number is appended if it is in use.
+        name: The preferred name.
         taken: Names in use, each with the last number that was appended to it. The returned name is added.
 
     Returns:
@@ -38,8 +38,10 @@ def unique_name(name: str, taken: dict[str, int]) -> str:
 def rename_reserved_tensors(graph: onnx.GraphProto) -> dict[str, str]:
     """Rename the tensors of a graph whose names begin with a prefix that onnxruntime reserves.
 
-    The graph is changed in place; the result is the new names by old name. Inputs and outputs of the graph keep their
-    names, because callers use them.
+    Inputs and outputs of the graph keep their names. The graph is changed in place.
+
+    Returns:
+        New names by old name.
     """
     fixed = {value.name for value in (*graph.input, *graph.output)}
     produced = dict.fromkeys(produced_names(graph))

@@ -1,7 +1,7 @@
 """Reading and writing of ONNX files without copies of their weights.
 
-Reading returns a skeleton (a ModelProto without the data of large initializers) and views of the large data in the
-file. This module parses the protobuf wire format itself, because the protobuf library copies every byte.
+The protobuf library copies every byte, so this module parses the wire format itself. Reading returns a skeleton (a
+ModelProto without the data of large initializers) and views of the large data in the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _ProtobufError(Exception):
 
 
 def map_file(path: Path, description: str) -> memoryview:
-    """Return a read-only view of a file. If it cannot be read, the error names the path and `description`."""
+    """Return a read-only view of a file. `description` is the word for it in error messages, such as "the model"."""
     try:
         with path.open("rb") as file:
             if path.stat().st_size == 0:
@@ -104,7 +104,7 @@ def _field_header(number: int, length: int) -> bytes:
 def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None, memoryview]:
     """Return the protobuf message of the tensor in data[start:end] without its raw data, and a view of the raw data.
 
-    The message is None if the tensor must not be changed, because its data is small or in an external file.
+    The message is None if the data is small or in an external file, because the tensor then stays as it is.
     """
     kept, raw, external = bytearray(), data[:0], False
     for number, wire, tag, value, stop in _iterate_fields(data, start, end):
@@ -117,11 +117,16 @@ def _split_tensor(data: memoryview, start: int, end: int) -> tuple[bytes | None,
 
 
 def _split_graph(data: memoryview, start: int, end: int, views: Views, initializer_count: int) -> tuple[bytes, int]:
-    """Return the message of the graph in data[start:end] without large raw data, and the new initializer count.
+    """Return the message of the graph in data[start:end] without large raw data, and the new number of initializers.
 
-    A file may contain the graph in several messages, so initializers are counted over all of them. `initializer_count`
-    is the number of initializers in earlier messages, and the new count includes those in this message. Views of the
-    raw data are added to `views`, by the index of the initializer.
+    A file may contain the graph in several messages, so initializers are counted over all of them.
+
+    Args:
+        data: Content of the file.
+        start: Position at which the message starts.
+        end: Position after the message.
+        views: Receives views of the raw data, by index of the initializer.
+        initializer_count: Number of initializers in earlier messages.
     """
     kept, index = bytearray(), initializer_count
     for number, wire, tag, value, stop in _iterate_fields(data, start, end):
@@ -187,15 +192,12 @@ def copy_without(message: MessageType, *skipped: str) -> MessageType:
 
 
 def make_skeleton(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
-    """Return a copy of the model without the raw data of its large initializers, and views of this data.
-
-    The protobuf library copies the raw data once, when it is read here. The views refer to this copy.
-    """
+    """Return a copy of the model without the raw data of its large initializers, and views of this data."""
     skeleton = copy_without(proto, "graph")
     skeleton.graph.CopyFrom(copy_without(proto.graph, "initializer"))
     views = Views()
     for index, tensor in enumerate(proto.graph.initializer):
-        raw = tensor.raw_data
+        raw = tensor.raw_data  # The protobuf library copies the bytes once, at this access.
         added = skeleton.graph.initializer.add()
         if tensor.data_location == onnx.TensorProto.EXTERNAL or len(raw) < MIN_WEIGHT_BYTES:
             added.CopyFrom(tensor)
@@ -211,8 +213,6 @@ def make_skeleton(proto: onnx.ModelProto) -> tuple[onnx.ModelProto, Views]:
 
 def write_inline(proto: onnx.ModelProto, weights: Mapping[str, Weight]) -> Iterator[Buffer]:
     """Return the chunks of bytes of an ONNX file that contains the weights.
-
-    The order of fields differs from that of the protobuf library, but the message is the same.
 
     Raises:
         DicompilerError: The file would exceed 2 GB.

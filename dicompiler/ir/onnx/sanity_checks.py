@@ -1,7 +1,6 @@
-"""Sanity checks of a loaded model.
+"""Sanity checks of a loaded model, for errors that onnx and onnxruntime detect too late or not at all.
 
-The checks find errors that neither onnx nor onnxruntime detects, or that they detect only after they have used all
-memory. The limits are listed in docs/reference/limits.md.
+The limits are listed in docs/reference/limits.md.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ FunctionKey = tuple[str, str, str]
 
 
 def check_sanity(model: onnx.ModelProto, place: str) -> None:
-    """Raise DicompilerError if a loaded model would make onnx or onnxruntime fail without a clear error.
-
-    The checks find attributes out of range, unknown element types, tensors that are too large, recursive functions,
-    and a missing model output.
-    """
+    """Raise DicompilerError if a loaded model would make onnx or onnxruntime fail without a clear error."""
     if not model.graph.output:
         raise DicompilerError(f"{place}: the model has no output: export it with at least one output")
     for value in model.graph.input:
@@ -101,13 +96,13 @@ def check_tensor_size(dtype: int, dims: Sequence[int], place: str) -> None:
     if len(dims) > MAX_TENSOR_AXES:
         raise DicompilerError(f"{place} has {len(dims)} axes: export the model with at most {MAX_TENSOR_AXES}")
     known_dims = tuple(dim for dim in dims if dim > 0)
-    # The largest element type has 16 bytes. A tensor with at most this number of elements is therefore small enough,
-    # so its type need not be checked.
+    # The largest element type has 16 bytes, so a tensor with at most this number of elements has no more than
+    # MAX_TENSOR_BYTES.
     if math.prod(known_dims) <= MAX_TENSOR_BYTES // 16:
         return
     try:
         nbytes = raw_nbytes(dtype or onnx.TensorProto.UINT8, known_dims)
-    # Elements of strings and of unknown types (which other checks report) are counted as one byte each.
+    # Each element of a string tensor, or of an unknown type, is counted as one byte.
     except (KeyError, TypeError):
         nbytes = math.prod(known_dims)
     if nbytes > MAX_TENSOR_BYTES:
@@ -188,7 +183,7 @@ def check_known_operators(model: onnx.ModelProto) -> None:
 def _check_calls(model: onnx.ModelProto, place: str) -> None:
     """Raise DicompilerError if functions are recursive, or if the model would be too large after inlining.
 
-    The nodes are counted without inlining, because the number of nodes can grow exponentially.
+    The functions are not inlined for this check, because the number of nodes can grow exponentially.
     """
     calls = {
         (function.domain, function.name, function.overload): [

@@ -16,22 +16,13 @@ from numpy.typing import NDArray
 from dicompiler.ir.regions import Region, Shape, to_slices
 
 PLACEHOLDER_LOCATION = "*dicompiler.weights*"
-"""External-data location that marks an initializer as a placeholder. It does not name a file.
-
-The data of placeholders is in a mapping of weights, by name.
-"""
+"""External-data location that marks an initializer as a placeholder, whose data is in a mapping of weights by name."""
 
 MIN_WEIGHT_BYTES = 1024
-"""Raw data of at least this size is stored as a Weight, outside of the model.
-
-Smaller data stays in the model, where shape inference reads it.
-"""
+"""Size from which raw data is stored as a Weight, outside of the model. Shape inference reads only smaller data."""
 
 CHUNK_BYTES = 1 << 18
-"""Approximate bytes of a chunk that `Weight.chunks` yields.
-
-A chunk is small enough for the CPU cache, in which it stays while it is hashed or written.
-"""
+"""Approximate bytes of a chunk that `Weight.chunks` yields; it stays in the CPU cache while it is hashed or written."""
 
 _SUB_BYTE_BITS = {"UINT4": 4, "INT4": 4, "FLOAT4E2M1": 4, "UINT2": 2, "INT2": 2, "FLOAT6E2M3": 6, "FLOAT6E3M2": 6}
 
@@ -58,10 +49,8 @@ def _element_bits(dtype: int) -> int:
 def is_fixed_size(dtype: int) -> bool:
     """Return True if the size of a value in bytes follows from its element type and shape.
 
-    The size of strings, and of values that are not tensors (sequences, maps, optional values), is not fixed. Such
-    values are never sent between devices, only to and from the coordinator (the process that supplies the frames). If
-    such a value is a model input, each device that reads it gets it from the coordinator. If it is a model output, the
-    device that computes it delivers it.
+    This is not so for strings, and for values that are not tensors (sequences, maps, optional values). Devices never
+    send such values to each other.
 
     Args:
         dtype: An onnx.TensorProto.DataType; 0 for a value that is not a tensor.
@@ -104,9 +93,8 @@ class Weight:
     Attributes:
         dtype: Element type, an onnx.TensorProto.DataType.
         shape: Static shape.
-        content: Raw little-endian bytes, usually a read-only view of the mapped model file. For a region of a weight
-            that `take_region` returned, it can be a view with gaps, of shape (*shape, bytes per element). It must not
-            be changed.
+        content: Raw little-endian bytes, usually a read-only view of the mapped model file. It must not be changed. It
+            is a view with gaps, of shape (*shape, bytes per element), for some results of `take_region`.
     """
 
     dtype: int
@@ -187,7 +175,7 @@ class Weight:
 
 
 def _contiguous_chunks(array: NDArray[np.uint8]) -> Iterator[memoryview]:
-    """Yield copies of the consecutive chunks of an array that is not contiguous, in C order."""
+    """Yield copies of consecutive chunks of an array that is not contiguous, in C order."""
     if array.nbytes <= CHUNK_BYTES or array.ndim == 1:
         yield np.ascontiguousarray(array).reshape(-1).data
         return
@@ -230,7 +218,7 @@ def is_placeholder(tensor: onnx.TensorProto) -> bool:
 
 
 def mark_placeholder(tensor: onnx.TensorProto) -> None:
-    """Mark a tensor without data as a placeholder, so that its data is looked up in a mapping of weights."""
+    """Mark a tensor without data as a placeholder: its data is in a mapping of weights, by name."""
     tensor.data_location = onnx.TensorProto.EXTERNAL
     del tensor.external_data[:]
     tensor.external_data.add(key="location", value=PLACEHOLDER_LOCATION)
