@@ -59,10 +59,10 @@ _N100_DESCRIPTION = (
     " an assumption, half of the peak of 64 bits of DDR5 at 4800 MT/s. Power: 16 W with four cores busy (the same"
     f" Linpack run); 7 W idle is an assumption.{_GIGABIT}"
 )
-# CPU rate of the Jetson Orin Nano: the peak in float32 is 16 FLOP per cycle x 6 cores x 1.7 GHz = 163 GFLOP/s. On a
-# Raspberry Pi 5, Linpack reaches 60.5 GFLOP/s of a peak of 153.6 GFLOP/s. The same fraction of 163 GFLOP/s is 64
-# GFLOP/s.
-# GPU rate: YOLO11s (21.5 GFLOP) takes 13.91 ms, which is 1546 GFLOP/s.
+# Rates of the Jetson Orin Nano:
+# - CPU: its peak in float32 is 16 FLOP per cycle x 6 cores x 1.7 GHz = 163 GFLOP/s. Linpack reaches 39 % of the peak on
+#   a Raspberry Pi 5 (60.5 of 153.6 GFLOP/s), and 39 % of 163 GFLOP/s is 64 GFLOP/s.
+# - GPU: YOLO11s (21.5 GFLOP) takes 13.91 ms, which is 1546 GFLOP/s.
 _ORIN_NANO_DESCRIPTION = (
     "NVIDIA Jetson Orin Nano Super: six Cortex-A78AE at 1.7 GHz and an Ampere GPU, 8 GB. Rates: 64 GFLOP/s for the CPU"
     " are an assumption, the share of its peak that Linpack reaches on a Raspberry Pi 5; 1546 GFLOP/s for the GPU is"
@@ -70,11 +70,11 @@ _ORIN_NANO_DESCRIPTION = (
     " peak of 128 bits of LPDDR5 (NVIDIA's data sheet). Power: 25 W, the largest power mode of the module (the same"
     f" data sheet), shared as 8 W for the CPU and 17 W for the GPU, and 2 W idle for each: assumptions.{_GIGABIT}"
 )
-# Rates of the Jetson Xavier NX: in Table II of the AutoDiCE paper, ResNet-101 (15.7 GFLOP) runs at 5.786 images/s on
-# six cores and at 21.767 images/s on the GPU. The rates of the two devices are therefore 91 and 342 GFLOP/s.
-# Active power: in the same table, energy per image times images/s is the power of the whole board. It is at most 10.7 W
-# with the CPU (VGG-19) and 22.4 W with the GPU (ResNet-101). These values include the idle power of the other device,
-# 2 W, which is subtracted.
+# Jetson Xavier NX, from Table II of the AutoDiCE paper:
+# - Rates: ResNet-101 (15.7 GFLOP) runs at 5.786 images/s on six cores (91 GFLOP/s) and at 21.767 images/s on the GPU
+#   (342 GFLOP/s).
+# - Active power: energy per image times images/s is the power of the whole board. It is at most 10.7 W with the CPU
+#   (VGG-19) and 22.4 W with the GPU (ResNet-101). The idle power of the other device, 2 W, is subtracted.
 _NX_DESCRIPTION = (
     "NVIDIA Jetson Xavier NX: six Carmel cores and a Volta GPU on a gigabit switch (AutoDiCE, section V). Rates: those"
     " of ResNet-101 in its Table II, 91 GFLOP/s (six cores) and 342 GFLOP/s (GPU, with a theoretical maximum of"
@@ -89,9 +89,9 @@ class BuiltinBoard:
     """Type of board. A built-in platform consists of several boards of one type.
 
     Attributes:
-        name: Start of the names of the platforms with this board, before the number of boards: "rpi4x".
+        name: Start of the names of the platforms with this board: "rpi4x" for "rpi4x2", which has two boards.
         description: Hardware of the board, with the source of each rate, size and power.
-        prefix: Start of the names of the hosts, before the number of the host: "pi".
+        prefix: Start of the names of the hosts: "pi" for "pi01".
         host: One board with its memory. Its name is empty, because each host of a platform gets its own name.
         devices: Devices of one board. Each name is a suffix that is appended to the host's name, such as "_gpu".
         network: Network between the boards.

@@ -16,12 +16,9 @@ if TYPE_CHECKING:
 
 NetworkKind = Literal["switch", "shared", "gateway"]
 DEFAULT_ENGINE = "onnxruntime"
-"""Engine (library that computes segments) of a device unless another one is chosen.
-
-The command `verify` compares the results of a run with the results of onnxruntime.
-"""
+"""Engine of a device (library that computes its ONNX submodels) unless another one is chosen."""
 OTHER_KINDS = "*"
-"""Value of `EngineRate.kind` for a rate that is valid for all kinds of layers without a rate of their own."""
+"""Value of `EngineRate.kind` for the rate of all kinds of layers that have no rate of their own."""
 
 
 @dataclass(frozen=True)
@@ -47,40 +44,25 @@ class Host:
 
 
 def engine_name(engine: str) -> str:
-    """Return the name of an engine without its options: "ncnn{precision=bf16}" ⇒ "ncnn".
-
-    Args:
-        engine: Name of the engine, possibly with options.
-
-    Returns:
-        The name.
-    """
+    """Return the name of an engine without its options: "ncnn{precision=bf16}" ⇒ "ncnn"."""
     return engine.partition("{")[0].strip()
 
 
 @functools.cache
 def engine_layers(engine: str) -> tuple[str, ...]:
-    """Return the names and patterns of the layers that an engine computes: "ncnn{layers=conv1,fc*}" ⇒ ("conv1", "fc*").
+    """Return the layers that an engine computes, as names and patterns: "ncnn{layers=conv1,fc*}" ⇒ ("conv1", "fc*").
 
-    Args:
-        engine: Name of the engine, possibly with options.
-
-    Returns:
-        The names and patterns; empty if the engine computes all layers.
+    The result is empty if the engine computes all layers.
     """
     return dict(parse_spec(engine, "engine").options).get("layers", ())
 
 
 def computes_layer(engine: str, layer: str) -> bool:
-    """Return True if an engine computes a layer, False if its option `layers` leaves the layer to onnxruntime.
+    """Return True unless the engine's option `layers` leaves a layer to onnxruntime.
 
     Args:
         engine: Name of the engine, possibly with options.
         layer: Name of the layer.
-
-    Returns:
-        False if the engine has the option `layers` and it does not name the layer. True otherwise, although the engine
-        may not support the layer's operators.
     """
     patterns = engine_layers(engine)
     return not patterns or any(fnmatchcase(layer, pattern) for pattern in patterns)
@@ -108,8 +90,7 @@ class Device:
     Attributes:
         name: Name of the device.
         host: Name of its host.
-        rate: Sustained compute rate in FLOP/s (a multiply-add is two FLOP); 0: it cannot compute (a camera, a
-            gateway).
+        rate: Sustained compute rate in FLOP/s (a multiply-add is two FLOP); 0: it cannot compute (a camera, a gateway).
         cores: Number of CPU cores.
         power_active: Power in W while the device computes. The power of a host is the sum over its devices.
         power_idle: Power in W while the device waits.
@@ -117,8 +98,7 @@ class Device:
         power_network: Additional power in W while the device sends or receives.
         memory_bandwidth: Bandwidth between cores and memory in byte/s; 0: unknown.
         engine: Engine (library) that computes its segments (ONNX submodels): its name, possibly with options.
-        engine_rates: Rates with engines other than onnxruntime. The rate with onnxruntime is `rate`, for all kinds of
-            layers.
+        engine_rates: Rates with other engines than onnxruntime. With onnxruntime, the rate is `rate` for all layers.
     """
 
     name: str
@@ -153,10 +133,8 @@ class Device:
     def with_engine_of(self, layer: str) -> Device:
         """Return this device with the engine that computes a layer: its own engine, or onnxruntime.
 
-        The option `layers` of an engine can leave layers to onnxruntime.
-
         Args:
-            layer: Name of the layer.
+            layer: Name of the layer. The engine's option `layers` can leave it to onnxruntime.
 
         Returns:
             The device.
@@ -170,9 +148,8 @@ class Device:
             kinds: Kinds of the layer, the most specific one first: ("Conv3x3", "Conv").
 
         Returns:
-            The rate in FLOP/s of the first of these kinds that has one, or else the rate for all other kinds ("*").
-            Without either, the rate with onnxruntime, because onnxruntime computes the layers that an engine does not
-            support.
+            The rate in FLOP/s of the first kind that has one, or else the rate for all other kinds ("*"). Without
+            either, the rate with onnxruntime, which computes the layers that an engine does not support.
         """
         name = engine_name(self.engine)
         stated = {entry.kind: entry.rate for entry in self.engine_rates if entry.engine == name}
@@ -188,9 +165,11 @@ class TransferMedium:
     bandwidth: float
 
     def transfer_s(self, nbytes: Amount, message: float = 0.0) -> Amount:
-        """Return the seconds for which a transfer of `nbytes` bytes occupies the link or network, without the latency.
+        """Return the seconds for which a transfer occupies the link or network. The latency is not included.
 
-        `message` is the fixed time per transfer in seconds, which is added to the time of the bytes.
+        Args:
+            nbytes: Bytes of the transfer.
+            message: Fixed time per transfer in seconds.
         """
         return message + 8 * nbytes / self.bandwidth
 
@@ -216,7 +195,7 @@ class Network(TransferMedium):
 
     Attributes:
         kind: `switch`: every host has its own full-duplex link; `shared`: all hosts share one medium; `gateway`: all
-            data passes one gateway, and all hosts share its bandwidth.
+            data passes one gateway, whose bandwidth all hosts share.
         bandwidth: Bandwidth in bit/s.
         latency: Latency in seconds.
         links: Links between two hosts whose bandwidth or latency differs from that of the network.

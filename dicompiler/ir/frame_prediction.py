@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from dicompiler.base.units import format_seconds
 
 HOST_COSTS_NOTE = "with the message costs of the emulating host"
-"""Text that follows a predicted time of emulated boards.
-
-The prediction contains the time that messages cost on the host that emulates the boards, not on real boards.
-"""
+"""Text after a predicted time of emulated boards, whose messages cost the time of this host and not of real boards."""
 
 
 @dataclass(frozen=True)
@@ -29,11 +26,10 @@ class FramePrediction:
 
     @property
     def total_s(self) -> float:
-        """Seconds from the caller's inputs to the caller's outputs. This is the time that a run measures."""
+        """Seconds from the caller's inputs to the caller's outputs, which a run measures."""
         return self.cluster_s + self.input_output_s
 
     def __str__(self) -> str:
-        """Return the time and its parts: "50.2 ms = 45.0 ms in the cluster + 5.20 ms for input and result"."""
         cluster = f"{format_seconds(self.cluster_s)} in the cluster"
         if not self.input_output_s:
             return cluster

@@ -1,7 +1,7 @@
-"""Layers: the units that a plan divides among devices, and their graph.
+"""Layers, the units that a plan divides among devices, and their graph.
 
-A layer is an anchor (its main operator) with the element-wise nodes that are fused into it. Layers are immutable and
-contain neither weights nor ONNX objects. Routing, cost models and strategies read only the layers, not the model.
+A layer is an anchor (its main operator) with the element-wise nodes that are fused into it. It contains neither weights
+nor ONNX objects. Routing, cost models and strategies read only layers, not the model.
 """
 
 from __future__ import annotations
@@ -69,10 +69,9 @@ class LayerGraph(Memoizing):
         wire_dtypes: Pairs of a name of a layer or model input ("*": all), and the element type in which its tensor is
             sent between devices.
         states: Pairs of the model input and the model output of each state (an output that is the input of the next
-            frame). The input of a state is stored on the device that reads it, like a weight, so it is neither in
-            `inputs` nor in the inputs of layers.
-        rule_bound_nodes: Names of the Slice nodes that the pass `trim` adds. They always read only the input regions
-            that their operator rule returns. Other nodes read their complete inputs if they compute their full output.
+            frame). Devices keep the input like a weight, so it is not listed in `inputs` or `Layer.inputs`.
+        rule_bound_nodes: Names of the Slice nodes that the pass `trim` adds. They read only the input regions that
+            their operator rule returns, even if they compute their full output.
         random_nodes: Names of the nodes that draw random numbers.
     """
 
@@ -167,13 +166,12 @@ class LayerGraph(Memoizing):
     def make_piece(self, node: Node, region: Region, reduce: Interval | None = None) -> Piece:
         """Return the computation of a region of a node's output, as the node's operator rule describes it.
 
-        If the region is the full output, the piece is the unchanged node, which reads its inputs completely. This does
-        not apply to nodes in `rule_bound_nodes`, which read only the regions that their operator rule returns.
+        If the region is the full output, the piece is the unchanged node, which reads its inputs completely.
+        (Exception: nodes in `rule_bound_nodes`.)
 
         Args:
             node: A node of a layer.
-            region: Requested region of the node's output. If the node has several outputs, it is a region of the one
-                that `cut_output` returns.
+            region: Requested region of the output tensor that `cut_output` returns.
             reduce: Range of the reduction axis for a partial sum; None for the complete result.
 
         Returns:

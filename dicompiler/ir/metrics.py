@@ -13,8 +13,8 @@ from dicompiler.ir.frame_prediction import FramePrediction
 Method = Literal["estimate", "simulation"]
 """Method by which times were predicted.
 
-`simulation` plays the program of each device. `estimate` is faster: it assumes that all devices wait for each other
-after each layer.
+`simulation` executes the steps of each device in a model of the cluster. `estimate` is faster: it assumes that all
+devices wait for each other after each layer.
 """
 MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE = 1.02
 """A speed-up is reported as implausible if it exceeds the number of devices times this factor."""
@@ -24,8 +24,8 @@ MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE = 1.02
 class DeviceMetrics:
     """Metrics of one device for one frame.
 
-    A plan can have several replicas (copies on other devices, which frames use in turn). Times and counts are then
-    means over the replicas, and means of counts are rounded up. Sizes of memory are for all replicas together.
+    If a plan has replicas (copies on other devices, which frames use in turn), times and counts are means over them.
+    Sizes of memory are for all replicas together.
 
     Attributes:
         device: Name of the device.
@@ -37,13 +37,13 @@ class DeviceMetrics:
         received: Bytes received from other devices, including devices of the same host.
         send_link_s: Seconds for which messages from the device occupy links.
         receive_link_s: Seconds for which messages to the device occupy links.
-        waits: Seconds of waiting, by the name of the device that sends the awaited message. The key "" is the waiting
-            for the next frame. Empty in an estimate, which does not predict waiting.
+        waits: Seconds of waiting, by the name of the device that sends the awaited message; "": waiting for the next
+            frame. Empty in an estimate.
         overhead_bytes: Bytes needed in addition to weights and activations: copies for concatenations, and memory of
             the target's runtime. An estimate uses a lower bound. 0 if the target is unknown.
         runtime_s: Seconds that the target's runtime spends on messages.
         occupied_s: Seconds in which the device computes or handles messages. Time in which it does both is counted
-            once, so `occupied_s` is not longer than a frame. 0 in an estimate.
+            once. 0 in an estimate.
     """
 
     device: str
@@ -90,8 +90,7 @@ class DeviceMetrics:
 class Metrics:
     """Metrics of a plan for one frame.
 
-    If the plan has several replicas (copies on other devices, which frames use in turn), the metrics are means over
-    them.
+    If the plan has replicas (copies on other devices, which frames use in turn), the metrics are means over them.
 
     Attributes:
         devices: Metrics of the devices that the plan names, in platform order.
@@ -104,9 +103,8 @@ class Metrics:
         method: `simulation`, or `estimate`, which assumes a barrier after each layer.
         input_output_s: Additional seconds to bring the inputs from the client to the sources and the outputs from the
             sinks to the client; 0 in an estimate.
-        active_s: Seconds from the start of a frame until all devices and links have finished. It is longer than the
-            latency if states (outputs that are inputs of the next frame) or unused regions are computed after the
-            outputs. 0 in an estimate.
+        active_s: Seconds from the start of a frame until all devices and links have finished. It exceeds the latency if
+            something is computed after the outputs, such as states for the next frame. 0 in an estimate.
         link_loads: Seconds per frame that each link needs at its full bandwidth, by its name for users ("the outgoing
             link of pi01"). The two directions of a full-duplex link are two links. Empty in an estimate.
     """
@@ -163,8 +161,8 @@ class Metrics:
             objective: Objective that selects the compared time: the period for throughput, else the latency.
 
         Returns:
-            The speed-up of this plan: above 1 if this plan is faster; infinite if only its time is 0; 1 if both times
-            are 0.
+            The speed-up, which is above 1 if this plan is faster. Infinite if only its time is 0; 1 if both times are
+            0.
         """
         own_s, other_s = (getattr(metrics, speed_metric(objective)) for metrics in (self, other))
         return float(other_s / own_s) if own_s else math.inf if other_s else 1.0
@@ -211,10 +209,9 @@ class FailureMetrics:
     """Metrics of the plan that is used while certain devices are down.
 
     Attributes:
-        failed: Names of the devices that are down; () for the main plan, which is used while no device is down.
-        metrics: Metrics of the plan that is used while these devices are down.
-        extra_weight_bytes: Bytes of weights that devices store for this plan in addition to the weights for the main
-            plan.
+        failed: Names of the devices that are down; () for the main plan.
+        metrics: Metrics of the plan.
+        extra_weight_bytes: Bytes of weights that devices store for this plan in addition to those for the main plan.
     """
 
     failed: tuple[str, ...]

@@ -1,7 +1,7 @@
 """Node origins: mapping between the nodes of the model file and the nodes of layers.
 
-Users know the names in the file, but passes fold, absorb and rename nodes and do not record these changes. The mapping
-is therefore derived afterwards: the nodes of the layers are compared with the graph as it was loaded.
+Users know the names in the file, but passes remove and rename nodes. The mapping is derived afterwards, by comparing
+the nodes of the layers with the graph as it was loaded.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class NodeOrigins:
 
     @cached_property
     def added_nodes(self) -> Mapping[str, str]:
-        """For each node in a layer whose name is not in the model file: its first output, by node name."""
+        """First output of each node in a layer whose name is not in the model file, by node name."""
         return {
             node.name: _first_output(node.outputs)
             for node in self._layer_nodes()
@@ -53,11 +53,10 @@ class NodeOrigins:
 
     @cached_property
     def origin_of(self) -> Mapping[str, str]:
-        """Name of the origin of each node of a layer, by the name of the layer's node.
+        """Name of the model file's node from which each node of a layer was made, by the name of the layer's node.
 
-        The origin is the node in the ONNX file from which the layer's node was made. It has the same name and operator
-        or, if there is no such node, computes one of the outputs of the layer's node. Nodes that passes added have no
-        entry.
+        This origin has the same name and operator. Otherwise it is the node that computes one of the outputs of the
+        layer's node. Nodes that passes added have no entry.
         """
         operators = {node.name: node.op for node in self._file_nodes}
         maker = {output: node.name for node in self._file_nodes for output in node.outputs}
@@ -76,9 +75,8 @@ class NodeOrigins:
             node: A node of a layer.
 
         Returns:
-            At most two names. The first one is the node's own name. It is omitted if a node of the model file has the
-            same name, because users then mean that node. The second one is the name of the node's origin, if it has
-            one: the node of the model file from which it was made.
+            The node's own name, unless a node of the model file has the same name; then the name of its origin (the
+            node of the model file from which it was made), if it has one.
         """
         added = [node.name] if node.name in self.added_nodes else []
         origin = [self.origin_of[node.name]] if node.name in self.origin_of else []
@@ -87,11 +85,9 @@ class NodeOrigins:
     def layers_of(self, name: str) -> tuple[Layer, ...]:
         """Return the layers that contain a node.
 
-        If passes removed the node, the result is the layers of the first node that reads its output, directly or
-        through other removed nodes.
-
         Args:
-            name: Name of a node of the file or of a layer.
+            name: Name of a node of the file or of a layer. For a node that passes removed, the first remaining node
+                that reads its output, directly or through other removed nodes, is used instead.
 
         Returns:
             The layers, in layer order; () if the name is unknown or nothing reads the removed node.
@@ -111,12 +107,11 @@ class NodeOrigins:
     def _successor_of(self) -> Mapping[str, str]:
         """Name of the remaining node that represents each node of the file, by node name.
 
-        A node that is still in a layer represents itself. A removed node is represented by the first remaining node
-        that reads its output, directly or through other removed nodes. Without such a reader it has no entry.
+        A remaining node represents itself. A removed node is represented by the first remaining node that reads its
+        output, directly or through other removed nodes; without such a reader it has no entry.
         """
         kept, nodes = set(self.origin_of.values()), self._file_nodes
-        # For each tensor: the index of the first node that passes have not removed, and that reads the tensor, directly
-        # or through removed nodes.
+        # For each tensor: the index of the first remaining node that reads it, directly or through removed nodes.
         reader: dict[str, int] = {}
         successor_of: dict[str, str] = {}
         for index in reversed(range(len(nodes))):

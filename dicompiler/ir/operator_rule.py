@@ -1,12 +1,11 @@
 """Operator rules: the compiler's knowledge about each operator.
 
-The main function of a rule maps a node, a region of its output and a range of the reduction axis to a Piece. A piece
-has the region that is computed, the regions of the inputs that are needed for this region, and changed attributes. The
-computed region may exceed the requested one. A Softmax, for example, computes full rows along its axis.
+The main function of a rule maps a node, a region of its output and a range of the reduction axis to a Piece: the region
+that is computed, and the regions of the inputs that it needs. The computed region may exceed the requested one. A
+Softmax, for example, computes full rows along its axis.
 
-A rule also contains the operator's cost and, for operators that round, an integer replacement. The exact check of
-`verify` uses the replacement, because it computes with small integers and requires bit-identical results. Weights are
-inputs like all others. An operator without a rule is computed as a whole (see `whole_tensor`).
+A rule also contains the operator's cost and, for operators that round, an integer replacement for the exact check of
+`verify`. An operator without a rule is computed as a whole (see `whole_tensor`).
 """
 
 from __future__ import annotations
@@ -22,10 +21,9 @@ from dicompiler.base.memoize import Memoizing
 from dicompiler.ir.regions import Interval, Region, Shape, full_region
 
 STAND_IN_DOMAIN = "dicompiler.check"
-"""Domain of stand-ins: exact integer functions that replace operators which round.
+"""Domain of the integer functions that replace rounding operators in the exact check of `verify`.
 
-They are used in the exact check of `verify`, which computes with small integers. For an operator outside of the
-standard domain, its domain is appended: "dicompiler.check.com.microsoft".
+For an operator outside of the standard domain, its domain is appended: "dicompiler.check.com.microsoft".
 """
 
 
@@ -164,9 +162,9 @@ class Piece:
         written_region: Region that the node writes, if it is larger than `out`. Its elements outside of `out` are
             wrong, so the compiler slices `out` from it.
         op: Operator type, if it differs from that of the node.
-        table_rows: For a partial result of a table lookup (Gather), the rows of the table (the first input) that the
-            piece reads. For an index of another row, the piece returns 0, so that the partial results can be added.
-            This takes `TABLE_LOOKUP_NODE_COUNT` additional nodes. None for all other pieces.
+        table_rows: Rows of the table (the first input) that the piece reads, if it is a partial result of a table
+            lookup (Gather). For an index of another row, the piece returns 0, so that partial results can be added.
+            None for all other pieces.
     """
 
     out: Region
@@ -179,7 +177,7 @@ class Piece:
 
 
 TABLE_LOOKUP_NODE_COUNT = 14
-"""Number of nodes that are added around a Gather that looks up only some rows of its table (`Piece.table_rows`)."""
+"""Number of nodes that are added around a Gather that reads only some rows of its table (`Piece.table_rows`)."""
 
 
 class OpCost(NamedTuple):
@@ -201,7 +199,7 @@ MERGE_OPERATORS = ("Add", "Max", "Min")
 CONSTANT_KINDS = ("factor", "gain", "max", "min", "rounded", "scale", "shift", "slope", "step", "variance")
 """Kinds of integers that replace constants in the exact check of `verify` (`OperatorRule.constant_stand_ins`).
 
-The name of a kind says how an operator uses the constant.
+A kind is named after the operator's use of the constant.
 """
 
 PieceFunction = Callable[[Operation, Region, Interval | None], Piece]
@@ -260,10 +258,10 @@ class OperatorRule:
             for a partial sum. It is None unless `reduction_length` returns a number.
         domain: Domain of the operator.
         is_elementwise: True if each output element depends only on input elements at the same position, with
-            broadcasting. Such nodes are fused into the layer of the node before them. `Piece.out` of an element-wise
-            operator must be the requested region or the full region.
+            broadcasting. Such nodes are fused into the layer of the node before them. `Piece.out` must be the requested
+            region or the full region.
         reduction_length: Function that returns the length of the reduction axis (input channels), along which LIP
-            (layer input partitioning) cuts. It returns None for a node that has no such axis.
+            (layer input partitioning) cuts. It returns None for a node without such an axis.
         cut_output: Index of the output that the rule divides into regions.
         merge_operator: Binary operator that combines the partial results of two ranges: Add, Max or Min.
         cost: Function (operation, shape of the output region, shapes of the input regions) → OpCost. The shape of an
@@ -271,19 +269,17 @@ class OperatorRule:
         read_share: Function that returns a lower bound of the fraction of the first input that all pieces of a node
             read together, however the node is split. It is below 1 if strides skip elements. None: the fraction is 1.
         rounds_sums: True if the operator rounds its sums, so that partial sums would give another result.
-        stand_in: Replacement of the operator in the exact check of `verify`, which computes with small integers. It is
-            an operator with the same inputs, or a function of `dicompiler.verify.exact`. '': the operator needs none,
-            because its results are not rounded.
-        constant_stand_ins: How the operator uses each input: a kind such as factor, gain, max, min, rounded, scale,
-            shift, slope, step or variance. In the exact check, integers of this kind replace the values of the input if
-            it is constant. The kinds are separated by spaces, as in "- gain shift"; '-': the values are kept. The last
-            kind also applies to all further inputs.
-        attribute_stand_ins: Replacements of attributes in the exact check, separated by spaces, as in
-            "offset=shift scale=one post_transform=NONE". A list of weights is replaced by integers of a kind (one,
-            which are all 1, or shift or gain), and any other attribute by the value.
-        replaces: True if the rule replaces an existing rule for the same operator, such as a built-in rule. False: if
-            there is an existing rule, this rule is left out with a warning, unless only this rule can split the
-            operator.
+        stand_in: Replacement of the operator in the exact check of `verify`, which computes with small integers: an
+            operator with the same inputs, or a function of `dicompiler.verify.exact`. '': the results are not rounded,
+            so none is needed.
+        constant_stand_ins: Kinds of integers that replace constant inputs in the exact check, separated by spaces: "-
+            gain shift". The i-th kind is for the i-th input, and the last kind also for all further inputs. '-' keeps
+            the values. `CONSTANT_KINDS` lists the kinds.
+        attribute_stand_ins: Replacements of attributes in the exact check, separated by spaces: "offset=shift scale=one
+            post_transform=NONE". A list of weights is replaced by integers of a kind (one, which are all 1, or shift or
+            gain), and any other attribute by the value.
+        replaces: True if the rule replaces an existing rule for the same operator. False: the rule is ignored with a
+            warning if there is one, unless only this rule can split the operator.
     """
 
     op: str
@@ -326,8 +322,5 @@ ORT_DOMAIN = "com.microsoft"
 
 
 def cost_only_rules(cost: CostFunction, ops: str, domain: str = ORT_DOMAIN) -> tuple[OperatorRule, ...]:
-    """Return operator rules that only state a cost, for operators that are computed as a whole.
-
-    `ops` has the operator types, separated by spaces.
-    """
+    """Return rules for the operators in `ops` (separated by spaces) that only state a cost and cannot be divided."""
     return tuple(OperatorRule(op, whole_tensor, domain, cost=cost) for op in ops.split())

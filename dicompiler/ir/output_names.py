@@ -1,9 +1,8 @@
-"""Model outputs with two names: one in the graph, and one in the user's file.
+"""Names in the user's file of outputs that have another name in the graph.
 
 A model may return one of its inputs, so that an input and an output have the same name. The compiler needs a node that
-computes each output, and this node cannot compute a tensor with the name of an input. The output therefore gets a new
-name in the graph. The model's metadata map the new name to the name in the user's file, and runs return the output
-under the name in the file.
+computes each output, so it renames such an output in the graph. The model's metadata map the new name to the name in
+the file, which users see.
 """
 
 from __future__ import annotations

@@ -40,17 +40,15 @@ class Decision:
 class PipelineState:
     """Data of a compilation between two passes.
 
-    Variables of this type are called `state` in passes and in the functions that run or call passes, and `compilation`
-    elsewhere. They have nothing to do with the states of a model (tensors that devices keep from frame to frame).
-
-    Each step returns a new object, made with `dataclasses.replace`. A field is None until a step sets it.
+    Each step returns a new object, made with `dataclasses.replace`. A field is None until a step sets it. The object
+    has nothing to do with the states of a model (tensors that devices keep from frame to frame).
 
     Attributes:
         model: The ONNX model.
         layers: Layers of the model: the units that a plan divides.
         platform: Hosts, devices and network of the cluster.
         plan: Plan of a strategy, or of annotating passes, which set the parts of the layers that they name.
-        routing: Routing of the plan, set by the pass `partition`.
+        routing: Tasks that the plan requires, and the regions that devices exchange; set by the pass `partition`.
         reference: The model with which outputs are compared: the one before `trim` or, if nothing was trimmed, before
             `partition`.
         program: Steps of each device, and transfers between devices.

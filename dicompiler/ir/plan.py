@@ -1,7 +1,6 @@
 """Plan: the assignment of regions of each layer's output to devices, chosen by a strategy or written by a user.
 
-Plans are stored as JSON (schema: `base/schemas/plan.schema.json`). `partition.routing.check_plan` checks a plan
-against the layers of a model.
+Plans are stored as JSON (schema: `base/schemas/plan.schema.json`).
 """
 
 from __future__ import annotations
@@ -45,9 +44,9 @@ class Part:
         device: Name of the device.
         region: Region of the layer's output that the part computes (one interval per axis); None: all of it.
         reduce: Range of the reduction axis (input channels), if the part computes a partial sum.
-        lane: Number that groups the parts of a device. The device computes one group (lane) after another. Lanes save
-            memory, because the tensors of only one lane are stored at a time. They can also save time, because the
-            results of one lane are sent while the device computes the next lane.
+        lane: Number of a group of the device's parts. The device computes one group (lane) after another. This saves
+            memory, because only the tensors of one lane are stored at a time. The results of a lane are sent while the
+            next one is computed.
     """
 
     device: str
@@ -81,13 +80,13 @@ class Plan:
         note: Reason why the strategy may return another plan for the same problem: measurements or a time limit.
         replicas: For each of the n replicas, a mapping from the name of a device in `layers` to the name of the device
             that replaces it. Devices without an entry, sources and sinks are not replaced. Frame i of a stream uses
-            replica i mod n. (): there are no replicas, and all frames use the plan itself.
+            replica i mod n. (): all frames use the plan itself.
         wire_format: Element types in which tensors are sent.
-        failures: Failure plans (plans that are used while certain devices are down). Each gets the digest, the wire
-            format and the engines of this plan. A failure plan cannot have failure plans of its own.
+        failures: Plans that are used while certain devices are down. Each gets the digest, the wire format and the
+            engines of this plan, and cannot have failure plans of its own.
         engines: Name of the engine of each device that does not compute with onnxruntime, by device name.
-        chosen_strategy: Name of the strategy that made the plan, if another strategy compared several and chose this
-            one. It is not stored in files.
+        chosen_strategy: Name of the strategy that made the plan, if another strategy chose it among several plans. It
+            is not stored in files.
     """
 
     layers: Mapping[str, tuple[Part, ...]]
@@ -118,8 +117,7 @@ class Plan:
     def devices(self) -> tuple[str, ...]:
         """Names of all devices that the plan, its replicas (copies on other devices) or its failure plans use.
 
-        They are in the order of first mention: sources, devices that compute layers (one replica after another), sinks,
-        devices of failure plans.
+        They are in the order of first mention: sources, devices that compute layers, sinks, devices of failure plans.
         """
         unrenamed = tuple(dict.fromkeys(part.device for parts in self.layers.values() for part in parts))
         computing = [renaming.get(name, name) for renaming in self.replicas or ({},) for name in unrenamed]
@@ -128,28 +126,25 @@ class Plan:
 
     @property
     def roles(self) -> tuple[Plan, ...]:
-        """Plan of each role (one way in which the devices can compute a frame).
+        """Plan of each role (one way in which the devices can compute a frame), without replicas and failure plans.
 
-        The roles are the replicas of this plan (copies on other devices; the plan itself, if it has none), then the
-        failure plans (plans for the remaining devices; or their replicas). The returned plans contain neither.
+        The order is: the replicas (copies on other devices) of this plan, or else the plan itself; then the failure
+        plans.
         """
         plans = (self, *(failure.plan for failure in self.failures))
         return tuple(role_plan for plan in plans for role_plan in plan.replica_roles)
 
     @property
     def role_failures(self) -> tuple[tuple[str, ...], ...]:
-        """For each plan in the property `roles`, the names of the failed devices in whose absence it is used.
-
-        The entry is () for a plan that is used while no device is down.
-        """
+        """Names of the failed devices for which each plan in `roles` is used; () for the plans without a failure."""
         entries = (FailurePlan((), self), *self.failures)
         return tuple(entry.failed for entry in entries for _ in entry.plan.replica_roles)
 
     @property
     def replica_roles(self) -> tuple[Plan, ...]:
-        """Plan of each of the n replicas (copies on other devices).
+        """Plan of each of the n replicas (copies on other devices); without replicas, the plan itself.
 
-        While no device is down, frame i uses entry i mod n. Without replicas, the only entry is the plan itself.
+        While no device is down, frame i uses entry i mod n.
         """
         if not self.replicas:
             return (replace(self, failures=()) if self.failures else self,)
@@ -203,12 +198,6 @@ def _plan_from_record(document: Mapping[str, Any], failures: tuple[FailurePlan, 
 def load_plan(path: str | Path) -> Plan:
     """Return the plan in a JSON file.
 
-    Args:
-        path: The JSON file of the plan.
-
-    Returns:
-        The plan.
-
     Raises:
         DicompilerError: The file cannot be read or violates the schema.
     """
@@ -255,7 +244,7 @@ def plan_file_in_errors(source: str | Path | Plan | None) -> Iterator[None]:
 
 
 def plan_to_text(plan: Plan) -> str:
-    """Return the JSON text of a plan file, with one line per part. `load_plan` reads it as an equal plan."""
+    """Return the JSON text of a plan file, with one line per part."""
     details = {"model_digest": plan.model_digest, "note": plan.note}
     last = wire_format_to_json(plan.wire_format) | {"engines": dict(plan.engines)}
     text = _format_plan(plan, {"format": PLAN_FORMAT}, details, last)
@@ -268,9 +257,11 @@ def plan_to_text(plan: Plan) -> str:
 def _format_plan(plan: Plan, first: Json, before_replicas: Json | None = None, last: Json | None = None) -> str:
     """Return the JSON text of a plan or of a failure plan, with one line per part.
 
-    Replicas are copies of the plan on other devices. The arguments `first` (before the sources), `before_replicas` and
-    `last` (directly before and after the replicas) are additional JSON entries. Replicas and additional entries are
-    omitted if they are empty, except entries of `first`.
+    Args:
+        plan: The plan.
+        first: JSON entries before the sources.
+        before_replicas: JSON entries directly before the replicas, without the empty ones.
+        last: JSON entries directly after the replicas, without the empty ones.
     """
     replicas = [dict(renaming) for renaming in plan.replicas]
     optional = {**(before_replicas or {}), "replicas": replicas, **(last or {})}

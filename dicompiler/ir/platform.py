@@ -1,7 +1,4 @@
-"""Platform: hosts, devices and the network of a cluster, from a TOML file or by the name of a built-in platform.
-
-The schema is `base/schemas/platform.schema.json`. The built-in boards are in `ir.builtin_boards`.
-"""
+"""Platform: hosts, devices and the network of a cluster, from a TOML file or by the name of a built-in platform."""
 
 from __future__ import annotations
 
@@ -38,11 +35,7 @@ if TYPE_CHECKING:
 
 PLATFORM_FORMAT = "dicompiler.platform/2"
 THIS_HOST = "this"
-"""Name of the platform that consists of this host.
-
-The rate of this host must be measured, so there is no built-in platform of this name. The command `dicompiler platform
-this` measures the rate and writes the platform to a file.
-"""
+"""Name of the platform that consists of this host. `dicompiler platform this` measures it and writes it to a file."""
 
 
 @dataclass(frozen=True)
@@ -169,12 +162,7 @@ class Platform(Memoizing):
     def _link_shares(self, link: Link) -> tuple[float, float]:
         """Return the bandwidth of a link as a fraction of the bandwidth of each of its two hosts, at most 1.
 
-        Args:
-            link: A link of the platform.
-
-        Returns:
-            The shares for the two hosts of the link. If all hosts share a medium or a gateway, both numbers are the
-            link's share of the network's bandwidth.
+        If all hosts share a medium or a gateway, both numbers are the fraction of the network's bandwidth.
         """
         if self.network.kind != "switch":
             share = min(1.0, link.bandwidth / self.network.bandwidth)
@@ -184,7 +172,7 @@ class Platform(Memoizing):
 
     @property
     def shared_link(self) -> str:
-        """Name, in the results of `occupied_links`, of the network medium or gateway that all hosts share."""
+        """Name of the medium or gateway that all hosts share, as a key in the results of `occupied_links`."""
         return f"the {self.network.kind} network"
 
     @memoized
@@ -192,16 +180,15 @@ class Platform(Memoizing):
         """Return the links that a message from one device to another occupies while it is sent.
 
         On a switch, these are the outgoing link of the sender's host and the incoming link of the receiver's host.
-        Otherwise it is the medium or gateway that all hosts share. If the link between the two hosts has less
-        bandwidth than these links, the message occupies this link too.
+        Otherwise it is the medium or gateway that all hosts share. A slower link between the two hosts is occupied too.
 
         Args:
             a: Name of the sender.
             b: Name of the receiver.
 
         Returns:
-            For each link, by its name for users, the fraction of its bandwidth that the message uses. The largest
-            fraction is 1. Empty if both devices are on the same host.
+            Fraction of its bandwidth that the message uses, by the link's name for users. The largest fraction is 1.
+            Empty if both devices are on the same host.
         """
         link = self.link(a, b)
         if link is None:
@@ -215,7 +202,7 @@ class Platform(Memoizing):
         return shares if max(shares.values()) == 1 else shares | {f"the link from {sender} to {receiver}": 1.0}
 
     def host_links(self, host: str) -> tuple[str, ...]:
-        """Return the links that only one host uses, by the names that `occupied_links` gives them.
+        """Return the names of the links that only one host uses, which are keys in the results of `occupied_links`.
 
         Args:
             host: Name of the host.
@@ -230,18 +217,17 @@ class Platform(Memoizing):
     def _host_bandwidth(self, host: str) -> float:
         """Return the bandwidth of a host's link to the switch in bit/s.
 
-        If the platform does not state the host's bandwidth, it is the maximum of the network's bandwidth and of the
-        bandwidths that the platform states for links of the host.
+        If the platform does not state it, it is the largest bandwidth of the network and of the links of the host.
         """
         links = [link.bandwidth for link in self.network.links if host in link.hosts]
         return self.host(host).bandwidth or max([self.network.bandwidth, *links])
 
     @cached_property
     def transfer_times(self) -> NDArray[np.float64]:
-        """Seconds per byte, seconds per message and latency in seconds between all pairs of devices.
+        """Array of the seconds per byte, seconds per message and latency in seconds between all pairs of devices.
 
-        The first index of the array selects one of these three values. The other two are the indices of the sender and
-        the receiver, in platform order. Values between devices of one host are 0.
+        Its shape is (3, devices, devices). The second index is the sender, the third the receiver, in platform order.
+        Values between devices of one host are 0.
         """
         import numpy as np
 
@@ -257,9 +243,8 @@ class Platform(Memoizing):
         Args:
             source: Path, name, or a platform, which is returned unchanged. A name can have options, which are the
                 fields of `PlatformOptions`: `rpi5x4{bandwidth="2.5 Gbit/s"}`.
-            known: Families and file formats of platforms, which are searched for `source` first; default: the built-in
-                families. If none of them has it, `source` must be the path of a TOML file: a Path, or text with a file
-                suffix or a directory.
+            known: Families and file formats of platforms, which are searched for `source` before TOML files; default:
+                the built-in families.
 
         Returns:
             The platform.
@@ -277,8 +262,7 @@ class Platform(Memoizing):
             if platform is not None:
                 return _apply_options(platform, str(source)) if options else platform
         path = Path(name)
-        # `families` also has file formats of platforms. Their names, such as *.txt, do not belong in an error message
-        # that lists the built-in platforms.
+        # `families` also has file formats, with names such as *.txt. The error message lists only built-in platforms.
         names = ", ".join(family.name for family in families if not family.name.startswith("*"))
         if isinstance(source, Path) or path.suffix or len(path.parts) > 1:
             if options:
@@ -301,10 +285,9 @@ class Platform(Memoizing):
 class PlatformOptions:
     """Options in braces after the name of a built-in platform, such as `rpi4x2{latency="0.2 ms"}`.
 
-    They replace values of the platform. An option that is None keeps the value.
-
     Attributes:
-        bandwidth: Bandwidth of the network, such as "2.5 Gbit/s".
+        bandwidth: Bandwidth of the network, such as "2.5 Gbit/s"; None: the platform's value is kept, as for all
+            options.
         latency: Latency of the network, such as "0.2 ms".
         network: Kind of the network.
         memory: RAM of each host, such as "16 GiB".
@@ -319,7 +302,7 @@ class PlatformOptions:
         """Return a copy of the platform in which these options replace values.
 
         Raises:
-            DicompilerError: The text of an option is not a quantity with the right unit.
+            DicompilerError: An option's text is not a quantity with the right unit.
         """
         old, place = platform.network, platform.name
         network = replace(
@@ -421,7 +404,6 @@ def builtin_families() -> tuple[PlatformFamily, ...]:
 
 
 def _copy_board(board: BuiltinBoard, count: int) -> Platform:
-    """Return a platform with `count` boards of one type. The names of their hosts end in 01, 02, …."""
     names = [f"{board.prefix}{number:02d}" for number in range(1, count + 1)]
     return Platform(
         f"{board.name}{count}",
@@ -441,7 +423,7 @@ def platform_from_toml(text: str, place: str = "platform") -> Platform:
     try:
         document = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        # If a key appears twice, the message of Python's TOML parser does not say so, and a hint is added.
+        # For a key that appears twice, Python's TOML parser only says that it cannot overwrite a value.
         hint = ": a key appears twice, or [x] is written for [[x]]" if "overwrite" in str(error) else ""
         raise DicompilerError(f"{place}: not TOML: {error}{hint}") from None
     validate(document, "platform", place)
@@ -523,7 +505,6 @@ def _check_names(place: str, hosts: Sequence[Host], devices: Sequence[Device], n
 
 
 def platform_to_toml(platform: Platform) -> str:
-    """Return a TOML text from which `platform_from_toml` creates an equal platform."""
     network = platform.network
     tables = [
         _toml_table("", format=PLATFORM_FORMAT, name=platform.name, description=platform.description or None),
@@ -562,7 +543,6 @@ def platform_to_toml(platform: Platform) -> str:
 
 
 def _format_engine_rates(rates: Sequence[EngineRate]) -> dict[str, dict[str, str]] | None:
-    """Return the table `engine_rates` of a device: rates by engine and kind of layer; None without rates."""
     table: dict[str, dict[str, str]] = {}
     for entry in rates:
         table.setdefault(entry.engine, {})[entry.kind] = format_quantity(entry.rate, COMPUTE_RATE)
@@ -570,14 +550,12 @@ def _format_engine_rates(rates: Sequence[EngineRate]) -> dict[str, dict[str, str
 
 
 def _toml_value(value: object) -> str:
-    """Return the text of a TOML value. Mappings become inline tables."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(key)} = {_toml_value(entry)}" for key, entry in value.items()) + "}"
     return json.dumps(value, ensure_ascii=False)
 
 
 def _toml_table(header: str, **values: object) -> str:
-    """Return the text of a TOML table. Values that are None are omitted."""
     texts = {key: _toml_value(value) for key, value in values.items() if value is not None}
     # TOML strings have the escapes of JSON, but they must also escape DEL, which JSON does not.
     return header + "".join(f"{key} = {text}\n" for key, text in texts.items()).replace("\x7f", "\\u007f")
@@ -588,7 +566,7 @@ def _format_unless_zero(value: float | None, kind: Quantity) -> str | None:
 
 
 def uniform_platform(count: int) -> Platform:
-    """Return a platform of equal devices d0, d1, … on separate hosts, for uses in which only the split matters."""
+    """Return a platform of `count` equal devices d0, d1, … on separate hosts."""
     hosts = tuple(Host(f"d{i}", 2**40) for i in range(count))
     devices = tuple(Device(f"d{i}", f"d{i}", 1e9) for i in range(count))
     return Platform("uniform", hosts, devices, Network("switch", 1e9))

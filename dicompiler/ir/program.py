@@ -19,12 +19,12 @@ from dicompiler.ir.routing import TaskId
 NodeMark = tuple[TaskId, str]
 """Mark of a node in a segment (submodel of one device), by which reports and the simulator find the node's layer.
 
-The first element is the key of the part that the node computes: layer name, and index of the part in the layer. The
-second element is the name of the node or tensor of the model for which the node was added.
+It is the part that the node computes (layer name, index of the part in the layer), and the name of the model's node or
+tensor for which the node was added.
 """
 
 NO_MODEL = onnx.ModelProto()
-"""Empty model of every segment in a program that is only simulated, because the simulator runs no model."""
+"""Empty model of every segment (submodel of one device) in a program that is only simulated."""
 
 
 @dataclass(frozen=True)
@@ -77,13 +77,12 @@ class Segment:
     Attributes:
         name: Name of the segment.
         device: Name of the device.
-        model: The submodel. Large weights are placeholders without data; the program's `weights` have their
-            data under the same name.
+        model: The submodel. Large weights are placeholders without data; `Program.weights` has their data under the
+            same name.
         inputs: Names of the input tensors on this device.
         outputs: Names of the output tensors on this device.
-        node_marks: For each node that computes a part of a layer, in the order of the nodes: the key of the part
-            (layer name, index of the part), and the name of the node or tensor of the model for which the node was
-            added.
+        node_marks: For each node that computes a part of a layer: the part (layer name, index of the part), and the
+            name of the model's node or tensor for which the node was added.
     """
 
     name: str
@@ -113,7 +112,7 @@ class DeviceState:
     """Piece of a state (a model output that becomes an input of the next frame) that a device keeps.
 
     Attributes:
-        value: Tensor that the device reads. It contains the state after the previous frame.
+        value: Tensor that the device reads: its piece of the state after the previous frame.
         written_name: Name of the tensor that the device computes. In the next frame, `value` has its content.
         past: Name of the model input of the state.
         present: Name of the model output of the state.
@@ -131,9 +130,9 @@ class DeviceState:
 class DeviceProgram:
     """Steps of one device for a frame.
 
-    All receives come first, because a target such as `mpi` starts them before it computes. The sends of the model's
-    inputs follow, and then the segments (ONNX submodels), each followed by the sends of its outputs. A segment waits
-    for its inputs; a send does not wait.
+    The order is: all receives (a target such as `mpi` starts them before it computes), the sends of the model's inputs,
+    then each segment (ONNX submodel), followed by the sends of its outputs. A segment waits for its inputs; a send does
+    not wait.
 
     Attributes:
         device: Name of the device.
@@ -143,7 +142,7 @@ class DeviceProgram:
         model_inputs: Names of the model inputs that this device gets from the coordinator, which supplies the frames.
         model_outputs: Names of the model outputs that this device delivers to the coordinator, by the name of the
             tensor that contains the output on this device.
-        states: Pieces of states that this device keeps from frame to frame.
+        states: Pieces of states (outputs that are inputs of the next frame) that this device keeps.
         engine: Name of the engine that computes the segments.
     """
 
@@ -186,10 +185,7 @@ class Program:
 
     @property
     def roles(self) -> tuple[Program, ...]:
-        """Program of each role (way to compute a frame).
-
-        The roles are the plan or its replicas (copies on other devices), then the failure plans.
-        """
+        """Program of each role (way to compute a frame): of the plan or its replicas, then of the failure plans."""
         return (replace(self, other_roles=()), *self.other_roles)
 
     @property
@@ -204,7 +200,7 @@ class Program:
     def all_transfers(self) -> tuple[Transfer, ...]:
         """Transfers of the plan, its replicas (copies on other devices) and its failure plans, in this order.
 
-        They are numbered consecutively over all of these plans, as in the files of artifacts and in reports of runs.
+        They are numbered consecutively, as in the files of artifacts and in reports of runs.
         """
         every = [transfer for role in self.roles for transfer in role.transfers]
         return tuple(replace(transfer, index=i) for i, transfer in enumerate(every))

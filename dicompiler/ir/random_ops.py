@@ -37,7 +37,7 @@ def is_random(node: NodeProto, model: onnx.ModelProto | None = None) -> bool:
 
 
 def random_layers(layers: LayerGraph) -> Mapping[str, Node]:
-    """Return, by layer name, the first node that draws random numbers, for each layer that has such a node."""
+    """Return the first node that draws random numbers of each layer that has one, by layer name."""
     names = layers.random_nodes
     nodes = {layer.name: [node for node in layer.nodes if node.name in names] for layer in layers.layers}
     return {layer_name: random_nodes[0] for layer_name, random_nodes in nodes.items() if random_nodes}
@@ -46,8 +46,10 @@ def random_layers(layers: LayerGraph) -> Mapping[str, Node]:
 def random_tensors(model: onnx.ModelProto, states: Iterable[tuple[str, str]] = ()) -> Mapping[str, NodeProto]:
     """Return the tensors that depend on random numbers, by name, each with a node that draws these numbers.
 
-    `states` has the names of the model input and the model output of each state. If the output depends on random
-    numbers, so does the input, because the output is the input of the next frame.
+    Args:
+        model: The model.
+        states: Names of the model input and the model output of each state. If the output depends on random numbers, so
+            does the input, because it is the output of the previous frame.
     """
     causes, before = dict[str, NodeProto](), -1
     while len(causes) > before:
@@ -69,8 +71,7 @@ def _is_random(
 ) -> bool:
     """Return True if a node can draw random numbers.
 
-    A Dropout draws random numbers unless its input for the training mode is constant and false. `nodes` and
-    `constants` (of the same graph) are searched for the value of this input.
+    `nodes` and `constants` (of the same graph) are searched for the training mode of a Dropout.
     """
     if node.op_type == "Dropout":
         mode = node.input[2] if len(node.input) > 2 else ""

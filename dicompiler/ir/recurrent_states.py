@@ -1,8 +1,7 @@
 """States: pairs of a model input and a model output that a device keeps from frame to frame.
 
-The output of a frame is the input of the next frame. The model's metadata lists the pairs. The metadata of a placed
-model (the model after the pass `partition`) lists the piece of each state on each device. Only this module reads and
-writes these entries.
+The output of a frame is the input of the next frame. The model's metadata lists the pairs. After the pass `partition`,
+it also lists the piece of each state on each device.
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ class StatePiece(NamedTuple):
         past: Name of the model input of the state.
         present: Name of the model output of the state.
         region: Region of `past` and `present` that the piece contains.
-        read_name: Name of the tensor that the device reads in the placed model.
-        written_name: Name of the tensor that the device computes in the placed model.
+        read_name: Name of the tensor that the device reads in the partitioned model.
+        written_name: Name of the tensor that the device computes in the partitioned model.
     """
 
     device: str
@@ -46,15 +45,13 @@ class StatePiece(NamedTuple):
 
 
 def read_states(model: onnx.ModelProto) -> StatePairs | None:
-    """Return the model input and the model output of each state, as the model's metadata list them.
-
-    A state is an output that is an input of the next frame.
+    """Return the model's states (outputs that are inputs of the next frame), as its metadata lists them.
 
     Args:
         model: Model that may have states in its metadata.
 
     Returns:
-        Pairs of the names of the model input and the model output; None if the metadata do not mention states.
+        Pairs of the names of the model input and the model output; None if the metadata does not mention states.
     """
     text = _metadata_value(model, STATES_KEY)
     return None if text is None else tuple((past, present) for past, present in json.loads(text))
@@ -71,9 +68,9 @@ def write_states(model: onnx.ModelProto, pairs: Sequence[tuple[str, str]]) -> No
 
 
 def read_state_pieces(model: onnx.ModelProto) -> tuple[tuple[StatePiece, ...], tuple[StateInput, ...]]:
-    """Return the pieces of states that the devices of a placed model keep, and the model inputs that are states.
+    """Return the pieces of states that devices keep, and the model inputs that are states, from a partitioned model.
 
-    A placed model is partitioned: each node has a device. A state is an output that is an input of the next frame.
+    A state is an output that is an input of the next frame.
     """
     pieces, states = json.loads(_metadata_value(model, STATE_PIECES_KEY) or "[[], []]")
     return (
@@ -86,15 +83,11 @@ def read_state_pieces(model: onnx.ModelProto) -> tuple[tuple[StatePiece, ...], t
 
 
 def write_state_pieces(model: onnx.ModelProto, pieces: Sequence[StatePiece], states: Sequence[StateInput]) -> None:
-    """Store the pieces of states, and the model inputs that are states, in the metadata of a partitioned model.
-
-    A state is an output that is an input of the next frame.
-    """
     _set_metadata(model, STATE_PIECES_KEY, [pieces, states])
 
 
 def inputs_with_states(pieces: Sequence[StatePiece], inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs of a placed (partitioned) model, in which the pieces of each state replace the whole state.
+    """Return the inputs of a partitioned model, in which each device's piece of a state replaces the whole state.
 
     A state is an input that is an output of the previous frame. `inputs` has the values of the original model's inputs,
     by name.

@@ -1,7 +1,7 @@
 """Regions: hyper-rectangles of a tensor, in coordinates of the whole tensor.
 
-A region has one half-open interval [start, stop) per axis. Everything that is split, stored or sent is described by
-regions. The region of a tensor of rank 0 is `()`, which is falsy, so test regions with `is None`.
+A region has one half-open interval [start, stop) per axis. The region of a tensor of rank 0 is `()`, which is falsy, so
+test regions with `is None`.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def intersect(a: Region, b: Region) -> Region | None:
     both = []
     for (low, high), (start, stop) in zip(a, b, strict=True):
         low, high = low if low > start else start, high if high < stop else stop
-        if low >= high:  # Most pairs of regions that routing intersects are disjoint, so an early return saves time.
+        if low >= high:  # Most pairs of regions are disjoint, so an early return saves time.
             return None
         both.append((low, high))
     return tuple(both)
@@ -137,15 +137,14 @@ def with_interval(region: Region, axis: int, interval: Interval) -> Region:
 
 
 def block_interval(interval: Interval, size: int) -> Interval:
-    """Return the range of blocks that an interval overlaps, if blocks have `size` elements: (5, 9), 4 ⇒ (1, 3)."""
+    """Return the range of blocks of `size` elements that an interval overlaps: (5, 9), 4 ⇒ (1, 3)."""
     return interval[0] // size, -(-interval[1] // size)
 
 
 def split_proportionally(extent: int, weights: Sequence[float]) -> tuple[Interval, ...]:
     """Split the range from 0 to `extent` into consecutive intervals proportional to `weights`.
 
-    For example, split_proportionally(10, (1, 1, 1)) returns ((0, 4), (4, 7), (7, 10)). Lengths are rounded by the
-    largest-remainder method; of equal remainders, the earlier interval gets the additional element.
+    Example: `split_proportionally(10, (1, 1, 1))` is ((0, 4), (4, 7), (7, 10)).
 
     Args:
         extent: Number of elements to distribute.
@@ -155,6 +154,7 @@ def split_proportionally(extent: int, weights: Sequence[float]) -> tuple[Interva
         One interval per weight. Intervals can be empty.
     """
     total = sum(weights)
+    # Largest-remainder method: of equal remainders, the earlier interval gets the additional element.
     exact = [extent * weight / total for weight in weights]
     counts = [math.floor(value) for value in exact]
     order = sorted(range(len(counts)), key=lambda i: (counts[i] - exact[i], i))

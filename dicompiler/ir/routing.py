@@ -1,7 +1,7 @@
 """Routing: the tasks (computations) that a plan requires, and the regions of tensors that devices exchange for them.
 
-The module `partition.routing` derives the routing only from layers and plan. Placement and cost models both use this
-routing, so predicted bytes are equal to sent bytes.
+The module `partition.routing` derives it from layers and plan alone. Cost models and the partitioned model both use it,
+so predicted bytes are equal to sent bytes.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class TaskNode:
 
 @dataclass(frozen=True)
 class ShareTask:
-    """Nodes that compute a share (a piece of a layer that is not assigned to a device).
+    """Computation of a piece of a layer that is not yet assigned to a device.
 
     Attributes:
         layer: Name of the layer.
@@ -60,13 +60,13 @@ class ShareTask:
 
 @dataclass(frozen=True)
 class Task(ShareTask):
-    """Nodes that compute one part (a piece of a layer on one device).
+    """Computation of one part (a piece of a layer on one device).
 
     Attributes:
         index: Index of the part in the plan's list of the layer's parts.
         device: Name of the device.
-        lane: Lane (group of the device's parts) to which the part belongs. The device computes one lane after another;
-            all lanes share its memory.
+        lane: Number of the group of the device's parts to which the part belongs. The device computes one group (lane)
+            after another.
     """
 
     index: int
@@ -75,7 +75,6 @@ class Task(ShareTask):
 
 
 def task_id(task: Task) -> TaskId:
-    """Return the key of a task (the computation of a part of a layer): the layer's name and the part's index."""
     return task.layer, task.index
 
 
@@ -86,11 +85,11 @@ class Box(NamedTuple):
         key: Name of the tensor, with the range of the reduction axis for partial sums.
         region: The region; None for a tensor without static shape, which is stored as a whole.
         device: Name of the device.
-        lane: Lane (group of the device's parts) of the task that computes the box, or for which the box is received.
-            The device computes one lane after another; all lanes share its memory.
+        lane: Lane (group of the device's parts, computed one group after another) of the task that computes the box, or
+            for which the box is received.
         task: Task that computes the box; None for a received box, and for a model input on a source device.
-        origin: For a received box, the sender's box from which it was cut. The sender's box was not received: every box
-            is sent directly by a device that computed it, or by a source.
+        origin: For a received box, the sender's box from which it was cut. The sender computed that box, or is a
+            source.
     """
 
     key: TensorKey
@@ -102,9 +101,9 @@ class Box(NamedTuple):
 
 
 class AssemblyLeaf(NamedTuple):
-    """Leaf of an assembly tree, by which a device puts a region of a tensor together from boxes that it stores.
+    """Leaf of an assembly tree: the part that is read from one stored box.
 
-    A box is a stored region. The leaf is the part that is read from one box.
+    By an assembly tree, a device puts a region of a tensor together from boxes (regions) that it stores.
 
     Attributes:
         box: The box that is read.
@@ -118,7 +117,7 @@ class AssemblyLeaf(NamedTuple):
 class AssemblyConcat(NamedTuple):
     """Inner node of an assembly tree: the concatenation of its children along an axis.
 
-    By an assembly tree, a device puts a region of a tensor together from regions that it stores.
+    By an assembly tree, a device puts a region of a tensor together from boxes (regions) that it stores.
     """
 
     axis: int
@@ -130,13 +129,13 @@ Assembly = AssemblyLeaf | AssemblyConcat
 
 @dataclass(frozen=True)
 class OutputDelivery:
-    """A model output that a sink (a device that receives the model's outputs) delivers to the caller of the run.
+    """Delivery of a model output to the caller of the run by a sink (a device that receives the model's outputs).
 
     Attributes:
         output: Name of the model output.
-        device: Name of the sink.
-        assembly: Tree that builds the output from boxes (regions stored on the sink). It is None for an output without
-            static shape; such an output is delivered by a device that computes it, preferably a sink.
+        device: Name of the sink. An output without static shape is delivered by a device that computes it.
+        assembly: Tree that builds the output from boxes (regions stored on the sink); None for an output without static
+            shape.
     """
 
     output: str
@@ -174,9 +173,8 @@ class Routing:
         deliveries: The model outputs that each sink delivers (each device that receives model outputs).
         received_boxes: All boxes that are sent between devices, as they are stored on the receiver.
         dropped_tasks: Tasks of the plan whose results nothing reads.
-        periods: For each live task, the number of its period. Within a period, no lane (group of a device's parts)
-            reads a tensor that another lane or device computes in this period, so each device can compute one lane
-            after another.
+        periods: Number of the period of each live task. Within a period, no lane (group of a device's parts) reads a
+            tensor that another lane or device computes, so each device can compute one lane after another.
         other_roles: Routings of further roles (replicas and failure plans). All other attributes belong to the first
             role (the plan itself, or its first replica).
         failed: Names of the failed devices for which this routing is used; () if it is used while no device is down.
@@ -196,10 +194,7 @@ class Routing:
 
     @property
     def roles(self) -> tuple[Routing, ...]:
-        """Routing of each role (way to compute a frame).
-
-        The roles are the plan or its replicas (copies on other devices), then the failure plans.
-        """
+        """Routing of each role (way to compute a frame): of the plan or its replicas, then of the failure plans."""
         return (replace(self, other_roles=()), *self.other_roles)
 
     @property
@@ -211,9 +206,7 @@ class Routing:
         return tuple(role for role in self.roles if not role.failed)
 
     def nbytes(self, box: Box) -> int:
-        """Return the bytes of a box (a region of a tensor on a device).
-
-        These are the stored bytes of a computed box, or the sent bytes of a received box.
+        """Return the stored bytes of a computed box (a region of a tensor), or the sent bytes of a received box.
 
         Args:
             box: A box with static shape.
@@ -233,13 +226,13 @@ class Routing:
 
 
 def assembly_leaves(tree: Assembly) -> tuple[AssemblyLeaf, ...]:
-    """Return the leaves of an assembly tree: the regions of stored boxes (regions of a tensor) that are concatenated.
+    """Return the leaves of an assembly tree, by which a device puts a region of a tensor together from stored boxes.
 
     Args:
-        tree: Tree by which a device puts a region of a tensor together.
+        tree: The tree.
 
     Returns:
-        Its leaves, in the order of concatenation.
+        Its leaves, in the order of concatenation. Each is a region that is read from one box.
     """
     if isinstance(tree, AssemblyLeaf):
         return (tree,)

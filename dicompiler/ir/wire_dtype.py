@@ -1,7 +1,4 @@
-"""Wire format: the element types in which tensors are sent between devices, for example float16 for float32.
-
-A wire format is parsed from text or JSON. All code that counts sent bytes uses this module.
-"""
+"""Wire format: the element types in which tensors are sent between devices, for example float16 for float32."""
 
 from __future__ import annotations
 
@@ -19,13 +16,13 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.regions import Shape
 
 ALL_TENSORS, UNCHANGED, EXACT_STAND_IN = "*", "float32", "exact"
-"""ALL_TENSORS is the name that means all tensors. UNCHANGED is the wire type of tensors that are not narrowed.
+"""Name that means all tensors, and two wire types: of unchanged tensors, and of the exact check of `verify`.
 
-EXACT_STAND_IN replaces all other wire types in the exact check of `verify`, which computes with small integers.
+EXACT_STAND_IN replaces all narrow types in this check, which computes with small integers.
 """
 
 INT8_BLOCK = "int8-block"
-"""Wire type of 8-bit integers. For each block of values, the sender computes a scale from these values."""
+"""Wire type of 8-bit integers with one scale per block of values, which the sender computes from these values."""
 BLOCK_SIZE = 32
 """Number of consecutive values that share a scale in INT8_BLOCK."""
 
@@ -47,10 +44,7 @@ _SENT_DTYPES = {
 }
 WIRE_DTYPE_NAMES = (*_SENT_DTYPES, UNCHANGED)
 _MIN_SCALE = 1.2e-38
-"""Smallest scale of int8 values: the smallest normal number of float32.
-
-The scale 1 replaces smaller scales, which occur only if all values are nearly 0.
-"""
+"""Smallest scale of int8 values: the smallest normal number of float32. Smaller scales are replaced by 1."""
 
 ValueRange = tuple[float, float]
 WireDtypes = tuple[tuple[str, str], ...]
@@ -71,10 +65,9 @@ class WireFormat:
 
     @property
     def with_exact_stand_ins(self) -> WireFormat:
-        """The wire format for the exact check of `verify`: each tensor is sent in a type with enough precision.
+        """The wire format for the exact check of `verify`, in which models compute with integers.
 
-        In this check, models compute with integers in place of their weights. Narrow types, such as float16, cannot
-        represent all of these integers.
+        Narrow types, such as float16, cannot represent all of these integers, so a wide type replaces them.
         """
         return WireFormat(tuple((name, kind if kind == UNCHANGED else EXACT_STAND_IN) for name, kind in self.dtypes))
 
@@ -86,8 +79,9 @@ class WireFormat:
 def parse_wire_format(source: str | Mapping[str, str] | WireFormat | None) -> WireFormat | None:
     """Return the wire format (element types in which tensors are sent) that a text or a mapping describes.
 
-    Examples are "float16,conv1=float32" and {"conv1": "float32"}, with names of layers. The name "*", or a type
-    without a name, means all tensors. None and a WireFormat are returned unchanged.
+    Args:
+        source: "float16,conv1=float32", or {"*": "float16", "conv1": "float32"}: a type by layer name. The name "*", or
+            a type without a name, means all tensors. None and a WireFormat are returned unchanged.
 
     Raises:
         UsageError: A type is unknown, or a name has two types.
@@ -133,9 +127,15 @@ def range_name(key: TensorKey) -> str:
 
 @memoized
 def with_wire_dtypes(layers: LayerGraph, types: WireDtypes, place: str = "wire") -> LayerGraph:
-    """Return the layers with `types` as the wire types (the element types in which tensors are sent).
+    """Return the layers with other wire types (element types in which tensors are sent).
 
-    Raises UsageError if a name in `types` is neither a layer nor a model input. The message begins with `place`.
+    Args:
+        layers: The layers.
+        types: Pairs of a layer's or model input's name and its wire type.
+        place: Beginning of the error message.
+
+    Raises:
+        UsageError: A name is neither a layer nor a model input.
     """
     names = [ALL_TENSORS, *layers.layer_by_name, *layers.inputs]
     for name, _ in types:
@@ -146,7 +146,7 @@ def with_wire_dtypes(layers: LayerGraph, types: WireDtypes, place: str = "wire")
 
 @memoized
 def wire_name_by_tensor(layers: LayerGraph) -> Mapping[str, str]:
-    """Return, by tensor name, the name under which a wire format (element types of sent tensors) lists the tensor.
+    """Return the name under which a wire format (element types of sent tensors) lists each tensor, by tensor name.
 
     This is the name of the layer that computes the tensor, or of the model input.
     """
@@ -171,8 +171,7 @@ def requested_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
 def effective_wire_dtypes(layers: LayerGraph) -> Mapping[str, str]:
     """Return the element type in which each tensor is sent, by tensor name.
 
-    Tensors that are sent unchanged are omitted. A tensor is sent unchanged if it cannot be converted to the smaller
-    type that the plan requests for it.
+    Tensors that are sent unchanged are omitted, including those that cannot be converted to the requested type.
     """
     return {
         name: kind
@@ -213,10 +212,7 @@ def sent_nbytes(layers: LayerGraph, tensor: str, shape: Shape) -> int:
 
 
 def block_count(value_count: int) -> int:
-    """Return the number of blocks in which a number of values is sent, if they are sent as `int8-block`.
-
-    Each block has BLOCK_SIZE values and a scale of one byte; the last block can have fewer values.
-    """
+    """Return the number of blocks in which `value_count` values are sent, if they are sent as `int8-block`."""
     return -(-value_count // BLOCK_SIZE)
 
 
