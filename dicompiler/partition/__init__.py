@@ -7,7 +7,6 @@
     PlacedGraph       --placed_model--> placed Model
     placed Model      --segmentation--> Program
 
-`tiling` computes parts along named axes (height, width, channel) for passes and strategies, and `lowering` combines all
-steps. `placement` also converts sent tensors to smaller types. All regions are in elements of whole tensors. A lane is
-a group of a device's parts; the device computes one lane after another.
+A lane is a group of a device's parts; the device computes one lane after another. `tiling` computes parts along named
+axes (height, width, channel) for passes and strategies, and `lowering` combines all steps.
 """

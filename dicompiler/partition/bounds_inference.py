@@ -1,7 +1,6 @@
 """Bounds inference: from the region that a part of a layer computes, backwards to the regions that it needs.
 
-If several nodes read a tensor, its needed region is the bounding box of the regions that they read. This also gives
-the halos (rows, columns or channels that a part reads beyond its own position) in graphs with branches.
+The results include halos: rows, columns or channels that a part reads beyond its own position.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ from dicompiler.ir.routing import ShareTask, Task, TaskKind, TaskNode
 
 
 def make_tasks(layers: LayerGraph, layer: Layer, parts: Sequence[Part]) -> list[Task]:
-    """Return one task per part of a layer, in the order of the parts.
+    """Return the computation (nodes and needed regions) of each part of a layer, in the order of the parts.
 
-    A task has the nodes that compute the part, and the regions that they need. Parts with a range of the reduction axis
-    (`reduce`) compute partial sums. If there are such parts, the parts without `reduce` add these sums up.
+    Parts with a range of the reduction axis (`reduce`) compute partial sums. If there are such parts, the parts without
+    `reduce` add these sums up.
     """
     range_count = len({part.reduce for part in parts} - {None})
     tasks = []
@@ -50,7 +49,7 @@ def output_shape(layers: LayerGraph, layer: Layer) -> Shape:
 def align_region(layers: LayerGraph, layer: Layer, region: Region) -> Region:
     """Return the region that a layer computes if `region` is requested; it contains the requested region.
 
-    The rule of the layer's anchor (its main operator) extends the region, for example to whole groups of channels.
+    An operator that computes only whole groups of channels, for example, extends the region to whole groups.
 
     Args:
         layers: The model's layers.
@@ -65,16 +64,15 @@ def align_region(layers: LayerGraph, layer: Layer, region: Region) -> Region:
 
 @memoized
 def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
-    """Return the length of the axis over which a layer sums, such as input channels, and which partial sums can divide.
-
-    Quantized layers have no such axis, because partial sums of rounded numbers would give other results.
+    """Return the length of the axis over which a layer sums, such as input channels, if partial sums can divide it.
 
     Args:
         layers: The model's layers.
         layer: One of the layers.
 
     Returns:
-        Number of elements; None if the layer has no such axis.
+        Number of elements; None if the layer has no such axis, or is quantized: partial sums of rounded numbers would
+        give other results.
     """
     node = layer.nodes[layer.anchor]
     if layer.anchor > 0:  # Nodes before the anchor (main operator) dequantize its inputs, so the layer is quantized.
@@ -87,7 +85,7 @@ def reduction_length(layers: LayerGraph, layer: Layer) -> int | None:
 def cuttable_axes(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
     """Return the axes of a layer's output along which a plan may divide it.
 
-    All other axes stay whole: even if one element is requested, the operator rule extends the region to the full axis.
+    All other axes stay whole, because the operator rule extends each requested region to the full axis.
 
     Args:
         layers: The model's layers.
@@ -105,7 +103,7 @@ def cuttable_axes(layers: LayerGraph, layer: Layer) -> tuple[int, ...]:
 
 @memoized
 def make_share_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> ShareTask:
-    """Return the task of a share (a piece of a layer): the nodes, and the regions that they compute and need.
+    """Return the computation of a share (a piece of a layer): its nodes, and the regions that they compute and need.
 
     Args:
         layers: The model's layers.
@@ -113,7 +111,7 @@ def make_share_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> Shar
         share: Region of the layer's output, and range of the reduction axis.
 
     Returns:
-        The task.
+        The computation.
     """
     return _make_whole_task(layers, layer) if layer.whole_reason else _make_partial_task(layers, layer, share)
 
@@ -143,9 +141,8 @@ def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> S
         kind, nodes = "merger", tuple(node for node in nodes if node is not anchor)
     task_nodes, demands = _infer_bounds(layers, nodes, target, region, share.reduce)
     if kind == "merger":
-        # The task (computation of a part of a layer) adds up partial sums of the output of the anchor (the layer's
-        # main operator), and does not read this output itself. Routing, a later step, determines which partial sums
-        # the task reads.
+        # This task adds up partial sums of the anchor's output, and does not read the output itself. Routing, a later
+        # step, determines which partial sums it reads.
         del demands[layers.cut_output(anchor)]
     state_needs = {TensorKey(name): demands.pop(name) for name in list(demands) if name in layers.state_output_of}
     needs = {TensorKey(name): demand for name, demand in demands.items()}
@@ -157,15 +154,20 @@ def _infer_bounds(
 ) -> tuple[tuple[TaskNode, ...], dict[str, Region]]:
     """Return the nodes and pieces that compute a region of a tensor, and the region that they read of each input.
 
-    The tensor is `target`, and `region` is its region. If `reduce` is not None, the region is a partial sum over this
-    range. A piece is the region of its output that a node computes, with the regions that the node reads.
+    A piece is the region of its output that a node computes, with the regions that the node reads.
+
+    Args:
+        layers: The model's layers.
+        nodes: Nodes of one layer, in topological order.
+        target: Name of the tensor.
+        region: Region of the tensor.
+        reduce: Range of the reduction axis, if the region is a partial sum.
     """
     demands: dict[str, Region] = {target: region}
     task_nodes: list[TaskNode] = []
     for node in reversed(nodes):
         demand = demands.pop(layers.cut_output(node), None)
-        # No node of the task (computation of a part of a layer) reads the output of `node`, so `node` is omitted.
-        if demand is None:
+        if demand is None:  # Nothing reads the output of `node`.
             continue
         piece = layers.make_piece(node, demand, reduce)
         task_nodes.append(TaskNode(node, piece))

@@ -1,12 +1,9 @@
-"""Lowering: from a plan to a placed model and a program, for each role of the plan.
+"""Lowering: from a plan to a placed model (with a device for each node) and a program, for each role of the plan.
 
 A role is the plan itself, a replica of it (the plan on other devices), or a failure plan (for the time after a
 failure). For each role:
 
     Model + LayerGraph + Plan ──routing──► Routing ──placement──► PlacedGraph ──► placed Model ──segmentation──► Program
-
-The nodes of a placed model are annotated with their devices. For a plan that is only simulated, `build_program_only`
-leaves out the models, so that no ONNX is written.
 """
 
 from __future__ import annotations
@@ -39,9 +36,6 @@ log = logging.getLogger("dicompiler")
 def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool = True) -> PipelineState:
     """Rewrite the model by its plan: nodes for all parts, and slices and concatenations between devices.
 
-    The new pipeline state has this placed model, in which each node has a device, and its routing (which regions of
-    tensors the devices exchange).
-
     Args:
         state: Pipeline state with layers. Without a plan, all layers are placed on the device d0.
         quiet: True to omit the warnings about parts with results that nothing reads.
@@ -49,7 +43,8 @@ def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool =
             which tensors are sent). Simulation does not need this check.
 
     Returns:
-        The new pipeline state.
+        The new pipeline state. Each node of its model has a device, and its routing has the tensor regions that the
+        devices exchange.
 
     Raises:
         DicompilerError: The model is already split, or the plan is not valid for it.
@@ -76,11 +71,10 @@ def partition_checked(state: PipelineState) -> PipelineState:
 
 
 def lower(state: PipelineState) -> PipelineState:
-    """Add routing, placed model and program to a pipeline state with a plan.
+    """Add the routing, the partitioned model and the program to a pipeline state with a plan.
 
-    The routing says which regions of tensors the devices exchange. A placed model is the partitioned model, in which
-    each node has a device. If the state has no `reference` yet (the model with which outputs are compared), its model
-    becomes the reference.
+    The routing has the tensor regions that the devices exchange. If the state has no `reference` (the model with which
+    outputs are compared), its model becomes the reference.
 
     Args:
         state: Pipeline state with layers, platform and plan.
@@ -92,26 +86,22 @@ def lower(state: PipelineState) -> PipelineState:
 
 
 def lower_unchecked(state: PipelineState) -> PipelineState:
-    """Add routing, placed model and program as `lower` does, without its checks and warnings.
-
-    This is for programs that are not run. The placed model is the partitioned model, in which each node has a device.
-    """
+    """Do the same as `lower` without checks and warnings, for programs that are not run."""
     placed = [partition(role, quiet=True, check_narrowing=False) for role in role_states(state)]
     return build_programs(state, placed)
 
 
 def role_states(state: PipelineState) -> list[PipelineState]:
-    """Return one pipeline state for each role, with the plan of the role instead of the state's own plan.
+    """Return the pipeline state of each role: the state with the plan itself, a replica of it, or a failure plan.
 
-    A role is the plan itself, a replica of it, or a failure plan. The caller partitions each of these states, and
-    `build_programs` combines the results. Roles with equal plans share one state.
+    Roles with equal plans share one state. `build_programs` combines the states after each one is partitioned.
     """
     assert state.plan is not None
     return [replace(state, plan=plan) for plan in _distinct_role_plans(state.plan)]
 
 
 def build_programs(state: PipelineState, placed: Sequence[PipelineState]) -> PipelineState:
-    """Return the state with routing, placed model and program, combined from those of its partitioned roles.
+    """Return the pipeline state with the routings and programs of all its partitioned roles.
 
     A role is the plan itself, a replica of it, or a failure plan.
 
@@ -134,9 +124,9 @@ def build_programs(state: PipelineState, placed: Sequence[PipelineState]) -> Pip
 def build_program_only(
     facts: ModelFacts, layers: LayerGraph, platform: Platform, plan: Plan
 ) -> tuple[Routing, Program]:
-    """Return routing and program of a plan that is only simulated, without writing ONNX.
+    """Return the routing and the program of a plan that is only simulated, without ONNX models.
 
-    The routing says which regions of tensors the devices exchange. The program has the steps of each device.
+    The routing has the tensor regions that the devices exchange. The program has the steps of each device.
     """
     devices = _plan_devices(platform, plan)
 
@@ -148,7 +138,6 @@ def build_program_only(
 
 
 def _build_program(placed: Model | PlacedGraph, devices: Sequence[str], platform: Platform) -> Program:
-    """Return the program of a partitioned model or graph, with the hosts and engines of the platform's devices."""
     program = build_program(placed, devices, platform.host_of)
     engines = platform.engines
     with_engines = (replace(entry, engine=engines.get(entry.device, entry.engine)) for entry in program.devices)
@@ -156,7 +145,6 @@ def _build_program(placed: Model | PlacedGraph, devices: Sequence[str], platform
 
 
 def _plan_devices(platform: Platform, plan: Plan) -> list[str]:
-    """Return the devices that the plan names, in platform order."""
     named = set(plan.devices)
     return [device.name for device in platform.devices if device.name in named]
 
@@ -170,9 +158,8 @@ def _distinct_role_plans(plan: Plan) -> list[Plan]:
 def _combine_roles(plan: Plan, roles: Sequence[tuple[Routing, Program]]) -> tuple[Routing, Program]:
     """Combine the routings of all roles in one Routing, and their programs in one Program.
 
-    A role is one way in which the devices can compute a frame: by the plan, a replica or a failure plan. `roles` has an
-    entry for each of `_distinct_role_plans`. The results are the Routing and the Program of the first role, with those
-    of all other roles in their fields `other_roles`.
+    A role is the plan itself, a replica of it, or a failure plan. The results belong to the first role; the others are
+    in their field `other_roles`. `roles` has an entry for each plan that `_distinct_role_plans` returns.
     """
     distinct = _distinct_role_plans(plan)
     (routing, program), *others = (roles[distinct.index(role)] for role in plan.roles)

@@ -2,8 +2,7 @@
 
     PlacedGraph ──write_placed_model──► placed Model ──read_placed_model──► PlacedGraph
 
-The metadata are device, lane, part and region of each node, and the sources and sinks of the model. Only this module
-reads and writes them.
+The metadata has the device, lane, part and region of each node, and the sources and sinks of the model.
 """
 
 from __future__ import annotations
@@ -72,7 +71,8 @@ def write_annotation(node: onnx.NodeProto, annotation: NodeAnnotation) -> None:
 def read_annotation(node: onnx.NodeProto) -> NodeAnnotation:
     """Return the metadata (device, part, region, …) of a node of a placed (partitioned) model.
 
-    Raises KeyError if the node has no device.
+    Raises:
+        KeyError: The node has no device.
     """
     texts = {entry.key: entry.value for entry in node.metadata_props}
     lane = int(texts.get(LANE_KEY, "0"))
@@ -124,10 +124,9 @@ def remove_annotations(model: Model) -> Model:
 
 
 def write_source_and_copies(model: onnx.ModelProto, source: tuple[str, ...], copies: Mapping[str, str]) -> None:
-    """Store the source devices, and the outputs that are copies for further sinks, in a model's metadata.
+    """Store the source devices (those that have the model's inputs) and the copied outputs in a model's metadata.
 
-    Sources are the devices that have the model's inputs, and sinks the devices that receive its outputs.
-    `copies` gives the original output of each copy.
+    `copies` maps each output that is a copy for a further sink (a device that receives outputs) to the original output.
     """
     for key, value in ((SOURCE_KEY, json.dumps(source)), (OUTPUT_COPIES_KEY, json.dumps(copies, sort_keys=True))):
         model.metadata_props.add(key=key, value=value)
@@ -145,7 +144,7 @@ def read_source_and_copies(model: onnx.ModelProto) -> tuple[tuple[str, ...], dic
 def write_placed_model(model: Model, placed: PlacedGraph) -> Model:
     """Return a placed graph (nodes with devices) as an ONNX model, with devices and regions in the metadata of nodes.
 
-    The new model has the header and inputs of `model`, and those of its initializers that are read.
+    Everything but the nodes is copied from `model`: header, inputs, and the initializers that are read.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(model.proto)
@@ -206,10 +205,9 @@ def _value_info(placed: PlacedGraph, name: str) -> onnx.ValueInfoProto:
 
 
 def _initializer(model: Model, name: str, constant: Constant) -> tuple[onnx.TensorProto, Weight | None]:
-    """Return the initializer of a constant, and its data if the data is not in the initializer.
+    """Return the initializer of a constant, and its data if the initializer is a placeholder without data, else None.
 
-    The data of a large region of a weight is not copied. The initializer is then a placeholder without data, and the
-    second result has the data. For all other constants, the second result is None.
+    A region of a weight is such a placeholder if it is large, so that its data is not copied.
     """
     if not isinstance(constant, WeightSlice):
         array = np.array(constant, np.int64) if isinstance(constant, tuple) else constant

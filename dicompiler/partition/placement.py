@@ -2,23 +2,20 @@
 
     Routing ⇒ PlacedGraph: nodes with a device and a position in time, and the tensors that devices send
 
-`PlacedGraphBuilder` names tensors, and writes slices and sums as each opset requires. It does not use plans and layers.
-`placed_model` writes the graph as ONNX. If a plan is only simulated, no ONNX is written: `segmentation` reads the graph
-itself.
-
 A sent tensor can be narrowed to a smaller wire type. It passes Cast (float16, bfloat16) or QuantizeLinear (int8), the
 transfer, and Cast or DequantizeLinear. For `int8-block` (8-bit integers with a scale per block), several standard ONNX
 nodes encode and decode the tensor:
 
     x (float) ⇒ values (int8), scale indices (int8) ⇒ values · table[index] (float)
 
-The values of a region, in row-major order, form blocks of BLOCK_SIZE values; the last block can be shorter. Each block
-has a scale, by which its values are divided. The scale is the smallest entry of a table for which all quotients fit
-into 8 bits. Instead of the scale, its index in the table is sent, in 8 bits. A sent tensor has one axis, which contains
-the values of all blocks, then the indices. The table has four scales per factor of two, for blocks with largest
-magnitudes from 2^-40 to 2^23.9. A 16-bit scale instead of the 8-bit index would need one more byte per block, and would
-reduce the mean error by a tenth. If a block contains NaN or infinity, the encoder looks up an index that the table does
-not have, which ends the run with an error.
+- The values of a region, in row-major order, form blocks of BLOCK_SIZE values; the last block can be shorter.
+- The values of a block are divided by its scale: the smallest entry of a table for which all quotients fit into 8 bits.
+  The index of the entry is sent instead of the scale.
+- A sent tensor has one axis, which contains the values of all blocks, then the indices.
+- The table has four scales per factor of two, for blocks with largest magnitudes from 2^-40 to 2^23.9. A 16-bit scale
+  instead of the 8-bit index would reduce the mean error by only a tenth.
+- If a block contains NaN or infinity, the encoder looks up an index that the table does not have. The run then ends
+  with an error.
 """
 
 from __future__ import annotations
@@ -67,13 +64,12 @@ from dicompiler.partition.routing import format_region
 StepKey = tuple[int, int, int, int]
 """Sort key of a node: (period, lane, position in layer order, phase).
 
-A lane is a group of a device's parts, which runs before or after the other groups. A period lasts from one exchange of
-tensors between lanes or devices to the next. Slices that are sent have the lane -1, before all lanes, and the phase 0.
-All other nodes have the phase 1.
+A lane is a group of a device's parts, which the device computes before the next group. A period lasts from one exchange
+of tensors between lanes or devices to the next. The phase is 0 for slices that are sent, whose lane is -1, and else 1.
 """
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 FROM_INPUT = -1
-"""Value that replaces the index of a tensor's producer node if the tensor is a graph input and has no producer."""
+"""Index of the producer node of a tensor that no node produces, because it is a graph input."""
 
 
 class WeightSlice(NamedTuple):
@@ -107,7 +103,7 @@ class PlacedTensor(NamedTuple):
 
 
 TensorDescription = onnx.ValueInfoProto | PlacedTensor
-"""Type and shape of a tensor, as a ValueInfoProto of the original model or as a PlacedTensor."""
+"""Type and shape of a tensor. They are a ValueInfoProto if they are the same as in the original model."""
 
 
 class NodePlacement(NamedTuple):
@@ -164,7 +160,7 @@ class TensorSend(NamedTuple):
     Attributes:
         producer: Index of the node that computes the tensor; FROM_INPUT for a model input.
         tensor: Name of the tensor.
-        rank: Position of the receiver among the devices that read the tensor, in the order in which they first read it.
+        rank: Position of the receiver among the devices that read the tensor, in the order of their first reads.
         receiver: Name of the receiving device.
     """
 
@@ -229,16 +225,13 @@ class ModelFacts:
 class PlacedGraph:
     """Partitioned model before it is written as ONNX: nodes with devices, in the order of execution.
 
-    Nodes that do not contribute to an output are omitted.
-
     Attributes:
-        nodes: Nodes with their devices and positions in time.
-        infos: Type and shape of tensors, by the tensor's name in the graph. If the entry is a ValueInfoProto, it may
-            contain another name, because it may describe the tensor in the original model.
+        nodes: Nodes with their devices and positions in time, without those that do not contribute to an output.
+        infos: Type and shape of tensors, by the tensor's name in the graph. A ValueInfoProto may contain another name.
         inputs: Model inputs, without constants and states.
         source: Devices that have the inputs.
-        model_outputs: Name of the model output, by the name of the output of this graph. If several sinks (devices that
-            receive the outputs) receive a model output, the graph has one output for each of them.
+        model_outputs: Name of the model output, by the name of the output of this graph. A model output with several
+            sinks (devices that receive the outputs) is one output of the graph for each of them.
         constants: Initializers that the model does not have, by name.
         used_names: Names of the tensors that nodes read, and of the initializers that only subgraphs of nodes read.
         state_pieces: Regions of states (outputs that are inputs of the next frame) that devices keep between frames.
@@ -272,10 +265,7 @@ class PlacedGraph:
 
     @cached_property
     def unsized_inputs(self) -> frozenset[str]:
-        """Inputs that have no fixed size, such as strings.
-
-        Each device that reads one gets it from the coordinator, the process that supplies the frames.
-        """
+        """Inputs without a fixed size, such as strings. The process that supplies the frames sends them to readers."""
         return frozenset(name for name in self.inputs if not is_fixed_size(self.tensor_spec(name).dtype))
 
     @cached_property
@@ -303,8 +293,7 @@ class PlacedGraph:
                 continue
             producer = self.producer.get(name, FROM_INPUT)
             available = self.source if producer == FROM_INPUT else (devices[producer],)
-            # In the most frequent case, the only reader is on the device that computes the tensor. Nothing is sent, and
-            # the slower code below is skipped.
+            # Fast path for the most frequent case: the only reader is on a device that has the tensor.
             if len(indices) == 1 and devices[indices[0]] in available:
                 continue
             readers = dict.fromkeys([devices[i] for i in indices])
@@ -330,8 +319,6 @@ class PlacedGraph:
 class PlacedGraphBuilder:
     """Builder of a placed graph (the partitioned model: nodes with a device and a position in time).
 
-    New tensors and nodes get unique names, which depend only on the order of calls.
-
     Attributes:
         facts: Properties of the model.
         nodes: Nodes that were added, in any order.
@@ -352,7 +339,6 @@ class PlacedGraphBuilder:
         self.tensor_name_counts = dict.fromkeys(self.facts.tensor_names, 0)
 
     def unique_tensor_name(self, wanted: str) -> str:
-        """Return `wanted`, with a number appended if a tensor already has this name."""
         return unique_name(wanted, self.tensor_name_counts)
 
     def declare(self, name: str, dtype: int, region: Region) -> PlacedTensor:
@@ -360,10 +346,10 @@ class PlacedGraphBuilder:
         return tensor
 
     def add_constant(self, value: Constant, wanted: str = "") -> str:
-        """Return the name of a new initializer with the given value. The initializer is added at the first call.
+        """Return the name of a new initializer with the given value. Equal values share one initializer.
 
-        `wanted` is the preferred name of an array's initializer. Arrays with equal values share an initializer only if
-        their preferred names are equal too.
+        `wanted` is the preferred name of an array's initializer. Arrays share one only if they have the same preferred
+        name.
         """
         key: object = value
         if isinstance(value, np.ndarray):
@@ -389,10 +375,17 @@ class PlacedGraphBuilder:
         piece: Piece | None = None,
         captured: Mapping[str, str] = NO_ATTRIBUTES,
     ) -> None:
-        """Add a copy of the model's node `node`, with the name `name`.
+        """Add a copy of a node of the model.
 
-        The copy computes `piece`, or the full outputs if `piece` is None. `captured` is for nodes with subgraphs: it
-        maps the name in the model of each tensor that a subgraph reads to the tensor's name on this device.
+        Args:
+            node: Name of the node in the model.
+            name: Name of the copy.
+            inputs: Names of the tensors that the copy reads.
+            outputs: Names of the tensors that the copy computes.
+            place: Device and position in time.
+            piece: Region that the copy computes; None: the full outputs.
+            captured: For a node with subgraphs: the name on this device of each tensor that a subgraph reads, by its
+                name in the model.
         """
         copied, reads = self.facts.nodes[node], [*filter(None, inputs)] if "" in inputs else inputs
         if node in self.facts.control_flow_nodes:
@@ -419,14 +412,7 @@ class PlacedGraphBuilder:
     ) -> None:
         """Add the lookup (a Gather) of a device that has only some rows of a table; the result is 0 for other rows.
 
-        The sum of the results of all devices is the result of the whole lookup. The zeros are selected by a Where and
-        not by a multiplication, because rows can contain NaN.
-
-        An index outside of the whole table is given to the Gather unchanged, so that onnxruntime reports an error. This
-        error shows only the name of the Gather, which therefore contains the table and the indices. In the exact check
-        of `verify`, which replaces weights and inputs by small integers, indices wrap around instead.
-
-        The lookup has `TABLE_LOOKUP_NODE_COUNT` additional nodes.
+        The sum of the results of all devices is the result of the whole lookup.
 
         Args:
             node: Name of the Gather in the model.
@@ -446,6 +432,7 @@ class PlacedGraphBuilder:
             result = PlacedTensor(self.unique_tensor_name(f"{output.name}?"), indices.region, dtype)
             return self.add_node(op, names, result, place, node).name
 
+        # In the exact check of `verify`, small integers replace the indices, so they wrap around at the table's end.
         is_exact_check = self.facts.nodes[node].domain.startswith(STAND_IN_DOMAIN)
         raw, boolean = indices.name, onnx.TensorProto.BOOL
         if is_exact_check:
@@ -457,15 +444,18 @@ class PlacedGraphBuilder:
             is_below, is_above = add("Less", index, low, dtype=boolean), add("Less", high - 1, index, dtype=boolean)
             return add("Or", is_below, is_above, dtype=boolean)
 
+        # An index outside of the whole table reaches the Gather unchanged, so that onnxruntime reports an error.
         is_elsewhere, is_invalid = is_outside(start, stop), is_outside(0, row_count)
         local = add("Where", is_elsewhere, add("Where", is_invalid, indices.name, 0), add("Sub", index, start))
         row_axes = [(0, 1)] * (len(output.region) - len(indices.region))
         mask = PlacedTensor(self.unique_tensor_name(f"{output.name}?"), (*indices.region, *row_axes), boolean)
         self.add_node("Reshape", [is_elsewhere, self.add_constant(region_shape(mask.region))], mask, place, node)
         found = self.declare(self.unique_tensor_name(f"{output.name}?"), output.dtype, output.region)
+        # onnxruntime's error shows only the name of the Gather, so the name says which table and indices it reads.
         of, by = self.facts.nodes[node].input
         name = f"{name}: rows of {of} that {by} numbers: 0 to {row_count - 1}, here {start} to {stop - 1}"
         self.copy_node(node, name, [table, local], [found.name], place, piece)
+        # A multiplication by 0 would keep NaN, so a Where selects the zeros.
         zero = self._add_scalar(0, helper.tensor_dtype_to_np_dtype(output.dtype))
         self.add_node("Where", [mask.name, zero, found.name], output, place, node)
 
@@ -473,9 +463,9 @@ class PlacedGraphBuilder:
         return self.add_constant(np.array(value, dtype), f"{dtype}{value}")
 
     def add_slice(self, tensor: PlacedTensor, region: Region, place: NodePlacement, name: str = "") -> PlacedTensor:
-        """Return the given region of `tensor`: `tensor` itself if it has this region, else the output of a new Slice.
+        """Return a region of `tensor`: `tensor` itself if it has this region, else the output of a new Slice.
 
-        `name` is the name of the Slice's output. By default, the name is derived from that of `tensor`.
+        `name` is the name of this output; "": a name derived from that of `tensor`.
         """
         if tensor.region == region:
             return tensor
@@ -558,24 +548,23 @@ def _tensor_spec(info: onnx.ValueInfoProto) -> TensorSpec:
 
 
 def place_parts(facts: ModelFacts, routing: Routing, plan: Plan) -> PlacedGraph:
-    """Return the placed graph (nodes with devices) for a routing.
+    """Return the placed graph (nodes with devices) for the routing of a plan.
 
-    The routing has the tasks of a plan and the tensor regions that devices exchange for them. `plan` is the plan for
-    which the routing was made: the main plan, a replica of it on other devices, or a failure plan.
+    `plan` is the plan for which the routing was made: the main plan, a replica of it on other devices, or a failure
+    plan.
     """
     return _Placer(facts, routing, plan).make_graph()
 
 
 class _Placer:
-    """Converter of tasks to nodes. A task computes one part of a layer on a device."""
+    """Converter of tasks (computations of parts of layers on devices) to nodes."""
 
     def __init__(self, facts: ModelFacts, routing: Routing, plan: Plan) -> None:
         self.facts, self.routing, self.plan = facts, routing, plan
         self.layers = routing.layers
         self.builder = PlacedGraphBuilder(facts)
         self.tensor_of_task: dict[tuple[TensorKey, TaskId], PlacedTensor] = {}
-        # Tensors from Slices, Concats and other devices, by a key of their contents, so that several readers share
-        # them.
+        # Outputs of Slices, Concats and transfers, by a key of their contents, so that several readers share them.
         self.shared_tensors: dict[object, PlacedTensor] = {}
         self.captured_names: set[str] = set()
         self.task_count_by_layer = Counter(task.layer for task in routing.tasks)
@@ -592,16 +581,16 @@ class _Placer:
         return self.builder.build(self.captured_names, copies, self.plan.source, self._add_state_outputs())
 
     def _declare_state_tensors(self) -> dict[tuple[str, str], PlacedTensor]:
-        """Declare a tensor for each region of a state that a device keeps from the previous frame.
+        """Declare a tensor for each region of a state (an output of the previous frame) that a device keeps.
 
-        A state is a model output that is a model input of the next frame. The keys of the result are (model input of
-        the state, device). If one device keeps the whole state, the tensor has the name of the model input.
+        The result has the tensor by (model input of the state, device).
         """
         tensors = dict[tuple[str, str], PlacedTensor]()
         piece_count = Counter(retention.past for retention in self.routing.state_retentions)
         for retention in self.routing.state_retentions:
             past, device = retention.past, retention.device
             is_whole = retention.region == full_region(self.layers.tensors[past].shape or ())
+            # If one device keeps the whole state, the tensor has the name of the model input.
             keeps_name = is_whole and piece_count[past] == 1
             name = past if keeps_name else self.builder.unique_tensor_name(f"{past}@{device}")
             tensors[past, device] = self.builder.declare(name, self._dtype(past), retention.region)
@@ -629,10 +618,10 @@ class _Placer:
         return self.layers.tensors[tensor].dtype
 
     def _find_direct_outputs(self) -> dict[tuple[TensorKey, TaskId], str]:
-        """Return the names of the model outputs that a single task computes whole, on the output's first sink.
+        """Return the names of the model outputs that a single task computes whole, by tensor and task.
 
-        A task computes one part of a layer, and sinks are the devices that receive the outputs. The keys of the result
-        are the tensor and the task. The task's tensor gets the name of the output, so that no copy is needed.
+        A task computes one part of a layer, here on the output's first sink (a device that receives outputs). Its
+        tensor gets the name of the output, so that no copy is needed.
         """
         names: dict[tuple[TensorKey, TaskId], str] = {}
         for output, delivery in self.first_delivery_of.items():
@@ -646,13 +635,10 @@ class _Placer:
         return names
 
     def _tensor_name(self, key: TensorKey, task: Task) -> str:
-        """Return the name of a tensor that a task (the computation of one part of a layer) computes.
-
-        If only one task computes the layer, and the tensor is not a model output, it keeps the name that it has in the
-        model.
-        """
+        """Return the name of a tensor that a task (the computation of one part of a layer) computes."""
         if (key, task_id(task)) in self.output_name_of_task:
             return self.output_name_of_task[key, task_id(task)]
+        # A tensor that only one task computes keeps its name, unless it is a model output.
         if self.task_count_by_layer[task.layer] == 1 and key.tensor not in self.first_delivery_of:
             return key.tensor
         lane = f"#{task.lane}" if task.lane else ""
@@ -660,7 +646,7 @@ class _Placer:
         return self.builder.unique_tensor_name(f"{key.tensor}@{task.device}{lane}{reduce}")
 
     def _add_assembly(self, tree: Assembly, key: TensorKey, place: NodePlacement, name: str = "") -> PlacedTensor:
-        """Return a needed region of a tensor, assembled by slices and concatenations on the reader's device.
+        """Return a region of a tensor, which slices and concatenations on the reader's device assemble.
 
         Readers in the same lane (group of the device's parts) share these nodes, which are added for the first of them.
         """
@@ -688,8 +674,7 @@ class _Placer:
     def _tensor_of_box(self, box: Box, place: NodePlacement) -> PlacedTensor:
         """Return the tensor of a box (a region of a tensor on a device).
 
-        If the box is received, nodes on its sender slice it and may convert it to a smaller type. A node on the
-        receiver may convert it back. All these nodes are added at the first call.
+        If the box is received, the nodes that slice and convert it are added at the first call.
         """
         assert box.region is not None
         if box.origin is None:
@@ -700,26 +685,22 @@ class _Placer:
             return self.tensor_of_task[box.key, box.task]
         cache_key = (box.origin, box.region)
         if cache_key not in self.shared_tensors:
-            # The Slice that cuts the box (region of a tensor) on the sender has the position of the layer that reads
-            # the box. The lane -1 puts it before all lanes (groups of parts) of the sender, so that the receiver does
-            # not wait for these lanes.
+            # The sender's Slice has the position of the layer that reads the box. The lane -1 puts it before all lanes
+            # (groups of parts) of the sender, so that the receiver does not wait for them.
             period, _, position, _ = place.step_key
             slice_placement = NodePlacement(box.origin.device, box.origin.lane, (period, -1, position, 0))
             whole = self._tensor_of_box(box.origin, place)
             piece = self.builder.add_slice(whole, box.region, slice_placement)
-            # The cast of a whole tensor directly follows the node that computes the tensor.
+            # The cast of an uncut tensor directly follows the node that computes the tensor.
             is_cut = piece is not whole
             maker = slice_placement if is_cut else self.placement_of_task.get(box.origin.task, slice_placement)
             self.shared_tensors[cache_key] = self.wire_casts.narrow(piece, box, slice_placement, maker)
         return self.wire_casts.widen(self.shared_tensors[cache_key], box, place)
 
     def _place_task(self, task: Task) -> None:
-        """Add the nodes of a task, which computes one part of a layer on a device.
-
-        Before them, add the nodes that put the task's inputs together from regions that are on its device.
-        """
-        # Each layer has two positions in the order of execution. Partial sums are computed at the first one, and added
-        # at the second one. Tasks (computations of parts) without partial sums also have the second one.
+        """Add the nodes of a task (the computation of one part of a layer), and those that assemble its inputs."""
+        # Each layer has two positions in the order of execution: the first for computing partial sums, and the second
+        # for adding them. Tasks without partial sums also have the second one.
         position = 2 * self.layers.position[task.layer] + (task.kind != "partial")
         step_key = (self.routing.periods[task_id(task)], task.lane, position, 1)
         place = NodePlacement(task.device, task.lane, step_key, task_id(task))
@@ -750,15 +731,12 @@ class _Placer:
         name = self._tensor_name(target if output == target.tensor else TensorKey(output), task)
         inputs = self._node_inputs(node, piece, tensors, place)
         written_name = name
-        # Some operators, for example LRN, write a larger region than the task must compute. The needed region is then
-        # sliced from it.
+        # Some operators, for example LRN, write a larger region than the task must compute. The last line slices it.
         if piece.written_region is not None and piece.written_region != piece.out:
             written_name = self.builder.unique_tensor_name(f"{name}{format_region(piece.written_region)}")
         outputs = [written_name if o == output else self._unread_output(o, place) for o in node.outputs]
         node_name = node.name if name in node.outputs else f"{node.name}@{place.device}"
         written = self.builder.declare(written_name, self._dtype(output), piece.written_region or piece.out)
-        # If each device has only some rows of a lookup table, its lookup returns 0 for all other rows, and the results
-        # are added. Such a lookup needs more than one node.
         if piece.table_rows is None:
             self.builder.copy_node(node.name, node_name, inputs, outputs, place, piece)
         else:
@@ -769,7 +747,6 @@ class _Placer:
         tensors[output] = self.builder.add_slice(written, piece.out, place, name)
 
     def _unread_output(self, output: str, place: NodePlacement) -> str:
-        """Return a new tensor name for a node output that no other node reads; "" for an omitted output."""
         return output and self.builder.unique_tensor_name(f"{output}@{place.device}")
 
     def _node_inputs(
@@ -796,15 +773,14 @@ class _Placer:
     def _place_whole_node(self, node: Node, tensors: dict[str, PlacedTensor], task: Task, place: NodePlacement) -> None:
         """Add an unchanged node of a layer that stays whole, with the names that its inputs have on this device."""
         for tensor in filter(None, node.outputs):
-            # A tensor without a static shape gets the region of a scalar. This region is never used, because only this
-            # device reads the tensor, and it reads all of it.
+            # A tensor without a static shape gets the region of a scalar. The region is never used, because only this
+            # device reads the tensor.
             shape, name = self.layers.tensors[tensor].shape, self._tensor_name(TensorKey(tensor), task)
             tensors[tensor] = PlacedTensor(name, full_region(shape or ()), self._dtype(tensor))
             info = tensors[tensor] if shape is not None else self.facts.value_infos.get(tensor)
             if info is not None:
                 self.builder.tensor_descriptions[name] = info
-        # `node.inputs` includes initializers that only subgraphs of the node read. They are recorded here, because the
-        # graph would otherwise omit them as unread.
+        # `node.inputs` includes initializers that only subgraphs of the node read. The graph keeps captured names.
         self.captured_names.update(node.inputs)
         names, proto = {tensor: placed.name for tensor, placed in tensors.items()}, self.facts.nodes[node.name]
         inputs, outputs = ([names.get(name, name) for name in ends] for ends in (proto.input, proto.output))
@@ -813,8 +789,9 @@ class _Placer:
     def _add_deliveries(self) -> dict[str, str]:
         """Add the nodes that assemble the model's outputs on the sinks (the devices that receive them).
 
-        If an output has several sinks, all sinks but the first get copies of it with their own names. The result has
-        the copied model output by the name of each copy.
+        Returns:
+            The model output of each copy, by the name of the copy. If an output has several sinks, all but the first
+            get copies.
         """
         last = 1 + max(self.routing.periods.values(), default=0)
         copies: dict[str, str] = {}
@@ -834,17 +811,16 @@ class _Placer:
 
 
 MIN_OPSET = 13
-"""First opset that can encode int8-block: its QuantizeLinear can have a scale for each row of a matrix."""
+"""First opset that can encode int8-block, because its QuantizeLinear can have a scale for each row of a matrix."""
 SCALES_PER_OCTAVE = 4
 """Number of scales per factor of two in the scale table of the wire type int8-block."""
 SCALE_MARGIN = 2.0**-10
 """Fraction by which the scales of int8-block are reduced, so that decoded values get the same scale when sent again.
 
-It exceeds the rounding errors of the operator Log, and is far below half a quantization step, which is 1/254 of the
-largest value.
+It exceeds the rounding errors of the operator Log. Half a quantization step, 1/254 of the largest value, is far larger.
 """
 ZERO_INDEX = 32
-"""Index of the int8-block scale that is used for a block if the largest magnitude of its values is 1."""
+"""Index of the int8-block scale for blocks in which the largest magnitude is 1."""
 MAX_INT8_BLOCK = float(2.0 ** ((127 - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE))
 """Largest magnitude that the wire type int8-block can represent. Larger finite values are clipped."""
 MAX_ROUNDING_ERROR = 2.0 ** (1 / SCALES_PER_OCTAVE) / 254
@@ -858,12 +834,10 @@ _INVALID_INDEX = np.int32(256)
 def make_scale_table() -> NDArray[np.float32]:
     """Return the scales of the wire type int8-block, for the indices 0 to 127 and then -128 to -1.
 
-    ONNX counts negative indices from the end of a table. Index i is for blocks with a largest magnitude up to
-    2^((i - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE). The 0.5 is added because the sender rounds the logarithm of the
-    largest magnitude to the nearest index. All scales are reduced by the fraction SCALE_MARGIN, so that a block that a
-    receiver has decoded gets the same index if it is sent again.
+    Index i is for blocks with a largest magnitude up to 2^((i - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE). The 0.5 is
+    added because the sender rounds the logarithm of the largest magnitude to the nearest index.
     """
-    indices = np.roll(np.arange(-128, 128), 128)
+    indices = np.roll(np.arange(-128, 128), 128)  # ONNX counts negative indices from the end of a table.
     largest = 2.0 ** ((indices - ZERO_INDEX + 0.5) / SCALES_PER_OCTAVE)
     return (largest * (1 - SCALE_MARGIN) / 127).astype(np.float32)
 
@@ -871,7 +845,7 @@ def make_scale_table() -> NDArray[np.float32]:
 class BlockQuantizer:
     """Builder of encoders and decoders of the wire type int8-block in a placed graph (nodes with devices).
 
-    All nodes of an encoder but the last one have outputs named SENT.SUFFIX, where SENT is the name of the sent tensor.
+    Outputs of an encoder's nodes are named SENT.SUFFIX, except the last one, which is the sent tensor SENT.
     """
 
     def __init__(self, builder: PlacedGraphBuilder) -> None:
@@ -882,7 +856,12 @@ class BlockQuantizer:
     ) -> PlacedTensor:
         """Add nodes that encode a tensor for the wire type int8-block; return the encoded tensor, called `name`.
 
-        The tensor has at least one value. It is an output of the layer `wire_name`, or the model input `wire_name`.
+        Args:
+            tensor: Tensor with at least one value.
+            name: Name of the encoded tensor.
+            place: Device and position in time of the nodes.
+            origin: Name of the model's tensor for which the nodes are added.
+            wire_name: Layer or model input of which the tensor is an output, for error messages.
         """
         count = volume(tensor.region)
         blocks, rows = block_count(count), min(BLOCK_SIZE, count)
@@ -942,21 +921,21 @@ class BlockQuantizer:
     ) -> PlacedTensor:
         """Add nodes that look up the scale of each block, and that fail if a block contains NaN or infinity.
 
-        onnxruntime's error contains the name of the node that fails. The name is therefore the error message.
-
         Args:
             steps: Adds the nodes.
             index: Index of the scale of each block.
-            statistics: Largest and mean magnitude of each block. The largest can ignore NaN, and the mean of finite
-                values can overflow. The minimum of both is finite exactly if all values of the block are finite.
+            statistics: Largest and mean magnitude of each block.
             wire_name: The layer or model input that the error proposes to send unchanged.
         """
         shape, wide = region_shape(index.region), steps.cast(index, onnx.TensorProto.INT32)
+        # The largest magnitude can ignore NaN, and the mean of finite values can overflow. The smaller one of the two
+        # is finite exactly if all values of the block are finite.
         magnitude = steps.add("Min", [tensor.name for tensor in statistics], shape, onnx.TensorProto.FLOAT)
         limit = self.builder.add_constant(np.array(np.finfo(np.float32).max), "int8-block~limit")
         is_finite = steps.add("LessOrEqual", [magnitude.name, limit], shape, onnx.TensorProto.BOOL)
         invalid = self.builder.add_constant(np.array(_INVALID_INDEX), "int8-block~invalid")
         checked = steps.add("Where", [is_finite.name, wide.name, invalid], shape, wide.dtype)
+        # The name of the failing node is the error message, because onnxruntime's error contains only this name.
         error = (
             f"error: tensor {steps.origin} contains NaN or infinity, which {INT8_BLOCK} cannot represent: "
             f"add {wire_name}={UNCHANGED} to --wire-dtype"
@@ -993,7 +972,6 @@ class _NodeChain:
         return self.add("Reshape", [tensor.name, self.builder.add_constant(shape)], shape, tensor.dtype)
 
     def cut(self, tensor: PlacedTensor, start: int, stop: int) -> PlacedTensor:
-        """Return the values from `start` to `stop` of a tensor with one axis."""
         if tensor.region == ((start, stop),):
             return tensor
         bounds = [self.builder.add_constant((number,)) for number in (start, stop, 0)]
@@ -1006,9 +984,9 @@ def is_encoder_tensor(output: str, sent: str) -> bool:
 
 
 LAST_POSITION = 1 << 31
-"""Position in the order of execution after all layers. Casts of sent slices have it, so that they follow all slices."""
+"""Position in the order of execution after all layers, for casts of sent slices, so that they follow all slices."""
 MIN_OPSET_BY_DTYPE = {"float16": 6, "bfloat16": 13, "int8": 10, INT8_BLOCK: MIN_OPSET}
-"""First opset with the operators that convert a tensor to the type in which it is sent (wire type), by wire type."""
+"""First opset with the operators that convert a tensor to a wire type (a type in which it is sent), by wire type."""
 PLACEHOLDER_RANGE = (-1.0, 1.0)
 """Value range of tensors sent as int8 in programs that are only simulated, for which no samples have been run."""
 
@@ -1020,22 +998,26 @@ class WireCasts:
         self.builder, self.layers, self.wire = builder, layers, wire
         self.kinds = effective_wire_dtypes(layers)
         self.quantizer = BlockQuantizer(builder)
-        # Received tensors, cast back to their original type, by the name of the received tensor, the device and the
-        # lane (number of a group of the device's parts). Readers with equal keys share the cast.
+        # Received tensors after the cast to their original type, by the name of the received tensor, the device and the
+        # lane (number of a group of the device's parts).
         self.wide: dict[tuple[str, str, int], PlacedTensor] = {}
 
     def narrow(
         self, piece: PlacedTensor, box: Box, slice_placement: NodePlacement, maker: NodePlacement
     ) -> PlacedTensor:
-        """Return the tensor `piece`, which contains a box (region), in the element type in which the box is sent.
+        """Return the tensor `piece` in the element type in which it is sent. A cast is added if it is needed.
 
-        A cast is added if it is needed. It follows the node that computes `piece`, at the placement `maker`. If this is
-        a Slice, at `slice_placement`, the cast follows all slices. A slice between two casts would end the segment (the
-        submodel that a device runs at once) after the first cast. The tensors would then not be sent together.
+        Args:
+            piece: Tensor that contains `box`.
+            box: Region of a tensor that is sent.
+            slice_placement: Placement of the Slice that may cut the box.
+            maker: Placement of the node that computes `piece`: this Slice, or a node of a layer.
         """
         kind = self.kinds.get(box.key.tensor)
         if kind is None or (kind == INT8_BLOCK and not volume(piece.region)):
             return piece
+        # The cast of a slice follows all slices. Between two slices, it would end the segment (the submodel that a
+        # device runs at once), and the tensors would not be sent together.
         period, lane, position, phase = maker.step_key
         placement = slice_placement._replace(step_key=(period, lane, LAST_POSITION if lane < 0 else position, phase))
         name = self.builder.unique_tensor_name(f"{piece.name}~{kind}")
@@ -1048,7 +1030,7 @@ class WireCasts:
     def widen(self, sent: PlacedTensor, box: Box, place: NodePlacement) -> PlacedTensor:
         """Return a received box (region of a tensor), cast back from the wire type to its original type.
 
-        All parts of a device with the same lane number share the cast. A device computes one lane after another.
+        All parts of a device with the same lane (number of a group of parts) share the cast.
         """
         assert box.region is not None
         key, kind = box.key, self.kinds.get(box.key.tensor)
@@ -1082,8 +1064,8 @@ class WireCasts:
 def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
     """Raise DicompilerError if the opset is too old for a wire type, or the value range of an int8 tensor is unknown.
 
-    A wire type is the element type in which a tensor is sent. `opset` is the version of the model's standard operators,
-    or 0 if the model does not use standard operators.
+    A wire type is the element type in which a tensor is sent. `opset` is the version of the model's standard operators;
+    0: it uses none.
     """
     dtypes = effective_wire_dtypes(routing.layers)
     keys = dict.fromkeys(box.key for role in routing.roles for box in role.received_boxes if box.key.tensor in dtypes)

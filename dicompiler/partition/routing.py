@@ -1,8 +1,7 @@
-"""Routing: which tasks run, and which boxes (regions of tensors) the devices exchange.
+"""Routing: which tasks (computations of parts of layers) run, and which regions of tensors the devices exchange.
 
-A needed region is assembled from existing boxes. Boxes of the same lane (group of a device's parts) are preferred, then
-those of the same device, then those of the same host. Among equally near boxes, the one with the largest overlap is
-taken first. No element is sent to a device twice. Each plan is first validated against the model's layers.
+A needed region is assembled from existing boxes (regions on devices). The nearest box is preferred: same lane (group of
+the device's parts), same device, same host, other hosts. No element is sent to a device twice.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ if TYPE_CHECKING:
 def check_plan(layers: LayerGraph, plan: Plan) -> None:
     """Raise DicompilerError if a plan is not valid for the model's layers; the message names the first fault.
 
-    Routing, the next step, checks that each region that is read is also computed.
+    It is not checked here that each region that is read is also computed; `route` does that.
     """
     if not plan.source or not plan.sink:
         raise DicompilerError("plan: source and sink must each name at least one device")
@@ -103,7 +102,7 @@ def check_plan(layers: LayerGraph, plan: Plan) -> None:
 def failure_plan_in_errors(plan: Plan, failed: tuple[str, ...]) -> Iterator[None]:
     """Add the place of a failure plan, such as "failures[0]", to each DicompilerError raised in the `with` block.
 
-    `failed` are the devices for whose failure the failure plan is made. If it is empty, errors are not changed.
+    `failed` are the devices for whose failure the failure plan is made; (): errors are not changed.
     """
     try:
         yield
@@ -117,7 +116,7 @@ def failure_plan_in_errors(plan: Plan, failed: tuple[str, ...]) -> Iterator[None
 def _check_replicas(plan: Plan) -> None:
     """Raise DicompilerError unless replicas replace only devices of the plan, and no two devices by the same one.
 
-    A replica is the plan with some devices replaced by others; the frames of a stream use the replicas in turn.
+    A replica is the plan with some devices replaced by others.
     """
     devices = dict.fromkeys(part.device for parts in plan.layers.values() for part in parts)
     names = [*plan.source, *devices, *plan.sink]
@@ -204,17 +203,23 @@ TaskSortKey = tuple[int, int, int]
 DeviceLane = tuple[str, int]
 """Name of a device, and number of one of its lanes (groups of its parts)."""
 StateOnDevice = tuple[str, str]
-"""Model input that is a state (an output of the previous frame), and device that keeps a region of the state."""
+"""Model input that is a state (an output of the previous frame), and a device that keeps a region of it."""
 MIN_PIECES_FOR_ONE_CONCAT = 64
-"""Number of boxes above which an assembly along an axis is one Concat, because nested Concats would be too deep."""
+"""Number of pieces above which a region is assembled by one Concat, because nested Concats would be too deep."""
 
 
 def route(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str] | None = None) -> Routing:
     """Return the routing of a plan, with the routings of its replicas and failure plans.
 
-    A routing has the tasks (computations of parts of layers), and the regions that devices exchange for them. `hosts`
-    gives the host of each device; without it, each device has its own host. Raises DicompilerError if the plan does
-    not match the layers, or if a part of a layer reads a region that no part computes.
+    A routing has the tasks (computations of parts of layers), and the regions that devices exchange for them.
+
+    Args:
+        layers: The model's layers.
+        plan: Plan of these layers.
+        hosts: Host of each device, by device name; without an entry, a device has its own host.
+
+    Raises:
+        DicompilerError: The plan does not match the layers, or a part reads a region that no part computes.
     """
     layers = with_wire_dtypes(layers, plan.wire_format.dtypes)
     check_plan(layers, plan)
@@ -248,12 +253,9 @@ def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Rou
 
 
 def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Routing:
-    """Return the routing of one role: the plan itself, a replica of it, or a failure plan.
-
-    A state is an output that is an input of the next frame. The regions of states that devices keep depend on the tasks
-    that run, and the tasks that run depend on the kept regions. The routing is therefore repeated, beginning without
-    kept regions, until the regions no longer change.
-    """
+    """Return the routing of one role: the plan itself, a replica of it, or a failure plan."""
+    # The tasks that run determine which regions of states (outputs for the next frame) devices keep, and the kept
+    # regions determine which tasks run. The routing is therefore repeated until the regions no longer change.
     wanted: Mapping[StateOnDevice, Region] = {}
     while True:
         router = _Router(layers, plan, hosts, wanted)
@@ -271,7 +273,7 @@ class _Router:
     Attributes:
         wanted_state_regions: Regions of states (outputs that are inputs of the next frame) that devices keep, by state
             and device, as the previous search found them.
-        state_regions: Regions of states that devices keep, by state and device, as this search finds them.
+        state_regions: The same regions, as this search finds them.
         live_tasks: Tasks with results that are read; also None if model inputs are read, which no task computes.
         readers: Tasks that read a tensor, with the region that each needs, by tensor.
         reads: By task and tensor, the tree that builds the needed region by concatenation of stored boxes.
@@ -321,19 +323,18 @@ class _Router:
         return [task for task in tasks if task_id(task) in self.live_tasks]
 
     def _add_reads(self, task: Task, needs: Iterable[tuple[TensorKey, Region]]) -> None:
-        """Record the regions that a task (the computation of one part of a layer) reads.
-
-        The regions are put together later, when all readers of each tensor are known.
-        """
+        """Record the regions that a task reads. They are assembled later, when all readers of each tensor are known."""
         order = self._task_sort_key(task)
         for key, need in needs:
             self.readers.setdefault(key, []).append((order, task, need))
 
     def _assemble_for_readers(self, key: TensorKey, boxes: Sequence[Box]) -> list[OutputDelivery]:
-        """Assemble a tensor for the tasks that read it, for devices that keep it as a state, and for the sinks.
+        """Assemble a tensor for the tasks that read it, for devices that keep it for the next frame, and for the sinks.
 
-        A state is kept for the next frame. Sinks are the devices that receive the model's outputs. Returns the
-        deliveries to the sinks; [] if the tensor is not a model output.
+        Sinks are the devices that receive the model's outputs.
+
+        Returns:
+            The deliveries to the sinks; [] if the tensor is not a model output.
         """
         received_by_device: dict[str, list[Box]] = {}
         for _, task, need in sorted(self.readers.pop(key, []), key=itemgetter(0)):
@@ -361,10 +362,7 @@ class _Router:
         return deliveries
 
     def _add_merge_reads(self, mergers: Sequence[Task], partials: Sequence[Task]) -> None:
-        """Record the partial sums that each merger reads, if the result of the merger is read.
-
-        A merger is a task that adds partial sums.
-        """
+        """Record the partial sums that each merger (a task that adds partial sums) reads."""
         sums = {key: _boxes_of_tasks(partials, key) for task in partials for key in task.outputs}
         for merger in mergers if partials else ():
             (region,) = merger.outputs.values()
@@ -380,22 +378,22 @@ class _Router:
     ) -> Assembly:
         """Assemble region `need` of a tensor from `boxes`, and from boxes that the device has received before.
 
-        `at` is the device of the reader and its lane (group of the device's parts). `reader` is the text for the reader
-        in errors. The nearest box supplies its overlap with the region; of equally near boxes, the one with the largest
-        overlap does. If the overlap is not the whole region, the region is cut along one axis at the ends of the
-        overlap. This function then assembles each of the two or three pieces.
+        Args:
+            need: The region.
+            at: Device of the reader, and its lane (group of the device's parts).
+            boxes: Regions of the tensor on the devices that compute it.
+            received_by_device: Received boxes by device. New ones are added.
+            reader: Text for the reader in errors.
         """
         device, lane = at
         overlaps: list[tuple[int, Box, Region]] = []
         for i, box in enumerate((*boxes, *received_by_device.get(device, ()))):
             assert box.region is not None
-            # An empty tensor must be found too, but `intersect` returns None for empty regions. Equal regions are
-            # therefore compared first.
+            # Equal regions are compared first, because `intersect` returns None for the region of an empty tensor.
             overlap = need if need == box.region else intersect(need, box.region)
             if overlap is not None:
                 overlaps.append((i, box, overlap))
-                # The box (stored region) was computed by the same lane (group of the device's parts) and contains the
-                # whole region. No other box can be nearer or have a larger overlap, so the search ends.
+                # No other box can be nearer than one of the same lane, or have a larger overlap than the whole region.
                 if box.device == device and box.lane == lane and overlap == need:
                     overlaps = overlaps[-1:]
                     break
@@ -415,9 +413,9 @@ class _Router:
                 return AssemblyConcat(cover[0], tuple(children))
         best = overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda entry: self._piece_rank(at, *entry))
         _, box, overlap = best
-        # Only boxes that overlap with the region can overlap with its pieces. Received boxes are omitted, because
-        # `received_by_device` has them too. If no box (region of a tensor on a device) is left, one is kept: an error
-        # about a region that no part computes gets the tensor's name from it.
+        # The best box supplies its overlap. The region is cut at the ends of the overlap, and each of the pieces is
+        # assembled. Only boxes that overlap with the region can overlap with its pieces. Received boxes are omitted,
+        # because `received_by_device` has them too. At least one box is kept, because errors need the tensor's name.
         candidates = [candidate for _, candidate, _ in overlaps if candidate.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
@@ -433,12 +431,10 @@ class _Router:
         return AssemblyLeaf(box, overlap)
 
     def _piece_rank(self, at: DeviceLane, index: int, box: Box, overlap: Region) -> tuple[int, int, int, int]:
-        """Return the sort key of box number `index` for a reader on device and lane `at`; the best box comes first.
+        """Return the sort key of box number `index` for the reader `at` (device and lane); the best box is the first.
 
-        A box is a region of a tensor on a device, and a lane is a group of a device's parts.
-
-        The nearest box is the best one: own lane, own device, own host, then other hosts. Among equally near boxes, it
-        is the one with the largest `overlap`, the region that the box has in common with the region that is read.
+        The nearest box is the best one: own lane (group of the device's parts), own device, own host, then other hosts.
+        Among equally near boxes, it is the one with the largest `overlap` with the region that is read.
         """
         device, lane = at
         same_host = self.hosts.get(box.device, box.device) == self.hosts.get(device, device)
@@ -446,7 +442,7 @@ class _Router:
         return distance, -volume(overlap), self.device_rank[box.device], index
 
     def _task_sort_key(self, task: Task) -> TaskSortKey:
-        """Return the key that sorts tasks (parts of layers) in layer order, with the partial sums of a layer first."""
+        """Return the key that sorts tasks in layer order, with the partial sums of a layer first."""
         return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
 
     def _build_routing(self, tasks: Sequence[Task], deliveries: Sequence[OutputDelivery]) -> Routing:
@@ -474,10 +470,14 @@ def _cover_along_axis(
 ) -> tuple[int, list[tuple[Region, int | None]]] | None:
     """Cover the region `need` by pieces; return None unless the pieces differ from it along exactly one axis.
 
-    A piece is its region within `need`, followed by the four numbers by which `_Router._piece_rank` sorts pieces:
-    distance, minus the volume, number of the device, index. The result is the only axis along which pieces differ from
-    `need`, and a list of regions that together are `need`, in ascending order. Each of these regions has the index of
-    the piece that covers it, or None if no piece does.
+    Args:
+        need: The region.
+        pieces: For each piece, its region within `need`, and the four numbers by which `_Router._piece_rank` sorts
+            pieces: distance, minus the volume, number of the device, index.
+
+    Returns:
+        The axis, and regions that together are `need`, in ascending order. Each has the index of the piece that covers
+        it, or None if no piece does.
     """
     axes = {axis for piece in pieces for axis, interval in enumerate(piece[0]) if interval != need[axis]}
     if len(axes) != 1:
@@ -490,19 +490,19 @@ def _cover_along_axis(
 def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) -> list[tuple[Interval, int | None]]:
     """Cover the interval `need` by pieces (interval, distance, order), the best piece first.
 
-    A gap is an interval that is not covered yet. The best piece has the smallest distance from the device that reads
-    `need`. Among pieces with the same distance, it is the one with the largest overlap with a gap, and then the one
-    with the smallest order. The best piece covers its overlap, and the next best pieces cover the rest of the gap. The
-    function is not recursive, because there can be thousands of pieces.
+    The best piece has the smallest distance (from the device that reads `need`), then the largest overlap with an
+    uncovered gap, then the smallest order.
 
-    Returns intervals that together are `need`, from left to right. Each has the index of the piece that covers it, or
-    None if no piece does.
+    Returns:
+        Intervals that together are `need`, from left to right. Each has the index of the piece that covers it, or None
+        if no piece does.
     """
-    # Starts and stops of the gaps (intervals that no piece covers yet), from left to right.
+    # The function is not recursive, because there can be thousands of pieces.
+    # Starts and stops of the gaps (intervals that no piece covers yet), from left to right:
     starts, stops = [need[0]], [need[1]]
     covered: list[tuple[Interval, int | None]] = []
     # The second number of a heap entry is minus an upper bound of the length that the piece covers, so that the longest
-    # piece comes first. At first, this bound is the length of the whole interval.
+    # piece is the first. The initial bound is the length of the whole interval.
     negative_length = need[0] - need[1]
     heap = [(distance, negative_length, order, number) for number, (_, distance, order) in enumerate(pieces)]
     heapq.heapify(heap)
@@ -512,22 +512,24 @@ def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) 
         if overlap is None:
             continue
         low, high, gap = overlap
-        # The piece was ranked by an upper bound of the length that it covers. If it covers less now, other pieces may
-        # be better. It is then ranked again with the length that it covers now, and covers nothing yet.
+        # If the piece covers less than its upper bound, other pieces may be better. It is then ranked again by the
+        # length that it covers now.
         if low - high == negative_length:
             covered.append(((low, high), number))
             rest = [side for side in ((starts[gap], low), (high, stops[gap])) if side[0] < side[1]]
             starts[gap : gap + 1], stops[gap : gap + 1] = [side[0] for side in rest], [side[1] for side in rest]
-        # The piece (an interval) stays in the heap after it has covered a gap, because it may overlap with other gaps.
+        # The piece stays in the heap, because it may overlap with other gaps.
         heapq.heappush(heap, (distance, low - high, order, number))
     return sorted([*covered, *(((start, stop), None) for start, stop in zip(starts, stops, strict=True))])
 
 
 def _largest_overlap(starts: Sequence[int], stops: Sequence[int], piece: Interval) -> tuple[int, int, int] | None:
-    """Return the largest overlap of the interval `piece` with a gap; None if it overlaps with no gap.
+    """Return the largest overlap of the interval `piece` with a gap, an interval that is not covered yet.
 
-    A gap is an interval that is not covered yet. Gap i is the interval from starts[i] to stops[i]. The result is the
-    start and the stop of the overlap, and the index of the gap.
+    Gap i is the interval from starts[i] to stops[i].
+
+    Returns:
+        Start and stop of the overlap, and index of the gap; None if there is no overlap.
     """
     best, gap = None, max(0, bisect_right(starts, piece[0]) - 1)
     while gap < len(starts) and starts[gap] < piece[1]:
@@ -545,11 +547,10 @@ def _boxes_of_tasks(tasks: Sequence[Task], key: TensorKey) -> list[Box]:
 def number_lane_periods(
     tasks: Sequence[Task], reads: Mapping[TaskId, Mapping[TensorKey, Assembly]]
 ) -> dict[TaskId, int]:
-    """Return the number of the period in which each task is computed.
+    """Return the number of the period in which each task (computation of a part of a layer) is computed.
 
-    A lane is a group of a device's parts. A period is a sequence of layers in which no lane reads a tensor that another
-    lane or device computes in the same period. The lanes of a device can therefore be computed one after another within
-    a period. `tasks` must be in layer order.
+    Within a period, no lane (group of a device's parts) reads a tensor that another lane or device computes, so each
+    device can compute its lanes one after another. `tasks` must be in layer order.
     """
     periods, current = dict[TaskId, int](), 0
     for _, group in itertools.groupby(tasks, key=lambda task: (task.layer, task.kind == "partial")):

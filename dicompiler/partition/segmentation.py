@@ -1,8 +1,6 @@
 """Segmentation: a placed model becomes a Program, with segments on devices and transfers between devices.
 
-A segment is an ONNX submodel that a device runs as soon as its inputs are complete. It states the lowest ONNX IR
-version that supports its contents. onnxruntime refuses a model with a newer IR version than it knows, even if the model
-uses nothing new.
+A segment is an ONNX submodel that a device runs as soon as its inputs are complete.
 """
 
 from __future__ import annotations
@@ -22,12 +20,12 @@ from dicompiler.partition.placement import FROM_INPUT, PlacedGraph, is_encoder_t
 def build_program(
     placed: Model | PlacedGraph, devices: Sequence[str], hosts: Mapping[str, str] | None = None
 ) -> Program:
-    """Return the program of a placed (partitioned) model, or of its PlacedGraph if no ONNX model is written.
+    """Return the program of a placed (partitioned) model, or of its graph if the program is only simulated.
 
-    The program of a PlacedGraph is only simulated, so its segments (submodels) have no ONNX model and no weights.
-
-    `devices` are all devices in order, including those without work. `hosts` gives the host of each device; without it,
-    each device has its own host.
+    Args:
+        placed: The model or its graph. Segments (submodels) of a graph have no ONNX model and no weights.
+        devices: Names of all devices in order, including those without work.
+        hosts: Host of each device, by device name; without an entry, a device has its own host.
     """
     graph, hosts = read_placed_model(placed) if isinstance(placed, Model) else placed, hosts or {}
     constants = {tensor.name: tensor for tensor in placed.proto.graph.initializer} if isinstance(placed, Model) else {}
@@ -43,8 +41,8 @@ def build_program(
         by_end[transfer.receiver].append(transfer)
     segments: dict[str, list[Segment]] = {device: [] for device in devices}
     index = {device: i for i, device in enumerate(devices)}
-    # Each device first sends to the next device in order. In an exchange of all devices with all devices, the messages
-    # of different devices then use different links at the same time.
+    # Each device first sends to the next device in order. If all devices send to all others, their messages then use
+    # different links at the same time.
     for device, own_transfers in by_end.items():
         own_transfers.sort(key=lambda transfer: (index[transfer.receiver] - index[device]) % len(index))
     order: list[tuple[int, int]] = []
@@ -76,25 +74,23 @@ def _model_outputs(graph: PlacedGraph) -> tuple[TensorSpec, ...]:
 
 
 def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
-    """Group the nodes of a placed graph into segments: lists of node indices, in the order of their first nodes.
+    """Group the nodes of a placed graph into segments (submodels): lists of node indices.
 
-    Nodes are added to their device's current segment until the segment must end:
+    A device's segment ends:
     - after a node with a result that another device needs;
     - before a node that needs a tensor that another device computes after the segment's start;
     - at a change of the lane (group of the device's parts).
-    Each segment therefore depends only on earlier ones.
 
-    There is one exception. A segment continues after a node with a result that another device needs in two cases: the
-    next node also has such a result, or it leads from another matrix product of the same operand to such a result.
-    Keys and values of an attention are therefore sent together.
+    Exception: results that directly follow each other, or are matrix products of the same operand, are sent together.
+    Examples are the keys and values of an attention.
     """
     places, producer_of = [node.placement for node in graph.nodes], graph.producer
     sends = {send.producer for send in graph.sends}
     encoder_starts = _find_encoder_starts(graph)
     groups: list[list[int]] = []
     current: dict[str, list[int]] = {}  # The segment (submodel) of each device to which nodes are being added.
-    # For each device, True if the last node of its segment leads to a tensor that is sent. Only nodes that lead to such
-    # tensors may then be added to the segment, because the tensors are sent when the segment has ended.
+    # For each device, True if the last node of its segment leads to a tensor that is sent. Other nodes would delay it,
+    # because it is sent when the segment has ended.
     sending: dict[str, bool] = {}
     products = _find_products(graph, sends, encoder_starts)
     last: dict[str, str] = {}  # The operand of the last matrix product with a result that is sent, by device.
@@ -122,8 +118,7 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
 def _find_encoder_starts(graph: PlacedGraph) -> dict[int, int]:
     """Return the index of the first node of each encoder, by the index of its last node.
 
-    An encoder is the group of nodes that convert a tensor to the wire type int8-block before it is sent. Its last node
-    computes the sent tensor.
+    An encoder is a group of nodes that convert a tensor to the wire type int8-block before it is sent.
     """
     starts: dict[int, int] = {}
     for send in graph.sends:
@@ -138,8 +133,7 @@ def _find_encoder_starts(graph: PlacedGraph) -> dict[int, int]:
 def _find_products(graph: PlacedGraph, sends: Collection[int], encoder_starts: Mapping[int, int]) -> dict[int, str]:
     """Find matrix products with results that are sent; return the name of the computed operand by node index.
 
-    The result has an entry for the node of the product, and one for each node between the product and the tensor that
-    is sent. Only products of one computed operand and a weight are found.
+    The other operand is a weight. Nodes between the product and the sent tensor have entries too.
 
     Args:
         graph: The placed graph.
@@ -160,12 +154,9 @@ def _find_products(graph: PlacedGraph, sends: Collection[int], encoder_starts: M
 
 
 def _inseparable_nodes(graph: PlacedGraph, encoder_starts: Mapping[int, int]) -> Iterable[list[int]]:
-    """Return the indices of all nodes in order, in groups that must each be within one segment.
-
-    A tensor of unknown type cannot be an input of a segment, so the nodes that compute and read it form a group. Only
-    layers that stay whole have such tensors, and the nodes of a layer are adjacent. The nodes of an encoder, which
-    convert a tensor to the wire type int8-block, also form a group.
-    """
+    """Return the indices of all nodes in order, in groups that must each be within one segment (submodel)."""
+    # A tensor of unknown type cannot be an input of a segment. Only layers that stay whole have such tensors, and the
+    # nodes of a layer are adjacent.
     unknown = graph.producer.keys() - graph.infos.keys()
     if not unknown and not encoder_starts:
         return ([i] for i in range(len(graph.nodes)))
@@ -181,8 +172,7 @@ def _inseparable_nodes(graph: PlacedGraph, encoder_starts: Mapping[int, int]) ->
 def _find_sender(graph: PlacedGraph, tensor: str, receiver: str, hosts: Mapping[str, str]) -> str:
     """Return the device that sends `tensor` to `receiver`.
 
-    It is the device that computes the tensor. A model input is sent by a source (a device that has the inputs), and
-    if possible by one on the receiver's host.
+    A model input is sent by a source (a device that has the inputs), if possible by one on the receiver's host.
     """
     if tensor in graph.producer:
         return graph.nodes[graph.producer[tensor]].placement.device
@@ -202,8 +192,7 @@ def _build_device_program(
         if transfer.sender == device:
             outgoing.setdefault(transfer.value.name, []).append(Step("send", transfer.index))
     steps = [Step("receive", t.index) for t in transfers if t.receiver == device]
-    # `build_program` has sorted `transfers` in the order in which this device sends them, so their positions are sort
-    # keys.
+    # `build_program` has sorted `transfers` in the order in which this device sends them.
     turn = {transfer.index: i for i, transfer in enumerate(transfers)}
 
     def sends(names: Iterable[str]) -> list[Step]:
@@ -246,10 +235,7 @@ def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segme
 def _segment_model(
     segment: Segment, nodes: Sequence[int], graph: PlacedGraph, source: Model, constants: Mapping[str, onnx.TensorProto]
 ) -> onnx.ModelProto:
-    """Return the ONNX model of a segment, the submodel that a device runs at once.
-
-    `constants` are the initializers of the partitioned model, by name.
-    """
+    """Return the ONNX model of a segment. `constants` are the initializers of the partitioned model, by name."""
     read = dict.fromkeys(n for i in nodes for n in graph.nodes[i].reads)
     proto = onnx.ModelProto(
         ir_version=source.proto.ir_version, opset_import=source.proto.opset_import, functions=source.proto.functions
@@ -260,14 +246,13 @@ def _segment_model(
     proto.graph.output.extend(graph.infos.get(n) or onnx.ValueInfoProto(name=n) for n in segment.outputs)
     proto.graph.initializer.extend(constants[n] for n in read if n in constants)
     proto.graph.sparse_initializer.extend(t for t in source.proto.graph.sparse_initializer if t.values.name in read)
-    # Boards may have an older onnxruntime than this host. It refuses newer IR versions, so the segment's model states
-    # the lowest IR version that supports its contents.
+    # Boards may have an older onnxruntime than this host, which refuses newer IR versions even if nothing new is used.
     proto.ir_version = lowest_ir_version(proto)
     return proto
 
 
 _BASE_VERSION = 4
-"""First ONNX IR version in which initializers need not be graph inputs. Segments (ONNX submodels) rely on this."""
+"""First ONNX IR version in which initializers need not be graph inputs, as in segments (ONNX submodels)."""
 _SPARSE_VERSION, _OPTIONAL_VERSION = 6, 8
 _FUNCTION_VERSION, _FUNCTION_DEFAULTS_VERSION, _OVERLOAD_VERSION = 8, 9, 10
 _TYPE_ATTRIBUTES = ("to", "dtype", "output_dtype", "precision")
@@ -279,11 +264,7 @@ _FIRST_TYPES = ((17, 9), (21, 10), (23, 11), (24, 12), (25, 13), (27, 14))
 def lowest_ir_version(model: onnx.ModelProto) -> int:
     """Return the lowest IR version that has all element types and constructs of a model.
 
-    Args:
-        model: The model.
-
-    Returns:
-        The version. It is at least 4, so that initializers need not be graph inputs, but never above the model's own.
+    It is at least 4, so that initializers need not be graph inputs, but never above the model's own.
     """
     needed = {_BASE_VERSION, *map(_function_version, model.functions)}
     for root in (model.graph, *model.functions):
@@ -304,10 +285,7 @@ def _function_version(function: onnx.FunctionProto) -> int:
 
 
 def _attribute_version(attribute: onnx.AttributeProto) -> int:
-    """Return the lowest IR version that has all element types in an attribute.
-
-    The types are those of the attribute's tensors, and its value if the value is an element type, such as `to` of Cast.
-    """
+    """Return the lowest IR version that has all element types in an attribute, such as the value of `to` of Cast."""
     types = [tensor.data_type for tensor in (attribute.t, *attribute.tensors)]
     types += [attribute.i] if attribute.name in _TYPE_ATTRIBUTES else []
     return max(map(_type_version, types))

@@ -1,7 +1,7 @@
 """Tiling: parts of layers along named axes (height, width, channel), for strategies and for passes that set plans.
 
-The rank of a tensor does not determine the positions of these axes: the tensors within a channel shuffle, for example,
-have five axes. The names are therefore propagated from the model's inputs through the operator rules.
+A tensor's rank does not determine the positions of these axes. The names are therefore propagated from the model's
+inputs through the operator rules.
 """
 
 from __future__ import annotations
@@ -50,8 +50,7 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
     - rank 3 or more: N (the batch), channel, height, width;
     - rank 2, integers (tokens): N and height;
     - rank 2, other types: height and channel, or N and channel if there is only one row.
-    An axis of a layer's output has the name of the input axis that is divided together with it. If a part of an output
-    axis needs only a part of the layer's weights, this axis is the channel axis.
+    An axis of a layer's output has the name of the input axis that is divided together with it.
 
     Args:
         layers: The model's layers.
@@ -74,9 +73,7 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
 def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> dict[str, int]:
     """Return the indices of the axes of a layer's output that are called height, width and channel, by name.
 
-    An axis has the name of the input axis that is divided together with it. If a part of an output axis needs only a
-    part of the layer's weights, this axis is the channel axis. An earlier axis with the name channel is then renamed to
-    height.
+    An axis has the name of the input axis that is divided together with it.
     """
     shape = output_shape(layers, layer)
     labels: dict[str, int] = {}
@@ -86,7 +83,7 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
             for interval in ((0, 1), (shape[axis] - 1, shape[axis]))
         )
         # An input axis is divided together with the output axis if the first and the last output element read different
-        # regions of it. Reading a part of the axis is not sufficient: all elements of a Slice can read the same part.
+        # regions of it.
         cut = {
             label
             for key in {**first.needs, **last.needs}
@@ -94,8 +91,8 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
             if len({(task.needs[key][a] if key in task.needs else None) for task in (first, last)}) > 1
             and any(task.needs[key][a] != _full_axis(layers, key, a) for task in (first, last) if key in task.needs)
         }
-        # Weights are searched in the inputs of the anchor (the layer's main operator) and of all nodes before it,
-        # because in a quantized layer, these nodes dequantize the weights.
+        # Weights are inputs of the anchor (the layer's main operator) or, in a quantized layer, of the nodes before it,
+        # which dequantize the weights.
         readers = layer.nodes[: layer.anchor + 1]
         weights = [
             (layers.tensors[name], need)
@@ -105,14 +102,16 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
             if name and layers.tensors[name].is_constant and need is not None
         ]
         cuts_weights = any(need != full_region(tensor.shape or ()) for tensor, need in weights)
+        # An axis is the channel axis if a part of it needs only a part of the weights. An earlier axis with this name
+        # becomes the height.
         if cuts_weights and (reduction_length(layers, layer) is not None or not cut):
             cut = {"channel"}
             if "channel" in labels:
                 labels.setdefault("height", labels.pop("channel"))
         for label in sorted(cut):
             labels.setdefault(label, axis)
-    # If a feature map is smaller than the halo, every output element reads all of it, so no axis seems divided.
-    # Height and width then have the same positions as in an input of the same rank.
+    # If a feature map is smaller than the halo (the rows and columns that a kernel reads around an element), every
+    # output element reads all of it. Height and width then have the same positions as in an input of the same rank.
     for name in layer.inputs:
         has_same_rank = len(layers.tensors[name].shape or ()) == len(shape)
         for label, axis in labelled.get(name, {}).items() if has_same_rank else ():
@@ -168,7 +167,7 @@ def split_axis(layers: LayerGraph, layer: Layer, axis: int, weights: Sequence[fl
 def align_cuts(layers: LayerGraph, layer: Layer, axis: int, ends: Sequence[int]) -> tuple[Interval, ...]:
     """Split an axis at `ends`, each moved to the nearest position at which no element is computed twice.
 
-    The operator's rule determines these positions. An example is a boundary of groups of channels.
+    Such a position is, for example, a boundary between groups of channels.
 
     Args:
         layers: The model's layers.
@@ -245,8 +244,7 @@ def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]
         names: Names of layers.
 
     Returns:
-        True if all readers have such names. False if the output is also a model output, or if no layer reads the
-        output.
+        False if another layer or nothing reads the output, or if it is a model output. True otherwise.
     """
     readers = layers.consumers.get(layer.output, ())
     return bool(readers) and layer.output not in layers.outputs and all(reader.name in names for reader in readers)
@@ -254,8 +252,6 @@ def is_read_only_within(layers: LayerGraph, layer: Layer, names: Collection[str]
 
 def exit_layer(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
     """Return the only layer of a set with an output that is read outside of the set.
-
-    If there is only one such layer, no path leaves the set and returns to it.
 
     Args:
         layers: The model's layers.
@@ -281,7 +277,7 @@ def exit_layer(layers: LayerGraph, chosen: Sequence[Layer]) -> Layer:
 def fused_regions(layers: LayerGraph, chosen: Sequence[Layer], tiles: Iterable[Region]) -> list[dict[str, Region]]:
     """Return the regions that fused layers compute, halos included, for each tile of the last of these layers.
 
-    For example, for two 3×3 convolutions conv1 → conv2 and the rows 4:8 of conv2, conv1 computes the rows 3:9.
+    For two 3×3 convolutions conv1 → conv2 and the rows 4:8 of conv2, conv1 computes the rows 3:9.
 
     Args:
         layers: The model's layers.
