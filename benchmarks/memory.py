@@ -26,7 +26,7 @@ from dicompiler.cost.memory import program_memory
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import random_inputs
-from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.target import SocketsTarget
 
 MIB = 1 << 20
 PLATFORM = "rpi4-gateway-x4"

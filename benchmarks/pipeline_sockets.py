@@ -28,8 +28,8 @@ from dicompiler import networks
 from dicompiler.base.schema import load_json
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import random_inputs
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.segments import SegmentIO, make_sessions, run_segment, value_from_bytes
+from dicompiler_targets.sockets.target import SocketsTarget
 
 SLACK, SPEEDUP = 1.05, 1.6
 """Limits: the time of a frame divided by that of its segments and bytes, and the speed-up over one device."""

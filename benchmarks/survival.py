@@ -39,8 +39,8 @@ import dicompiler
 from dicompiler.base.errors import DicompilerError
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import RunEvent, RunOptions
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.session import ClusterSession
+from dicompiler_targets.sockets.target import SocketsTarget
 
 WAYS = ("kill", "stop", "cable", "sshd")
 AT_ONCE_S, BEATS = 0.3, 3.75

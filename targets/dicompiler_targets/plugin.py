@@ -17,7 +17,7 @@ dicompiler_api = API_VERSION
 def dicompiler_targets() -> Iterable[type[Target]]:
     """Return the built-in targets: `sockets`, `mpi` and `tflm`."""
     from dicompiler_targets.mpi import MpiTarget
-    from dicompiler_targets.sockets import SocketsTarget
+    from dicompiler_targets.sockets.target import SocketsTarget
     from dicompiler_targets.tflm import TflmTarget
 
     return [SocketsTarget, MpiTarget, TflmTarget]

@@ -24,7 +24,7 @@ from dicompiler.partition.lowering import lower
 from dicompiler.target.target_base import Target
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import ProgramExecutor
-from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.target import SocketsTarget
 
 MIB = 1 << 20
 

@@ -30,7 +30,7 @@ from dicompiler.search.constraints import (
 )
 from dicompiler.search.problem import Problem
 from dicompiler.target.target_base import Target
-from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.target import SocketsTarget
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.verify.comparison import compare_value
 from dicompiler.verify.executor import run_model
 from dicompiler_passes.form_layers import form_layers
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import RoleIO, SocketsArtifact
 from dicompiler_targets.sockets.session import ClusterSession
+from dicompiler_targets.sockets.target import SocketsTarget
 
 DEVICES = ("a", "b", "c", "d", "e")
 

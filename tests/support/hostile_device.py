@@ -20,12 +20,12 @@ from support.running import wait_until
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.target.run_records import RunOptions
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.addresses import split_address
 from dicompiler_targets.sockets.runtime.channel import EventLoop, MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE, RunCredentials
 from dicompiler_targets.sockets.runtime.protocol import MessageHeader, MessageType, decode_json
 from dicompiler_targets.sockets.runtime.transport import TlsKeys, open_connection
+from dicompiler_targets.sockets.target import SocketsTarget
 
 
 class Hostile:

@@ -17,11 +17,11 @@ from support.handmade import Made
 from dicompiler.base.schema import load_json
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.target.manifest import write_digests_and_checksum
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.channel import EventLoop, MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import COORDINATOR_NAME, TOKEN_VARIABLE, RunCredentials
 from dicompiler_targets.sockets.runtime.protocol import MessageHeader, MessageType, decode_json
 from dicompiler_targets.sockets.runtime.transport import Connection
+from dicompiler_targets.sockets.target import SocketsTarget
 
 LIMIT_S = 2.0
 """Seconds from a failure to the end of all processes."""

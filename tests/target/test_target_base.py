@@ -11,7 +11,7 @@ from dicompiler.base.errors import UsageError
 from dicompiler.driver.run_log import frames_in_flight
 from dicompiler.target.run_records import RunOptions
 from dicompiler.target.target_base import Target
-from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.target import SocketsTarget
 
 
 def test_target_without_remote_runs_refuses_other_hosts(tmp_path: Path) -> None:

@@ -26,8 +26,8 @@ from dicompiler.ir.platform import Platform
 from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import ProgramExecutor, run_model
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime import segments as runtime_values
+from dicompiler_targets.sockets.target import SocketsTarget
 
 RUNTIME = Path(runtime_values.__file__).parent
 
@@ -127,7 +127,7 @@ def test_same_program_gives_same_bytes(tmp_path: Path) -> None:
         "import sys; sys.path[:0] = sys.argv[2:]\n"
         "from pathlib import Path; from support.handmade import halo\n"
         "from dicompiler.plugin_api import PipelineState\n"
-        "from dicompiler_targets.sockets import SocketsTarget; program, model, _ = halo()\n"
+        "from dicompiler_targets.sockets.target import SocketsTarget; program, model, _ = halo()\n"
         "SocketsTarget().emit(PipelineState(model=model, program=program), Path(sys.argv[1]))\n"
     )
     found = []

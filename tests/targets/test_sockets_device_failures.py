@@ -28,7 +28,6 @@ from dicompiler.driver.run_log import run_document
 from dicompiler.search.constraints import check_target_support
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunEvent, RunOptions
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.cluster_state import ClusterState
 from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, DeviceProcess, RunAcceptor
@@ -53,6 +52,7 @@ from dicompiler_targets.sockets.runtime.protocol import (
     RoleSchedule,
 )
 from dicompiler_targets.sockets.session import COVERED_HEARTBEAT_S, UNCOVERED_HEARTBEAT_S, ClusterSession
+from dicompiler_targets.sockets.target import SocketsTarget
 from dicompiler_targets.tflm import TflmTarget
 
 NO_SECONDS = DONE_FIELDS.pack(0.0, 0.0, 0)

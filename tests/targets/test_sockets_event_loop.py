@@ -18,7 +18,6 @@ from support.running import emit, fake
 from dicompiler.cli.command_line import main
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.channel import EventLoop, MessageChannel
 from dicompiler_targets.sockets.runtime.protocol import (
     HEADER_STRUCT,
@@ -29,6 +28,7 @@ from dicompiler_targets.sockets.runtime.protocol import (
     ProtocolError,
 )
 from dicompiler_targets.sockets.runtime.transport import Connection, TlsKeys, open_connection
+from dicompiler_targets.sockets.target import SocketsTarget
 
 LARGE = 24 << 20
 """Bytes that no connection holds."""

@@ -25,8 +25,8 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.target.run_records import RunOptions
-from dicompiler_targets.sockets import SocketsTarget, device_connections
 from dicompiler_targets.sockets import artifact as sockets_artifact
+from dicompiler_targets.sockets import device_connections
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.protocol import (
     HEADER_STRUCT,
@@ -40,6 +40,7 @@ from dicompiler_targets.sockets.runtime.protocol import (
     ReceiveFilter,
 )
 from dicompiler_targets.sockets.runtime.transport import Connection
+from dicompiler_targets.sockets.target import SocketsTarget
 
 
 class Run(threading.Thread):
@@ -205,7 +206,7 @@ import sys; sys.path[:0] = sys.argv[2:]
 from pathlib import Path
 from support.handmade import endless
 from dicompiler.plugin_api import RunOptions
-from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.target import SocketsTarget
 SocketsTarget().run(Path(sys.argv[1]), [endless()[2]], RunOptions(timeout_s=60))
 """
 

@@ -22,10 +22,10 @@ from support.running import MEMBER, by_hand, control, emit, fake, wait_until
 from dicompiler.base.schema import load_json
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.protocol import MessageType
 from dicompiler_targets.sockets.runtime.transport import Connection
+from dicompiler_targets.sockets.target import SocketsTarget
 
 
 @pytest.mark.parametrize(("make_network", "device"), [(halo, "a"), (halo, "b"), (partial, "a")])

@@ -19,7 +19,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.target.run_records import RunOptions
-from dicompiler_targets.sockets import SocketsTarget
+from dicompiler_targets.sockets.target import SocketsTarget
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g'
 GATHER = f"{HEAD} (int64[1] x) => (float[1] y) <float[4] t = {{1, 2, 3, 4}}> {{ y = Gather(t, x) }}"

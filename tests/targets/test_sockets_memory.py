@@ -15,8 +15,7 @@ from dicompiler.cost.memory import program_memory
 from dicompiler.driver.artifact import run
 from dicompiler.driver.compiler import compile
 from dicompiler_targets.ort_memory import MIB_BYTES, WeightLoading, analyze_weight_loading, workspace_bytes
-from dicompiler_targets.sockets import SocketsTarget
-from dicompiler_targets.sockets.target import PROCESS_BYTES
+from dicompiler_targets.sockets.target import PROCESS_BYTES, SocketsTarget
 
 UNDER, OVER = 0.95, 1.15
 

@@ -16,7 +16,6 @@ import dicompiler
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.runtime import channel
 from dicompiler_targets.sockets.runtime.channel import (
     INITIAL_UNACKED_BYTES,
@@ -24,6 +23,7 @@ from dicompiler_targets.sockets.runtime.channel import (
     MIN_UNACKED_BYTES,
     SendPacing,
 )
+from dicompiler_targets.sockets.target import SocketsTarget
 
 
 @pytest.mark.slow

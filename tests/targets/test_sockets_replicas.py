@@ -26,7 +26,6 @@ from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.comparison import compare_value, random_inputs
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.runtime.protocol import (
     FrameWindow,
@@ -35,6 +34,7 @@ from dicompiler_targets.sockets.runtime.protocol import (
     ProtocolError,
     ReceiveFilter,
 )
+from dicompiler_targets.sockets.target import SocketsTarget
 
 SINGLES = ({"w0": "pi01"}, {"w0": "pi02"}, {"w0": "pi03"}, {"w0": "pi04"})
 PAIRS: tuple[dict[str, str], ...] = ({}, {"pi01": "pi03", "pi02": "pi04"})

@@ -31,13 +31,13 @@ from dicompiler.base.schema import validate
 from dicompiler.cli import main
 from dicompiler.driver.artifact import open_service
 from dicompiler.target.run_records import RunOptions
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import DaemonConnector, ResidentCluster
 from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
 from dicompiler_targets.sockets.runtime.daemon import MAX_LOG_BYTES
 from dicompiler_targets.sockets.runtime.handshake import TOKEN_VARIABLE
 from dicompiler_targets.sockets.session import ClusterSession
+from dicompiler_targets.sockets.target import SocketsTarget
 
 TGKILL = {"x86_64": 234}.get(platform.machine(), 131)
 """The number of the system call that gives a signal to one thread."""

@@ -26,9 +26,9 @@ from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.cli.command_line import main
 from dicompiler.target.run_records import FrameTimes, RunOptions
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.session import ClusterSession
+from dicompiler_targets.sockets.target import SocketsTarget
 
 
 def frames(made: Made, count: int) -> list[dict[str, Any]]:

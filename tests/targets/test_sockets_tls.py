@@ -29,7 +29,7 @@ from dicompiler.target.remote import certificates
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.sockets import SocketsTarget, open_session
+from dicompiler_targets.sockets import open_session
 from dicompiler_targets.sockets.artifact import Manifest
 from dicompiler_targets.sockets.device_connections import DeviceProcess, launch_process, local_starter
 from dicompiler_targets.sockets.runtime.addresses import is_loopback
@@ -37,6 +37,7 @@ from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import TOKEN_VARIABLE
 from dicompiler_targets.sockets.runtime.protocol import MessageType, PeerRefused, ProtocolError
 from dicompiler_targets.sockets.runtime.transport import TlsKeys, open_connection
+from dicompiler_targets.sockets.target import SocketsTarget
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from dicompiler.partition.bounds_inference import cuttable_axes, output_shape
 from dicompiler.target.target_base import Target
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget
-from dicompiler_targets.sockets import SocketsTarget
 from dicompiler_targets.sockets.in_process_session import InProcessSession
+from dicompiler_targets.sockets.target import SocketsTarget
 
 PAST, STEPS = 8, 20
 DECODER = {"layers": 1, "hidden": 32, "heads": 4, "kv_heads": 2, "vocabulary": 50, "size": 1}

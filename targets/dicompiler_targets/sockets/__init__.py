@@ -12,10 +12,6 @@ The modules, in the order in which they are used for a compiled network and then
 6. `runtime` runs on each device.
 
 `in_process_session` replaces steps 4 to 6 for a single device on this host. `benchmark_player` measures the runtime.
+
+This package imports nothing, because each device process imports it before its runtime.
 """
-
-from __future__ import annotations
-
-from dicompiler_targets.sockets.target import SocketsTarget
-
-__all__ = ["SocketsTarget"]
