@@ -85,6 +85,19 @@ def _load_provenance(path: Path) -> dict[str, Any]:
     return document
 
 
+def memory_by_host(directory: str | Path) -> Mapping[str, int]:
+    """Return the bytes of memory that the devices of each host need, by host; empty if `compile` did not write them.
+
+    Raises:
+        DicompilerError: A file of the artifact is missing or broken.
+    """
+    path = Path(directory)
+    files = load_artifact(path)["files"]
+    check_files(path, files, sorted({PROVENANCE_FILE} & files.keys()))
+    needs: Mapping[str, int] = _load_provenance(path).get("memory_bytes", {})
+    return needs
+
+
 def reopen_artifact(
     directory: str | Path, cost: str = "", platform: Platform | None = None, will_run: bool = False
 ) -> tuple[PipelineState, Target, Problem]:

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -482,13 +483,17 @@ def write_artifact(compilation: PipelineState, target: Target, output: Path) -> 
 
 
 def provenance_document(compilation: PipelineState, target: Target) -> dict[str, Any]:
-    """Return the content of provenance.json: how the plan was made, and its summary.
+    """Return the content of provenance.json: how the plan was made, the memory that hosts need, and a summary.
 
     The document names the strategy, the objective, the cost model and the target.
     """
     decision, metrics, single = compilation.decision, compilation.metrics, compilation.single_device_metrics
-    assert decision is not None and metrics is not None and single is not None
-    document = {"format": PROVENANCE_FORMAT, **asdict(decision), "target": str(target.spec)}
+    assert decision is not None and metrics is not None and single is not None and compilation.platform is not None
+    document: dict[str, Any] = {"format": PROVENANCE_FORMAT, **asdict(decision), "target": str(target.spec)}
     if not decision.chosen_strategy:
         del document["chosen_strategy"]
-    return {**document, "summary": summarize(compilation, decision, metrics, single).document()}
+    memory_bytes = Counter[str]()
+    for device in metrics.devices:
+        memory_bytes[compilation.platform.host_of[device.device]] += device.total_memory
+    summary = summarize(compilation, decision, metrics, single).document()
+    return {**document, "memory_bytes": dict(memory_bytes), "summary": summary}

@@ -30,9 +30,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
 from dicompiler.base.units import format_bytes
-from dicompiler.driver.artifact import reopen_artifact, verify_session
+from dicompiler.driver.artifact import memory_by_host, verify_session
 from dicompiler.ir.platform import Platform
-from dicompiler.search.constraints import host_memory_needs
 from dicompiler.target.client import Session, connect, resolve_connect_options
 from dicompiler.target.manifest import ARTIFACT_FILE, PLATFORM_FILE, load_artifact
 from dicompiler.target.remote.hosts import Hosts
@@ -642,7 +641,7 @@ def check_memory_of_both(old: Path, new: Path) -> None:
         DicompilerError: A host has too little memory. The message names the host and the sizes.
     """
     platform = Platform.load(new / PLATFORM_FILE)
-    needed = {directory: _memory_by_host(directory) for directory in (old, new)}
+    needed = {directory: memory_by_host(directory) for directory in (old, new)}
     for host in platform.hosts:
         before, after = (needed[directory].get(host.name, 0) for directory in (old, new))
         if before and after and before + after > host.memory:
@@ -651,13 +650,6 @@ def check_memory_of_both(old: Path, new: Path) -> None:
                 f"for {old}, {format_bytes(before + after - host.memory)} more than it has "
                 f"({format_bytes(host.memory)}): end the old devices first (pause=True)"
             )
-
-
-def _memory_by_host(directory: Path) -> dict[str, int]:
-    compilation, target, problem = reopen_artifact(directory)
-    uses = replace(problem, target=target).program_memory_use(compilation)
-    needs = host_memory_needs(problem.platform, uses, include_sum=True)
-    return {need.host: need.needed_bytes for need in needs if need.kind == "memory"}
 
 
 def hosts_of_artifact(hosts: Hosts, artifact_name: str) -> Hosts:

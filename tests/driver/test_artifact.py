@@ -18,7 +18,7 @@ from support.tflm_runs import int8
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
-from dicompiler.driver.artifact import reopen_artifact, run, verify, verify_run
+from dicompiler.driver.artifact import memory_by_host, reopen_artifact, run, verify, verify_run
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
@@ -27,6 +27,7 @@ from dicompiler.ir.plan import plan_to_text
 from dicompiler.partition.lowering import lower
 from dicompiler.partition.operators.elementwise import elementwise
 from dicompiler.plugin.registry import registry, temporarily_registered
+from dicompiler.search.constraints import host_memory_needs
 from dicompiler.target.manifest import load_artifact
 from dicompiler.verify import executor
 from dicompiler.verify.comparison import check_transfers
@@ -52,6 +53,13 @@ def test_verification_checks_every_role(compiled: Path) -> None:
     assert all(check.passed for check in checks.values())
     assert ", each in 2 replicas, " in checks["exact"].detail
     assert checks["bytes"].detail.endswith("in a frame of each of 2 replicas: as predicted")
+
+
+def test_artifact_states_the_memory_of_its_program(compiled: Path) -> None:
+    compilation, target, problem = reopen_artifact(compiled / "a")
+    uses = replace(problem, target=target).program_memory_use(compilation)
+    needs = {need.host: need.needed_bytes for need in host_memory_needs(problem.platform, uses)}
+    assert memory_by_host(compiled / "a") == needs
 
 
 def test_detects_wrong_output_of_one_role(compiled: Path) -> None:
