@@ -2,9 +2,8 @@
 
 A rule has a piece function and a cost function. The arguments of the piece function are a region of the output and a
 range of the reduction axis (`reduce`, None for the full sum). Its result is a Piece: the computed region (which
-contains the requested one), the region of each input that is read, and changed attributes. The docstring of a piece
-function says how the operator is split into parts, and which elements each part reads. The cost function returns the
-number of operations of a Piece. Plugins add rules through the hook `dicompiler_operators`.
+contains the requested one), the region of each input that is read, and changed attributes. The cost function returns
+the number of operations of a Piece.
 """
 
 from __future__ import annotations
@@ -18,6 +17,5 @@ MODULES = "elementwise conv_pool matmul quantized reductions attention data_move
 
 
 def builtin_rules() -> Iterable[OperatorRule]:
-    """Return all built-in rules, always in the same order."""
     for module in MODULES:
         yield from import_module(f"dicompiler.partition.operators.{module}").RULES

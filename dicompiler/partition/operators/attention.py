@@ -1,7 +1,6 @@
 """Rules of fused attention operators and of rotary embeddings.
 
-Batch and heads can be split. Rows of the query can be split unless the result of a row depends on its position. An
-attention that is written as MatMul, Softmax and MatMul needs none of these rules.
+Batch and heads can be split. Rows of the query can be split unless the result of a row depends on its position.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from dicompiler.partition.operators.elementwise import broadcast_need
 def attention(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split an Attention: each part reads its rows and heads of the query, and all keys and values of its heads.
 
-    Query heads that share a key head stay together. Rows of the query cannot be split if the mask is causal or the
-    attention is limited to a window of keys. The keys that a row uses then depend on its position. With past keys (a
-    cache), or with an input for the lengths of the keys, the node stays whole.
+    Query heads that share a key head stay together. Rows stay together if the mask is causal or the attention is
+    limited to a window of keys. The node stays whole if it has past keys (a cache) or an input for the lengths of the
+    keys.
     """
     if any(operation.has_input(index) for index in (4, 5, 6)):
         return whole_tensor(operation, region, reduce)
@@ -38,8 +37,7 @@ def attention(operation: Operation, region: Region, reduce: Interval | None) -> 
     can_split_rows = not operation.attribute("is_causal", 0) and max(windows) < 0
     out, needs, heads = _split_heads(operation, region, counts, can_split_rows)
     mask: list[Region | None] = [None for _ in operation.inputs[3:]]
-    # The last axis of the mask has one element per key, and all keys are read. It is read at its own length, because it
-    # can be shorter than the number of keys.
+    # The last axis of the mask has one element per key. It can be shorter than the number of keys, and is read whole.
     if operation.has_input(3):
         shape = operation.input_shape(3)
         rows = out[1] if len(out) == 3 else out[2]
@@ -52,9 +50,13 @@ def _split_heads(
 ) -> tuple[Region, list[Region], tuple[Interval, Interval]]:
     """Return the computed output region, the regions of query, key and value, and the ranges of query and key heads.
 
-    The output region is the requested `region`, extended to all query heads that share a key head, and to all rows
-    unless `can_split_rows` is True. Heads are an axis (rank 4) or blocks of the last axis (rank 3). `counts` are the
-    numbers of query heads and of key heads.
+    Heads are an axis (rank 4) or blocks of the last axis (rank 3).
+
+    Args:
+        operation: The attention operator.
+        region: Requested output region. It is extended to all query heads that share a key head.
+        counts: Numbers of query heads and of key heads.
+        can_split_rows: False: the region is extended to all rows.
     """
     shape, shared = operation.out_shape, counts[0] // counts[1]
     row_axis, head_axis, head_size = (1, 2, shape[2] // counts[0]) if len(shape) == 3 else (2, 1, 1)
@@ -74,10 +76,12 @@ def _split_heads(
 
 
 def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts: Sequence[int]) -> dict[str, int]:
-    """Return those numbers of heads that differ between a part of an attention and the whole node.
+    """Return those numbers of heads that differ between a part of an attention and the whole node, by attribute.
 
-    `names` are the attributes with the numbers of heads, and `counts` their values in the whole node. `heads` are the
-    ranges of heads that the part computes. The result has the part's numbers, by name.
+    Args:
+        names: Attributes with the numbers of heads.
+        heads: Ranges of heads that the part computes, one per attribute.
+        counts: Values of the attributes in the whole node.
     """
     new = (stop - start for start, stop in heads)
     return {name: n for name, n, before in zip(names, new, counts, strict=False) if n != before}
@@ -86,8 +90,7 @@ def _changed_head_counts(names: Sequence[str], heads: Sequence[Interval], counts
 def multi_head(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a MultiHeadAttention: by batch, heads and rows of the query; each part reads all keys of its heads.
 
-    The node stays whole if its inputs are packed (several of query, key and value in one tensor), or if it has a bias
-    or past keys.
+    The node stays whole if it has a bias or past keys, or if one tensor contains several of query, key and value.
     """
     has_all = operation.has_input(1) and operation.has_input(2)
     is_packed = not has_all or any(len(operation.input_shape(i)) == 5 for i in (0, 1, 2))
@@ -110,8 +113,7 @@ def multi_head(operation: Operation, region: Region, reduce: Interval | None) ->
 def grouped_query(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a GroupQueryAttention: by batch, and by groups of query heads that share a key head.
 
-    The node stays whole if its inputs are packed (query, key and value in one tensor). It also stays whole if it has
-    inputs with an index above 10, because the rule does not describe which region of them a part reads.
+    The node stays whole if one tensor contains query, key and value, or if it has an input with an index above 10.
     """
     is_packed = not (operation.has_input(1) and operation.has_input(2))
     if is_packed or any(operation.has_input(i) for i in range(11, len(operation.inputs))):
@@ -138,8 +140,8 @@ def rotary_embedding(operation: Operation, region: Region, reduce: Interval | No
     positions = operation.input_shape(positions_index) if operation.has_input(positions_index) else None
     row = len(shape) - 2 if len(shape) == 4 else 1
     out = list(region)
-    # If the input with the positions is a vector, it has only the position of the first row, and the operator counts
-    # on from there. Rows are not split, because a part that starts at another row would need another position.
+    # A vector of positions has only the position of the first row. Rows are then not split, because a part that starts
+    # at another row would need another position.
     if positions is not None and len(positions) == 1:
         out[row] = (0, shape[row])
     attributes = {}
@@ -168,9 +170,7 @@ def _attention_cost(
     past: int,
     projections: int = 0,
 ) -> OpCost:
-    """Return the cost of the products Q Kᵀ and P V, of projections, and of one FLOP per score.
-
-    The scores are Q Kᵀ, and P is the softmax of the scores.
+    """Return the cost of the products Q Kᵀ (the scores) and P V (P is their softmax), and of one FLOP per score.
 
     Args:
         operation: The attention operator.
@@ -180,7 +180,7 @@ def _attention_cost(
             if several tensors are packed into one.
         query_size: Number of elements of the query.
         past: Index of the optional input with the keys of earlier frames.
-        projections: Number of multiply-adds of the projections to queries, keys and values; 0 if there are none.
+        projections: Multiply-adds of the projections to queries, keys and values, which are added to the cost.
     """
     rows = (key[2] if len(key) == 4 else key[1]) + (needs[past][-2] if operation.has_input(past) else 0)
     heads = operation.attribute("num_heads") or operation.attribute("q_num_heads", 1)
@@ -192,8 +192,9 @@ def _attention_cost(
 def attention_cost(operation: Operation, out: Shape, needs: Sequence[Shape], past: int = 4) -> OpCost:
     """Return the cost of attention: the products Q Kᵀ and P V, and one FLOP per score.
 
-    Keys and values can be packed into the query's tensor. `past` is the index of the optional input with past keys.
+    `past` is the index of the optional input with past keys.
     """
+    # Keys and values can be packed into the query's tensor.
     query, key = needs[0], needs[1] if operation.has_input(1) else needs[0]
     return _attention_cost(operation, out, needs, key, math.prod(query) // (3 if len(query) == 5 else 1), past)
 

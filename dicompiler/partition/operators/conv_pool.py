@@ -1,14 +1,10 @@
 """Rules of convolutions and pools.
 
-Windows slide over the spatial axes. A tile (a region of the output) therefore reads a halo: rows and columns of the
-input beyond those at its own position.
-
-Only a tile at the border of the whole tensor has pads, and it reads the input up to the border. A tile that covers the
-whole tensor therefore has the input and the pads of the original node.
+A tile (a region of the output) reads a halo: rows and columns of the input beyond those at its own position. Only a
+tile at the border of the whole tensor has pads.
 
 The windows of a ConvTranspose slide over its output: each input element has a window, and a tile reads the input
-elements with windows that overlap the tile. Parts of these windows can lie outside of the tile. The node that computes
-the tile has pads that cut them off.
+elements with windows that overlap the tile. Pads cut off the parts of these windows outside of the tile.
 """
 
 from __future__ import annotations
@@ -51,10 +47,8 @@ class AxisTile(NamedTuple):
 def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     """Return the tile of an output interval of a convolution or pool.
 
-    The tile reads its input with a halo: elements beyond its own position.
-
-    If all windows of the interval lie in the pads, the interval is extended towards the middle until it reads an input
-    element, because a tile must have an input.
+    If all windows of the interval lie in the pads, the interval is extended until it reads an input element, because a
+    tile must have an input.
     """
     start, stop = interval
     while True:
@@ -74,9 +68,7 @@ def tile_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
 def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     """Return the tile of an output interval of a transposed convolution.
 
-    A pad of n > 0 cuts n elements off the tile's output, and a pad of -n appends n zeros. A tile at the tensor's border
-    reads its input up to the border, even elements that it does not need. A tile that covers the whole tensor therefore
-    has the input and the pads of the original node.
+    A pad of n > 0 cuts n elements off the tile's output, and a pad of -n appends n zeros.
     """
     start, stop = interval[0] + window.pad_begin, interval[1] + window.pad_begin
     # Input element i contributes to the output elements of its window: i·stride to i·stride + span - 1. Usually, the
@@ -84,6 +76,8 @@ def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     # tile that begins in a gap also reads the element before the gap, and one that ends in a gap the element after it.
     first = min(-(-(start - window.span + 1) // window.stride), start // window.stride)
     last = max((stop - 1) // window.stride, -(-(stop - window.span) // window.stride))
+    # At the tensor's border, the tile reads its input up to the border, even elements that it does not need. A tile that
+    # covers the whole tensor then has the input and the pads of the original node.
     low = 0 if interval[0] == 0 else min(max(0, first), window.count - 1)
     high = window.count if interval[1] == window.extent else max(low + 1, min(window.count, last + 1))
     return AxisTile(interval, (low, high), start - low * window.stride, (high - 1) * window.stride + window.span - stop)
@@ -94,20 +88,19 @@ def tile_spatial_axes(
 ) -> tuple[Region, Region, Mapping[str, Any]]:
     """Return the output region, the input region and the changed attributes of a tile.
 
-    All regions have only the spatial axes; `region` is the requested output region. A tile that is the whole tensor
-    changes no attributes.
+    All regions have only the spatial axes; `region` is the requested output region.
     """
     out, need, begins, ends = zip(*map(tile_axis, window_axes(operation, kernel), region), strict=True)
-    # The attribute ceil_mode is kept: it has an effect only at the border of the whole tensor, and a tile at the border
-    # must round up like the whole tensor. In all other tiles, windows fit exactly.
+    # The attribute ceil_mode is kept: it has an effect only at the end of the whole tensor, where the tile must round
+    # up like the whole tensor. In all other tiles, windows fit exactly.
     is_whole = out == full_region(operation.out_shape[2:])
     return out, need, {} if is_whole else {"auto_pad": None, "pads": [*begins, *ends]}
 
 
 def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interval, Interval]:
-    """Return the range of groups that contain a range of output channels, and this range, extended to whole groups.
+    """Return the range of groups that contain the output channels `interval`, and the channels of these groups.
 
-    The range of channels is not extended if it lies within one group.
+    If `interval` lies within one group, it is returned instead of the channels of the group.
     """
     per_group = channels // groups
     first, last = block_interval(interval, per_group)
@@ -117,9 +110,8 @@ def group_range(groups: int, channels: int, interval: Interval) -> tuple[Interva
 def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a Conv: each part reads its rows and columns with a halo, and the weights of its output channels.
 
-    Only the input channels of its groups are read. A range of output channels within one group becomes a convolution
-    without groups, and other ranges are extended to whole groups. A partial sum reads a range of input channels and of
-    the weights. The partial sum that starts at channel 0 adds the bias.
+    A range of output channels within one group becomes a convolution without groups, and other ranges are extended to
+    whole groups. A partial sum reads a range of input channels; the one that starts at channel 0 adds the bias.
     """
     shape = operation.input_shape(1)
     groups = operation.attribute("group", 1)
@@ -138,10 +130,9 @@ def conv(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 def conv_transpose(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a ConvTranspose: each part reads the input elements with windows that overlap its output region.
 
-    The window of an input element is the region of the output to which the element contributes. Only the weights of the
-    part's output channels are read. A range of channels within one group becomes a transposed convolution without
-    groups, and other ranges are extended to whole groups. A partial sum reads a range of input channels; the one that
-    starts at channel 0 adds the bias.
+    The window of an input element is the region of the output to which the element contributes. A range of output
+    channels within one group becomes a node without groups, and other ranges are extended to whole groups. A partial
+    sum reads a range of input channels; the one that starts at channel 0 adds the bias.
     """
     weight, groups = operation.input_shape(1), operation.attribute("group", 1)
     axes, tiled = window_axes(operation, weight[2:]), region[2:]
@@ -152,8 +143,7 @@ def conv_transpose(operation: Operation, region: Region, reduce: Interval | None
         attributes = {"auto_pad": None, "output_shape": None, "pads": pads, "output_padding": added}
     (first, last), channels = group_range(groups, operation.out_shape[1], region[1])
     inputs = reduce or (first * weight[0] // groups, last * weight[0] // groups)
-    # The weights' output axis has only the channels of one group, so the channel range counts from the group's first
-    # one.
+    # The weights' output axis has only the channels of one group, so its indices count from the group's first channel.
     start = channels[0] % weight[1]
     filters = (start, start + channels[1] - channels[0]) if last - first == 1 else (0, weight[1])
     x, w = (region[0], inputs, *need), (inputs, filters, *full_region(weight[2:]))
@@ -180,10 +170,10 @@ def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece
     """Split a MaxPool, AveragePool or LpPool: each part reads its rows and columns with a halo.
 
     The pool stays whole if its second output (the indices of the maxima) is read, or if automatic pads leave input
-    elements outside of all windows. In this case, onnxruntime's LpPool starts at another offset, and its other pools
-    refuse the input.
+    elements outside of all windows.
     """
     kernel = tuple(operation.attribute("kernel_shape"))
+    # In this case, onnxruntime's LpPool starts at another offset, and its other pools refuse the input.
     leaves_elements = any(min(window.pad_begin, window.pad_end) < 0 for window in window_axes(operation, kernel))
     if leaves_elements or (len(operation.outputs) > 1 and operation.outputs[1] is not None):
         return whole_tensor(operation, region, reduce)
@@ -207,8 +197,7 @@ def global_pool_row_count(operation: Operation) -> int:
 def conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape], weight_index: int = 1) -> OpCost:  # noqa: ARG001
     """Return the cost of a convolution: one multiply-add per output element and weight of its filter.
 
-    Each output element is a sum over one filter of the weights, which have the shape (M, C / groups, kernel…) and are
-    the input with index `weight_index`.
+    The weights have the shape (M, C / groups, kernel…), and are the input with index `weight_index`.
     """
     return OpCost(math.prod(out) * math.prod(needs[weight_index][1:]))
 
@@ -216,7 +205,7 @@ def conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape], weight_i
 def conv_transpose_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
     """Return the cost of a transposed convolution: one multiply-add per input element and weight of its channel.
 
-    Each input element is multiplied by all weights of its channel, which have the shape (C, M / groups, kernel…).
+    The weights have the shape (C, M / groups, kernel…).
     """
     return OpCost(math.prod(needs[0]) * math.prod(needs[1][1:]))
 
@@ -231,11 +220,8 @@ def fused_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) ->
 
 
 def deform_conv_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of a deformable convolution: a convolution, and one FLOP per interpolated input element.
-
-    In addition to the products, the operator interpolates one input element per channel, weight position and output
-    position.
-    """
+    """Return the cost of a deformable convolution: a convolution, and one FLOP per interpolated input element."""
+    # One input element is interpolated per channel, weight position and output position.
     samples = out[0] * math.prod(out[2:]) * needs[0][1] * math.prod(needs[1][2:])
     return conv_cost(operation, out, needs)._replace(other_flops=samples)
 
@@ -248,9 +234,8 @@ def pool_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCos
 def window_read_share(operation: Operation, weight_index: int = 1) -> float:
     """Return a lower bound of the fraction of its input that a convolution or pool reads.
 
-    It is the product of min(1, kernel / stride) over the spatial axes. The fraction is below 1 if the stride exceeds
-    the kernel, so that windows skip elements. The kernel's size is an attribute, or follows from the shape of the
-    weights, which are the input with index `weight_index`.
+    It is below 1 if the stride exceeds the kernel, so that windows skip elements. The weights, which determine the
+    kernel's size unless an attribute does, are the input with index `weight_index`.
     """
     weight_shape = operation.input_shape(weight_index) if operation.has_input(weight_index) else ()
     kernel, strides = operation.attribute("kernel_shape") or weight_shape[2:], operation.attribute("strides", ())

@@ -17,16 +17,15 @@ SUMMABLE_DTYPES = frozenset(
 )
 """Element types of lookup tables (of Gather) with rows that can be stored on different devices.
 
-Each device looks up all indices, with the result 0 for rows that it does not store. onnxruntime can add the results of
-all devices only for these types.
+Each device looks up all indices, with the result 0 for rows that it does not store. The results are then added, which
+onnxruntime can do only for these types.
 """
 
 
 def match_axes(first: Sequence[int], second: Sequence[int]) -> list[tuple[range, range]]:
     """Split the axes of two shapes into the smallest groups that have equally many elements in both shapes.
 
-    The shapes themselves have equally many elements. For (1, 8, 4, 4) and (1, 128), the groups are (axis 0, axis 0) and
-    (axes 1 to 3, axis 1).
+    For (1, 8, 4, 4) and (1, 128), the groups are (axis 0, axis 0) and (axes 1 to 3, axis 1).
     """
     pairs = []
     i = j = 0
@@ -73,13 +72,13 @@ def linear_box(interval: Interval, shape: Sequence[int]) -> Region:
 def reshape_region(region: Region, shape: Sequence[int], reshaped: Sequence[int]) -> tuple[Region, Region]:
     """Extend a region of a tensor until its elements are also a region of the reshaped tensor; return both regions.
 
-    `shape` is the shape of the tensor, and `reshaped` that of the reshaped tensor. `match_axes` groups the axes of the
-    two shapes. Within each group, the region is extended until its elements are consecutive in both shapes.
+    `shape` is the shape of the tensor, and `reshaped` that of the reshaped tensor.
     """
     grown: list[Interval] = []
     need: list[Interval] = []
     for in_axes, out_axes in match_axes(reshaped, shape):
         out_dims, in_dims = [shape[i] for i in out_axes], [reshaped[i] for i in in_axes]
+        # Within each group of axes, the region is extended until its elements are consecutive in both shapes.
         interval, wider = None, linear_span(tuple(region[i] for i in out_axes), out_dims)
         while interval != wider:
             interval = wider
@@ -158,9 +157,9 @@ def tile(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 def gather(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a Gather: each part reads its indices and all rows of the table, as indices are unknown before a run.
 
-    Rows are the elements of the first input along the attribute `axis`. If the indices are a few constants, only the
-    smallest interval of rows that contains them is read. A partial sum reads the rows `reduce`, and is 0 for indices of
-    other rows.
+    Rows are the elements of the first input (the table) along the attribute `axis`. For a few constant indices, only
+    the smallest interval of rows that contains them is read. A partial sum reads the rows `reduce`, and is 0 for
+    indices of other rows.
     """
     shape, rank = operation.input_shape(0), len(operation.input_shape(1))
     axis = operation.attribute("axis", 0) % len(shape)
@@ -178,14 +177,14 @@ def gather(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 
 
 def table_rows(operation: Operation) -> int | None:
-    """Return the number of rows of a Gather's table (its first input); None if devices cannot each store some of them.
+    """Return the number of rows of a Gather's table (its first input) if devices can each store some of them.
 
-    A device with some of the rows computes a partial sum, which is 0 for indices of other rows. This is possible if the
-    table is constant, the indices are computed, and onnxruntime can add values of the table's element type.
+    It is None if they cannot, for example because onnxruntime cannot add values of the table's type.
     """
     table, axis = operation.inputs[0], operation.attribute("axis", 0)
     if table is None or not table.is_constant or table.shape is None or table.dtype not in SUMMABLE_DTYPES:
         return None
+    # A device with some of the rows computes a partial sum, which is 0 for indices of other rows.
     computed = operation.inputs[1] is not None and not operation.inputs[1].is_constant
     return table.shape[0] if computed and axis % len(table.shape) == 0 and operation.node.opset >= 9 else None
 
@@ -217,12 +216,10 @@ def scatter_elements(operation: Operation, region: Region, reduce: Interval | No
 
 
 def depth_to_space(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a DepthToSpace: rows and columns are extended to whole blocks, and channels can be split only in mode CRD.
-
-    In mode CRD the input channels that form one block are adjacent.
-    """
+    """Split a DepthToSpace: rows and columns are extended to whole blocks; channels can be split only in mode CRD."""
     size, (batch, channels, *tile) = operation.attribute("blocksize"), region
     cells = [block_interval(interval, size) for interval in tile]
+    # Only in mode CRD, the input channels that form one block are adjacent.
     if operation.attribute("mode", "DCR") != "CRD":
         channels = (0, operation.out_shape[1])
     out = (batch, channels, *((start * size, stop * size) for start, stop in cells))
@@ -243,8 +240,7 @@ RULES = (
     *cost_only_rules(zero_cost, "Constant ConstantOfShape Shape Size Split", ""),
     OperatorRule("Expand", expand, cost=zero_cost),
     OperatorRule("Tile", tile, cost=zero_cost),
-    # A Gather can be split along the rows of its table: each part stores some rows, and returns zeros for indices of
-    # other rows. The results of the parts are partial sums, which are added.
+    # Partial sums of a Gather: each part stores some rows of the table, and returns zeros for indices of other rows.
     OperatorRule(
         "Gather", gather, reduction_length=table_rows, cost=zero_cost, stand_in="indexed", constant_stand_ins="shift -"
     ),

@@ -1,7 +1,4 @@
-"""Rules of element-wise operators with broadcasting, and of BatchNormalization.
-
-To compute a region of the output, the same region of each input is read.
-"""
+"""Rules of element-wise operators with broadcasting, and of BatchNormalization."""
 
 from __future__ import annotations
 
@@ -33,8 +30,8 @@ BROADCASTING_OPERATORS = (
 def broadcast_need(shape: Sequence[int], region: Region) -> Region:
     """Return the region of a broadcast input of shape `shape` that a region of the output reads.
 
-    The axes are aligned at the last one, and an axis with one element is read whole. For example, the output region
-    ((0, 2), (2, 4), (0, 5)) reads the region ((2, 4), (0, 1)) of an input of shape (8, 1).
+    For example, the output region ((0, 2), (2, 4), (0, 5)) reads the region ((2, 4), (0, 1)) of an input of shape (8,
+    1).
     """
     axes = zip(shape, region[len(region) - len(shape) :], strict=True)
     return tuple((0, 1) if extent == 1 else interval for extent, interval in axes)
@@ -49,11 +46,11 @@ def elementwise(operation: Operation, region: Region, reduce: Interval | None) -
 def batch_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a BatchNormalization: each part reads its output region of the input, and the parameters of its channels.
 
-    The parameters are scale, shift, mean and variance. Before opset 9, they can have the shape of the input without its
-    first axis. In training mode the node stays whole.
+    The parameters are scale, shift, mean and variance. In training mode the node stays whole.
     """
     if operation.attribute("training_mode", 0):
         return whole_tensor(operation, region, reduce)
+    # Before opset 9, the parameters can have the shape of the input without its first axis.
     channels = region[1:] if len(operation.input_shape(1)) > 1 else region[1:2] or ((0, 1),)
     return Piece(region, (region, *(channels for _ in operation.inputs[1:])))
 
@@ -87,8 +84,7 @@ STAND_INS = {
 }
 """Operators by their stand-in: the operator or integer function that replaces them in the exact check of `verify`.
 
-The check computes with small integers, so that correct results are equal bit by bit. For example, Elu and other
-operators similar to Relu round their results, and are replaced by Relu.
+The check computes with small integers. Elu, for example, would round its results, and is replaced by the similar Relu.
 """
 CONSTANT_STAND_INS = {
     "shift": "Add Div Max Mean Min Pow Sub Sum Where",
@@ -98,8 +94,7 @@ CONSTANT_STAND_INS = {
 }
 """Operators by the kinds of integers that replace their constant inputs in the exact check of `verify`.
 
-The check computes with small integers, so that correct results are equal bit by bit. A key has one kind for each input,
-and the last kind is for all further inputs. An input with `-` keeps its values.
+A key has one kind for each input, and the last kind is for all further inputs. An input with `-` keeps its values.
 """
 
 

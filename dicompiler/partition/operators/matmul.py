@@ -1,8 +1,7 @@
 """Rules of tensor products (Gemm, MatMul, Einsum), of RNN, GRU and LSTM, and costs of MoE and DFT.
 
 An Einsum equation describes each product, with one letter per axis. A part of the product computes an interval along
-each output axis. It reads the same interval of each operand along the axis with the same letter. If the output does
-not have the letter, the axis is summed.
+each output axis. It reads the same interval of each operand along the axis with the same letter.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ class Equation:
         return "".join(dict.fromkeys(letter for term in self.inputs for letter in term if letter not in self.output))
 
     def extent(self, letter: str, shapes: Sequence[Shape]) -> int:
-        """Return the extent of the axis that `letter` of the equation names, for operands of the shapes `shapes`."""
+        """Return the extent of the axis with the letter `letter`, for operands of the shapes `shapes`."""
         terms = zip(self.inputs, shapes, strict=False)
         return max(shape[term.index(letter)] for term, shape in terms if letter in term)
 
@@ -58,10 +57,10 @@ class Equation:
 def parse_equation(text: str, ranks: Sequence[int]) -> Equation:
     """Parse an Einsum equation, such as "bij, bjk -> bik", for operands with the ranks `ranks`.
 
-    Without an arrow, the output has first the axes of the ellipsis, and then, in alphabetic order, the letters that
-    appear exactly once. Each axis of an ellipsis gets its own letter, counted from the last axis.
+    Each axis of an ellipsis gets its own letter, counted from the last axis.
     """
     left, arrow, right = text.replace(" ", "").replace("...", ".").partition("->")
+    # Without an arrow, the output has the axes of the ellipsis, then the letters that appear exactly once, sorted.
     counts = Counter(left.replace(",", "").replace(".", ""))
     implicit = "." * ("." in left) + "".join(sorted(letter for letter in counts if counts[letter] == 1))
     terms = left.split(",")
@@ -88,7 +87,7 @@ def equation_of(operation: Operation) -> Equation:
 def contraction(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a MatMul or Einsum: along the axes that an operand shares with the output, each part reads its interval.
 
-    Summed axes are read completely. A partial sum reads only the range `reduce` of the first summed axis.
+    A partial sum reads only the range `reduce` of the first summed axis. All other summed axes are read completely.
     """
     terms = equation_of(operation)
     intervals = dict(zip(terms.output, region, strict=True))
@@ -105,7 +104,7 @@ def contraction(operation: Operation, region: Region, reduce: Interval | None) -
 def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a Gemm: the first two inputs are split as in a MatMul, and the third one as in an element-wise Add.
 
-    Of several partial sums, only the one over a range that starts at 0 adds the third input.
+    A partial sum adds the third input only if its range starts at 0.
     """
     piece, tensor = contraction(operation, region, reduce), operation.inputs[2] if operation.has_input(2) else None
     if tensor is None:
@@ -118,13 +117,12 @@ def gemm(operation: Operation, region: Region, reduce: Interval | None) -> Piece
 
 
 def matmul_nbits_reduction(operation: Operation) -> int | None:
-    """Return the length of the reduction axis of a MatMulNBits; None if partial sums are not possible.
+    """Return the number of groups of quantization blocks of a MatMulNBits; None if partial sums are not possible.
 
-    The length is the number of groups of quantization blocks. Blocks with zero points in the same byte form a group,
-    which cannot be divided. Partial sums are not possible if the input g_idx assigns weights to blocks in another
-    order. They are not possible either if scales or zero points are a vector, because the values for a range of blocks
-    are then not a region of this vector.
+    A group has the blocks with zero points in the same byte, and cannot be divided.
     """
+    # The input g_idx (index 4) assigns weights to blocks in another order. If scales or zero points are a vector, the
+    # values for a range of blocks are not a region of this vector.
     ranks = [len(operation.input_shape(index)) for index in (1, 2, 3) if operation.has_input(index)]
     if operation.has_input(4) or ranks not in ([3, 2], [3, 2, 2]):
         return None
@@ -170,12 +168,9 @@ def contraction_length(operation: Operation) -> int | None:
 
 
 def einsum_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of an Einsum: one multiply-add for each combination of indices of all axes in the equation.
-
-    A letter of the equation is an axis. An Einsum of one tensor only sums or moves elements.
-    """
+    """Return the cost of an Einsum: one multiply-add for each combination of indices of all axes in the equation."""
     terms = equation_of(operation)
-    if len(needs) == 1:
+    if len(needs) == 1:  # An Einsum of one tensor only sums or moves elements.
         return cost_per_input(operation, out, needs) if terms.summed else OpCost()
     if not terms.summed:
         return cost_per_output(operation, out, needs)
@@ -194,12 +189,8 @@ def activated_matmul_cost(operation: Operation, out: Shape, needs: Sequence[Shap
 
 
 def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of an RNN, GRU or LSTM: per step, one multiply-add per weight and one FLOP per gate element.
-
-    Each step of the input, of shape (steps, batch, features), is multiplied by all weights, and each element of each
-    gate needs one more FLOP.
-    """
-    x, w, r = needs[:3]
+    """Return the cost of an RNN, GRU or LSTM: per step, one multiply-add per weight and one FLOP per gate element."""
+    x, w, r = needs[:3]  # The input x has the shape (steps, batch, features).
     steps = x[0] * x[1]
     return OpCost(steps * (math.prod(w) + math.prod(r)), other_flops=steps * math.prod(w) // max(1, x[2]))
 
@@ -207,7 +198,7 @@ def recurrent_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> 
 def recurrent(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split an RNN, GRU or LSTM: by batch and directions; each part reads its own sequences, and its own weights.
 
-    All hidden units stay together, because each step needs all units of the previous step.
+    Hidden units stay together, because each step needs all units of the previous step.
     """
     if any(operation.attribute(name) for name in ("layout", "activation_alpha", "activation_beta")):
         return whole_tensor(operation, region, reduce)

@@ -1,7 +1,7 @@
 """Rules of ai.onnx.ml operators, to which scikit-learn pipelines are converted: they can be split between samples.
 
-Each row of a tensor is a sample. The weights of these operators are attributes. An operator with two outputs (labels
-and scores) is split only if nothing reads the scores.
+Each row of a tensor is a sample. An operator with two outputs (labels and scores) is split only if nothing reads the
+scores.
 """
 
 from __future__ import annotations
@@ -36,8 +36,7 @@ def _sample_count(needs: Sequence[Shape]) -> int:
 def total_tree_depth(operation: Operation) -> float:
     """Return the number of nodes that one sample visits in all trees together, if the trees are balanced."""
     trees = Counter(operation.attribute("nodes_treeids") or ())
-    # Since version 5 of ai.onnx.ml, the roots of trees are an attribute, and other attributes describe inner nodes and
-    # leaves separately.
+    # Since version 5 of ai.onnx.ml, the roots of trees are an attribute, and leaves are not counted as nodes.
     roots = operation.attribute("tree_roots") or ()
     if roots:
         inner = len(operation.attribute("nodes_featureids") or ()) / len(roots)
@@ -46,10 +45,7 @@ def total_tree_depth(operation: Operation) -> float:
 
 
 def tree_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of decision trees: one comparison per visited node, and one addition per tree and output column.
-
-    The numbers are per sample.
-    """
+    """Return the cost of decision trees: one comparison per visited node, and one addition per tree and column."""
     trees = len(operation.attribute("tree_roots") or set(operation.attribute("nodes_treeids") or ()))
     columns = (len(out) > 1 and out[1]) or 1
     return OpCost(other_flops=_sample_count(needs) * (math.ceil(total_tree_depth(operation)) + trees * columns))
@@ -85,8 +81,8 @@ RULES = (
     *(_linear(f"Linear{kind}", domain=ML_DOMAIN) for kind in ("Classifier", "Regressor")),
     _trees("TreeEnsembleClassifier", domain=ML_DOMAIN, attribute_stand_ins=f"class_{_TREE_STAND_INS}"),
     _trees("TreeEnsembleRegressor", domain=ML_DOMAIN, attribute_stand_ins=f"target_{_TREE_STAND_INS}"),
-    # A TreeEnsemble is not split, because its weights are attributes that are tensors. The exact check of `verify`
-    # computes with integers in place of weights. It cannot replace such attributes, so it could not check the split.
+    # A TreeEnsemble is not split, because the exact check of `verify` could not check the split: it replaces weights by
+    # integers, but cannot replace attributes that are tensors.
     _whole("TreeEnsemble", domain=ML_DOMAIN, cost=tree_cost),
     *(_whole(f"SVM{kind}", domain=ML_DOMAIN, cost=_SUPPORT_VECTOR_COST) for kind in ("Classifier", "Regressor")),
     *cost_only_rules(zero_cost, _UNCOUNTED_OPERATORS, ML_DOMAIN),

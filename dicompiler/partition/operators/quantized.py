@@ -1,7 +1,6 @@
-"""Rules of quantized operators.
+"""Rules of quantized operators, which are split like the corresponding float operators.
 
-Quantized operators are split like the corresponding float operators. They have scales and zero points as additional
-inputs. A scale or zero point is one number, or has one number per index of an axis.
+Their scales and zero points are additional inputs. Each is one number, or has one number per index of an axis.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ def _parameter_need(operation: Operation, index: int, tensor_region: Region, axi
         operation: The quantized operator.
         index: Index of the scale or zero point among the inputs.
         tensor_region: Region of the quantized tensor that the piece reads.
-        axis: Axis of the quantized tensor. The scale or zero point has one number in total, or one for each position
-            along this axis. None: the piece reads all numbers.
+        axis: Axis of the quantized tensor along which the scale or zero point can vary. None: the piece reads all
+            numbers.
     """
     shape = operation.input_shape(index) if operation.has_input(index) else None
     if shape is None or shape in ((), (1,)) or axis is None:
@@ -61,8 +60,6 @@ def piece_of_float_operator(
     reduce: Interval | None,
 ) -> Piece:
     """Split a quantized operator: like its float operator; each part also reads its scales and zero points.
-
-    All inputs that are in neither `operands` nor `parameters` are read completely.
 
     Args:
         float_piece: Piece function of the float operator.

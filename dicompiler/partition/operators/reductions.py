@@ -1,8 +1,7 @@
 """Rules of operators along axes: reductions, softmax, normalizations, LRN, TopK.
 
-These operators read some axes completely, and all other axes can be split. For reductions with results that can be
-combined (sums, maxima, minima), the first reduced axis can be split too. Each part then has a partial result. This is
-called LIP (layer input partitioning).
+These operators read some axes completely, and all other axes can be split. For sums, maxima and minima, the first
+reduced axis can be split too: each part then has a partial result.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from dicompiler.partition.operators.elementwise import elementwise
 MERGE_OPERATORS = {"ReduceSum": "Add", "ReduceL1": "Add", "ReduceMax": "Max", "ReduceMin": "Min"}
 """Operator that combines the partial results of a reduction, by reduction operator.
 
-ReduceMean has none: partial means over ranges of different lengths would need different weights.
+ReduceMean has none, because means over ranges of different lengths would need different weights.
 """
 UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean ReduceProd ReduceSumSquare".split()
 
@@ -37,7 +36,7 @@ UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Reduc
 def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """Split an LRN: each part also reads the channels next to its output channels (a halo).
 
-    The node of a part also writes the halo, so its output is sliced.
+    The node of a part also writes the halo, so `out` is sliced from its output.
     """
     size, channels = operation.attribute("size"), operation.input_shape(0)[1]
     start, stop = region[1]
@@ -69,14 +68,12 @@ def instance_normalization(operation: Operation, region: Region, reduce: Interva
 
 
 def group_normalization(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
-    """Split a GroupNormalization: channels are extended to whole groups, and height and width stay whole.
-
-    The scale and the shift have one element per group before opset 21, and one per channel since then.
-    """
+    """Split a GroupNormalization: channels are extended to whole groups, and height and width stay whole."""
     count, channels = operation.attribute("num_groups"), operation.out_shape[1]
     size = channels // count
     first, last = block_interval(region[1], size)
     out = (region[0], (first * size, last * size), *full_region(operation.out_shape[2:]))
+    # Scale and shift have one element per group before opset 21, and one per channel since then.
     vector = ((first, last),) if operation.node.opset < 21 else (out[1],)
     attributes = {} if last - first == count else {"num_groups": last - first}
     return Piece(out, (out, *(vector for _ in operation.inputs[1:])), attributes)
@@ -87,8 +84,12 @@ def normalization_from_axis(
 ) -> Piece:
     """Split a LayerNormalization or a similar operator: the axes over which it normalizes stay whole.
 
-    The first of these axes is the attribute `axis` (`default_axis` if the node omits it), and `axis_count` is their
-    number. If `axis_count` is None, the operator normalizes over all axes from the first one on.
+    Args:
+        operation: The operator. Its attribute `axis` is the first of these axes.
+        region: Requested region of the output.
+        reduce: Range of the reduction axis, which is ignored.
+        axis_count: Number of these axes; None: all axes from the first one on.
+        default_axis: First of these axes if the node omits the attribute.
     """
     axes = range(len(region))[operation.attribute("axis", default_axis) % len(region) :]
     return elementwise(operation, _with_full_axes(operation, region, axes[:axis_count]), reduce)
@@ -123,10 +124,7 @@ def skip_normalization_cost(operation: Operation, out: Shape, needs: Sequence[Sh
 
 
 def reduced_axes(operation: Operation) -> tuple[int, ...] | None:
-    """Return the axes that a reduction reduces, or None if they are an input that is not constant.
-
-    They are an attribute (one axis for ArgMax and ArgMin), or an input in newer opsets.
-    """
+    """Return the axes that a reduction reduces; None if they are an input that is not constant."""
     rank = len(operation.input_shape(0))
     axes = [operation.attribute("axis", 0)] if operation.node.op.startswith("Arg") else operation.attribute("axes")
     if operation.has_input(1):
@@ -164,7 +162,7 @@ def _reducible_axis(operation: Operation, axes: tuple[int, ...]) -> int:
 def reduction_length(operation: Operation) -> int | None:
     """Return the length of the reduced axis that can be divided, so that each part has a partial result.
 
-    The result is None if nothing is reduced, or if onnxruntime cannot combine partial results of this element type.
+    It is None if nothing is reduced, or if onnxruntime cannot combine partial results of this element type.
     """
     tensor, axes = operation.inputs[0], reduced_axes(operation)
     if not axes or tensor is None:

@@ -1,10 +1,9 @@
 """Rules of Resize, Upsample and GridSample.
 
-An axis can be split if it is enlarged by an integer, or reduced by a power of two. A block is then one element of the
-smaller tensor, and the corresponding elements of the larger one. If a tile starts at the start of a block, each of its
-coordinates is the coordinate in the whole tensor minus an integer, also in floating-point arithmetic. The tile is
-therefore resampled exactly like the whole tensor. With other factors, aligned corners or antialiasing, the whole axis
-is read.
+An axis can be split if it is enlarged by an integer, or reduced by a power of two. A tile then starts at a block: one
+element of the smaller tensor with the corresponding elements of the larger one. Its coordinates differ from those in
+the whole tensor by an integer, also in floating-point arithmetic, so it is resampled exactly. With other factors,
+aligned corners or antialiasing, the whole axis is read.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ COORDINATE_SHIFTS = {
 }
 """Position of coordinate i within input element i, by coordinate mode: 0 is the start of the element, 1/2 its center.
 
-In all other modes, tiles are not resampled like the whole tensor.
+In all other modes, a tile would not be resampled like the whole tensor.
 """
 ElementFunction = Callable[[Fraction], int]
 """Function that returns the index of an input element for a coordinate."""
@@ -74,14 +73,13 @@ class ResizeAxis:
 def tile_resized_axis(axis: ResizeAxis, interval: Interval) -> tuple[Interval, Interval, Interval]:
     """Return the computed output interval, the input interval and the written output interval of a tile.
 
-    `interval` is the requested output interval. The input interval contains all input elements that `interval` reads,
-    extended to whole blocks (one element of the smaller tensor with the corresponding ones of the larger). A Resize of
-    the input interval outputs the written interval, which contains `interval`. Written elements outside of `interval`
-    can be wrong, because they may read input elements that the tile does not have. If none is wrong, the computed
-    interval is the written interval; otherwise, it is `interval`.
+    The computed interval contains the requested one, `interval`. The tile writes the whole written interval, but its
+    elements outside of the computed interval can be wrong, because they may read input elements that the tile does not
+    have.
     """
     up, down = axis.factor.numerator, axis.factor.denominator
     low, high = axis.input_interval(interval)
+    # Extend the input to whole blocks: one element of the smaller tensor with the corresponding ones of the larger.
     low = min(low // down, interval[0] // up) * down
     high = min(axis.extent, -(-max(high, -(-interval[1] * down // up)) // down) * down)
     written = (low * up // down, axis.out_extent if high == axis.extent else high * up // down)
@@ -90,7 +88,7 @@ def tile_resized_axis(axis: ResizeAxis, interval: Interval) -> tuple[Interval, I
 
 
 def _has_old_coordinates(operation: Operation) -> bool:
-    """Return True for an Upsample, and for a Resize before opset 11, in which coordinate modes were added."""
+    # Coordinate modes were added in opset 11.
     return operation.node.op == "Upsample" or operation.node.opset < 11
 
 
@@ -101,10 +99,7 @@ def resized_axes(operation: Operation) -> list[int]:
 
 
 def scale_factors(operation: Operation) -> list[float] | None:
-    """Return the scale factor of each axis of a Resize or Upsample; None if the scales are an input but not constant.
-
-    If the node has no scales, the factors follow from the input and output shapes.
-    """
+    """Return the scale factor of each axis of a Resize or Upsample; None if the scales are a computed input."""
     shape, index = operation.input_shape(0), 1 if _has_old_coordinates(operation) else 2
     scales: Any = operation.attribute("scales")
     if scales is None and (not operation.has_input(index) or operation.input_shape(index) == (0,)):
@@ -118,8 +113,7 @@ def scale_factors(operation: Operation) -> list[float] | None:
 def exact_factor(factor: float, is_nearest: bool) -> Fraction | None:
     """Return the scale factor as a fraction if tiles can be resampled exactly with it, else None.
 
-    The factor must be an integer or one of 1/2, 1/4, 1/8, …. In modes that interpolate (not nearest), the integer must
-    be a power of two.
+    It must be an integer (a power of two in modes that interpolate), or one of 1/2, 1/4, 1/8, ….
     """
     ratio = Fraction(factor)
     is_integer = ratio.denominator == 1 and ratio >= 1 and (is_nearest or ratio.numerator & (ratio.numerator - 1) == 0)
@@ -148,7 +142,7 @@ def _coordinate_mode(operation: Operation) -> str:
 
 
 def _differs_in_tiles(operation: Operation) -> bool:
-    """Return True if the attributes of a Resize cause a tile to be resampled differently from the whole tensor."""
+    """Return True if a tile of a Resize would be resampled differently from the whole tensor."""
     coordinates, policy = _coordinate_mode(operation), operation.attribute("keep_aspect_ratio_policy", "stretch")
     if coordinates not in COORDINATE_SHIFTS or policy != "stretch" or operation.attribute("antialias", 0):
         return True
@@ -157,14 +151,10 @@ def _differs_in_tiles(operation: Operation) -> bool:
 
 
 def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
-    """Return the axes of a Resize, with None in place of each axis that cannot be split.
-
-    The axes before the first resampled one, such as batch and channels, can be split in all coordinate modes except
-    tf_crop_and_resize. No axis can be split if the attribute keep_aspect_ratio_policy is used together with negative
-    numbers in the attribute axes, because ONNX and onnxruntime then infer different shapes.
-    """
+    """Return the axes of a Resize, with None in place of each axis that cannot be split."""
     coordinates, scales, differs = _coordinate_mode(operation), scale_factors(operation), _differs_in_tiles(operation)
     keeps_aspect = operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
+    # With negative axes, ONNX and onnxruntime infer different shapes.
     is_disputed = keeps_aspect and min(operation.attribute("axes") or (0,)) < 0
     if scales is None or coordinates == "tf_crop_and_resize" or is_disputed:
         return [None] * len(operation.out_shape)
@@ -175,6 +165,7 @@ def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
     is_leading = True
     extents = zip(operation.input_shape(0), operation.out_shape, scales, strict=True)
     for index, (extent, out_extent, scale) in enumerate(extents):
+        # Axes before the first resampled one, such as batch and channels, can be split in all remaining modes.
         is_leading = is_leading and scale == 1 and not (keeps_aspect and index in resized)
         factor = exact_factor(scale, is_nearest) if is_leading or not differs else None
         exact = extent * (factor or 0)
@@ -188,8 +179,7 @@ def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
 def resize(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """Split a Resize or Upsample: each part reads the input elements that affect its tile, extended to whole blocks.
 
-    A block is one element of the smaller tensor with the corresponding elements of the larger one. If the node has
-    scale factors, they are kept. If it has target sizes, they are replaced by the sizes of the part.
+    A block is one element of the smaller tensor with the corresponding elements of the larger one.
     """
     tiles = [
         ((0, operation.out_shape[i]), (0, operation.input_shape(0)[i]), (0, operation.out_shape[i]))
@@ -199,13 +189,13 @@ def resize(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     ]
     out, need, written = zip(*tiles, strict=True)
     needs, constants = [need, *operation.full_needs()[1:]], dict[int, NDArray[Any]]()
-    if operation.has_input(3):
+    if operation.has_input(3):  # Target sizes are replaced by the sizes of the part, but scale factors are kept.
         resized = resized_axes(operation)
         sizes = [written[axis][1] - written[axis][0] for axis in resized]
         if sizes != [operation.out_shape[axis] for axis in resized]:
             constants[3], needs[3] = np.array(sizes, np.int64), None
-    # pytorch_half_pixel differs from half_pixel only on axes of one element. A part of the Resize can have such an
-    # axis although the whole tensor has none, so each part uses half_pixel.
+    # pytorch_half_pixel differs from half_pixel only on axes of one element. The whole tensor has no such axis, but a
+    # part can have one, so each part uses half_pixel.
     is_half_pixel = _coordinate_mode(operation) == "pytorch_half_pixel" and not _differs_in_tiles(operation)
     attributes = {"coordinate_transformation_mode": "half_pixel"} if is_half_pixel else {}
     return Piece(out, tuple(needs), attributes, constants, None if written == out else written)
@@ -221,14 +211,11 @@ def grid_sample(operation: Operation, region: Region, reduce: Interval | None) -
 
 
 def interpolation_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:  # noqa: ARG001
-    """Return the cost of interpolation: two FLOP for each input element that is blended into an output element.
-
-    Along each resampled axis, two input elements are blended, or four in cubic mode. Nearest modes do not blend
-    elements, and need one FLOP per output element.
-    """
+    """Return the cost of interpolation: two FLOP for each input element that is blended into an output element."""
     grid = operation.node.op == "GridSample"
     axes = len(out) - 2 if grid else sum(map(operator.ne, operation.input_shape(0), operation.out_shape))
     mode = operation.attribute("mode", "linear" if grid else "nearest")
+    # Along each resampled axis, two input elements are blended, or four in cubic mode; in nearest modes none.
     return OpCost(other_flops=math.prod(out) * (1 if mode == "nearest" else 2 * (4 if "cubic" in mode else 2) ** axes))
 
 

@@ -13,9 +13,9 @@ from dicompiler.partition.operators.windows import SpatialAxis
 
 
 def _integer_list(operation: Operation, name: str, index: int) -> list[int] | None:
-    """Return the integers of a node's input `index`, or of its attribute `name`, which replaces it in old opsets.
+    """Return the integers of a node's input `index` or, in old opsets, of its attribute `name`.
 
-    The result is None if the input is not constant, or if the node has neither the input nor the attribute.
+    The result is None if the input is not constant, or if the node has neither.
     """
     if operation.has_input(index):
         value = operation.constant_value(index)
@@ -40,10 +40,7 @@ def _starts_and_steps(operation: Operation) -> list[tuple[int, int]] | None:
 
 
 def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Slice: each part reads the input elements that are copied to its output region.
-
-    A part with steps of 1 becomes an Identity, because its output is exactly the region that it reads.
-    """
+    """Split a Slice: each part reads the input elements that are copied to its output region."""
     starts_and_steps = _starts_and_steps(operation)
     if starts_and_steps is None:
         return whole_tensor(operation, region, reduce)
@@ -54,7 +51,7 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
     needs = (tuple(need), *(None for _ in operation.inputs[1:]))
     removed = dict.fromkeys(operation.node.attributes)
     steps = [step for _, step in starts_and_steps]
-    if set(steps) <= {1}:
+    if set(steps) <= {1}:  # The part's output is exactly the region that it reads.
         return Piece(region, needs, removed, op="Identity")
     lengths = region_shape(tuple(need))
     starts = [0 if step > 0 else length - 1 for length, step in zip(lengths, steps, strict=True)]
@@ -66,9 +63,8 @@ def slice_(operation: Operation, region: Region, reduce: Interval | None) -> Pie
 def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple[AxisTile, Interval]:
     """Return the tile of one padded axis, and the interval of the output that the tile's own Pad node writes.
 
-    In the modes reflect and wrap, pads are copies of input elements. The tile must then read the copied elements, and
-    its Pad node also writes them to the output, at their own positions. If such a position is outside of `interval`,
-    the written interval is larger than `interval`.
+    In the modes reflect and wrap, pads are copies of input elements. The tile reads the copied elements, and its Pad
+    node also writes them at their own positions, which can be outside of `interval`.
 
     Args:
         extent: Number of input elements of the axis.
@@ -95,11 +91,9 @@ def pad_axis(extent: int, pad: Interval, interval: Interval, mode: str) -> tuple
 
 
 def pad(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
-    """Split a Pad: each part reads the input elements in its output region, and pads the rest of this region.
-
-    Pads are an attribute before opset 11. Since opset 18 they can be given for some axes only.
-    """
+    """Split a Pad: each part reads the input elements in its output region, and pads the rest of this region."""
     shape, pads = operation.input_shape(0), _integer_list(operation, "pads", 1)
+    # Since opset 18, pads can be given for some axes only.
     axes = _integer_list(operation, "axes", 3) if operation.has_input(3) else list(range(len(shape)))
     if pads is None or axes is None or operation.node.opset < 2:
         return whole_tensor(operation, region, reduce)

@@ -1,7 +1,6 @@
 """Geometry of windows that slide over spatial axes: the output shapes and pads that onnxruntime computes.
 
-onnxruntime and ONNX shape inference disagree about some attributes. Devices compute with onnxruntime, so this module
-computes the shapes of onnxruntime:
+Devices compute with onnxruntime, which disagrees with ONNX shape inference about some attributes:
 
 * auto_pad of a pool: onnxruntime computes the pads from the kernel without dilations, and ignores `pads`.
 * ceil_mode of a pool: onnxruntime drops a last window that would start outside of the input.
@@ -131,10 +130,7 @@ class WindowAttributes:
         return count - 1 if (count - 1) * stride >= extent + begin else count
 
     def pool_axis(self, axis: int, extent: int) -> SpatialAxis:
-        """Return the geometry (extent, number of windows, stride and pads) of one axis of a pool.
-
-        If onnxruntime drops the last window, the extent of the axis excludes the elements that no window reads then.
-        """
+        """Return the geometry of one axis of a pool, without input elements that no window of onnxruntime reads."""
         (begin, end), count = self.pool_pads(axis, extent), self.pool_count(axis, extent)
         covered = (count - 1) * self.strides[axis] + self.span(axis)
         if self.ceil_mode and covered < extent + begin + end:
@@ -224,14 +220,12 @@ def _transposed_shape(attributes: Attributes, inputs: Sequence[TensorInfo], shap
 
 
 def _resized_shape(attributes: Attributes, inputs: Sequence[TensorInfo], shapes: Sequence[Shape]) -> Shape | None:
-    """Return the output shape of a Resize that keeps the aspect ratio and has negative axes, else None.
-
-    Such axes are negative numbers in the attribute `axes`; onnxruntime does not resize them.
-    """
+    """Return the output shape of a Resize that keeps the aspect ratio and has negative axes, else None."""
     policy, axes, data = attributes.get("keep_aspect_ratio_policy", "stretch"), attributes.get("axes") or (), shapes[0]
     sizes = inputs[3].value if len(inputs) > 3 else None
     if policy == "stretch" or all(axis >= 0 for axis in axes) or sizes is None:
         return None
+    # onnxruntime does not resize axes that are given as negative numbers.
     ratios = {axis: size / data[axis] for axis, size in zip(axes, sizes.tolist(), strict=True) if axis >= 0}
     if not ratios:
         return data
