@@ -1,7 +1,7 @@
 """Network architectures with seeded weights for tests, benchmarks and the demo: `build("resnet50", seed=1)`.
 
-Calls with equal arguments return models with equal bytes. The networks in NAMES are built by this package. The
-networks in LIGHT_NAMES, such as "vgg19" (`build("light/vgg19")`), are part of the onnx package.
+Calls with equal arguments return models with equal bytes. NAMES are built by this package. LIGHT_NAMES, such as "vgg19"
+(`build("light/vgg19")`), are in the onnx package.
 """
 
 from __future__ import annotations
@@ -79,11 +79,11 @@ def build(name: str, seed: int = 0, **options: Any) -> onnx.ModelProto:
 
     All networks except light ones have these options:
     - size: side of the image, or (height, width); for networks without images, number of tokens, frames or inputs.
-      AlexNet and VGG do not pool to a fixed size before their classifier, so their numbers of weights depend on `size`.
     - batch: number of inputs that are computed together.
     - classes: number of classes (only networks with classes).
     - width: factor for the numbers of channels (most networks).
     - opset: opset version, 13 or later.
+
     `network_options` returns all options of a network, with their defaults.
 
     Args:
@@ -108,9 +108,7 @@ def build(name: str, seed: int = 0, **options: Any) -> onnx.ModelProto:
 
 
 def count_parameters(name: str, **options: Any) -> int:
-    """Return the number of trained parameters of a network. No weights are created.
-
-    Running statistics of normalizations are not counted.
+    """Return the number of trained parameters of a network, without running statistics of normalizations.
 
     Args:
         name: One of NAMES.
@@ -151,7 +149,6 @@ def describe(name: str) -> str:
 
 
 def _append_network(name: str, options: Mapping[str, Any]) -> tuple[NetworkBuilder, str]:
-    """Return a builder to which the network is appended, and the name of the network's output tensor."""
     if name not in _NETWORKS:
         names = [*NAMES, *(f"light/{light_name}" for light_name in LIGHT_NAMES)]
         raise UsageError(f"unknown network {name!r}{did_you_mean(name, names)}")

@@ -25,7 +25,7 @@ class WeightSpec:
     Attributes:
         shape: Shape of the weight.
         role: Use of the weight, which determines the distribution of its random values.
-        fan_in: Number of products that are summed for one output element of a filter.
+        fan_in: Number of products that are summed for one output element.
         gain: Factor of the values of a filter or scale.
     """
 
@@ -55,7 +55,7 @@ class NetworkBuilder:
         name: Name of the network.
         input_shape: Shape of the inputs, except those added by `add_input`.
         opset: Opset version of the standard domain.
-        inputs: Element type of each input of the graph.
+        inputs: Element type of each input of the graph, by input name.
         outputs: Tensors that are additional outputs of the graph, by output name.
         shapes: Shape of each tensor: (N, C, H, W) for images, (N, features) after `flatten`.
         weights: Shape and kind of each weight, by name. Values are created by `to_model`.
@@ -143,7 +143,7 @@ class NetworkBuilder:
         op: str = "MaxPool",
         **attributes: int,
     ) -> str:
-        """Append a MaxPool or AveragePool, with further attributes such as ceil_mode or count_include_pad."""
+        """Append a MaxPool or AveragePool. `attributes` are other attributes, such as ceil_mode."""
         sizes, strides = to_pair(kernel), to_pair(stride)
         border = (pads,) * 4 if isinstance(pads, int) else pads
         extent = self._window_counts(x, sizes, strides, border, bool(attributes.get("ceil_mode")))
@@ -240,7 +240,7 @@ class NetworkBuilder:
         return name
 
     def to_model(self, output: str, seed: int) -> onnx.ModelProto:
-        """Return the network that computes tensor `output` as graph output "output", with seeded weights."""
+        """Return the model with seeded weights. The tensor `output` becomes the graph output "output"."""
         outputs = {"output": output} | self.outputs
         names = {tensor: name for name, tensor in outputs.items()}
         nodes = [_renamed_copy(node, names) for node in self.nodes]

@@ -1,7 +1,7 @@
 """Networks without residual connections: LeNet-5, AlexNet, VGG, SqueezeNet, YOLOv2.
 
-Each function appends a network to a builder, and returns the name of its output tensor. This tensor contains the logits
-(YOLOv2: the last feature map).
+Each function appends a network to a builder, and returns the name of the tensor with the logits (YOLOv2: the last
+feature map).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ ALEXNET_LAYERS = {
 def alexnet(net: NetworkBuilder, classes: int = 1000, width: float = 1.0, columns: str = "one-column") -> str:
     """AlexNet without LRN and without groups.
 
-    `columns` selects the numbers of channels. "one-column" has those of Krizhevsky 2014 ("One weird trick"), as in
-    torchvision. "two-column" is the original (Krizhevsky et al. 2012), for images of 227 x 227.
+    `columns` selects the numbers of channels: "one-column" as in Krizhevsky 2014 ("One weird trick") and torchvision,
+    or "two-column" as in the original (Krizhevsky et al. 2012), for images of 227 x 227.
     """
     if columns not in ALEXNET_LAYERS:
         raise UsageError(f"alexnet: columns must be one of {', '.join(ALEXNET_LAYERS)}, not {columns!r}")
@@ -94,8 +94,7 @@ def squeezenet(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> 
     return net.flatten(net.global_average(x, "pool10"), "flatten")
 
 
-#: Convolutions of Darknet-19 up to the detector (Redmon and Farhadi 2017, table 6): (channels, kernel size). None is a
-#: 2 x 2 pool.
+#: Convolutions of Darknet-19 (Redmon and Farhadi 2017, table 6): (channels, kernel size). None is a 2 x 2 pool.
 DARKNET_LAYERS = (
     *((32, 3), None, (64, 3), None, (128, 3), (64, 1), (128, 3), None, (256, 3), (128, 1), (256, 3), None),
     *((512, 3), (256, 1), (512, 3), (256, 1), (512, 3), None, (1024, 3), (512, 1), (1024, 3), (512, 1), (1024, 3)),
@@ -108,10 +107,9 @@ def yolov2(
 ) -> str:
     """YOLOv2 (Redmon and Farhadi 2017) as in its authors' yolov2.cfg.
 
-    The output has the shape (N, anchors * (5 + classes), H / 32, W / 32). For images of 608 x 608, each square of 2 x
-    2 elements of a feature map of 38 x 38 is rearranged to four channels. The result is concatenated with a feature
-    map of 19 x 19. `passthrough` selects the operators that rearrange the elements: SpaceToDepth ("space-to-depth"),
-    or Reshape, Transpose and Reshape with equal results ("reshape").
+    The output has the shape (N, anchors * (5 + classes), H / 32, W / 32). `passthrough` selects the operators that
+    rearrange squares of 2 x 2 elements to four channels: SpaceToDepth ("space-to-depth"), or Reshape, Transpose and
+    Reshape with equal results ("reshape").
     """
     if passthrough not in PASSTHROUGH_MODES:
         raise UsageError(f"yolov2: unknown passthrough {passthrough!r}{did_you_mean(passthrough, PASSTHROUGH_MODES)}")

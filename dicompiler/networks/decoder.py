@@ -1,6 +1,5 @@
-"""Text decoder as PyTorch's exporter writes it.
+"""Text decoder as PyTorch's exporter writes it, with RMS normalization, rotary positions, SwiGLU and caches.
 
-It has RMS normalization, rotary positions, grouped queries, SwiGLU, and key and value caches as inputs and outputs.
 Sequences have the shape (N, positions, features). Keys and values have the shape (N, heads, positions, features of a
 head).
 """
@@ -15,7 +14,7 @@ from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.transformers import BRANCH_GAIN, linear, split_heads
 
 LOWEST_SCORE = float(np.finfo(np.float32).min)
-"""Number that is added to the attention scores of positions that must not be used, so that their weight is 0."""
+"""Number that is added to the attention scores of unused positions, so that their softmax is 0."""
 
 
 def llama_small(
@@ -30,12 +29,9 @@ def llama_small(
 ) -> str:
     """Llama-like decoder (Touvron et al. 2023) of 24 layers: 336 118 784 parameters.
 
-    It has 1024 features and 16 query heads. Four query heads share each key head. The option `size` of `build` is the
-    number of tokens, and the output has one row of logits per token.
-
-    If `past` is not 0, the network has key and value caches. The positions of the tokens are then an input, and the
-    outputs present.N.key and present.N.value contain the caches of layer N with the rows of the new tokens. Unless
-    `static` is True, the input attention_mask marks the rows that are used.
+    The output has one row of logits per token. With caches (`past` > 0), the positions of the tokens are an input, and
+    the outputs present.N.key and present.N.value contain the caches of layer N. Unless `static` is True, the input
+    attention_mask marks the rows that are used.
 
     Args:
         net: The builder to which the network is appended.
@@ -83,7 +79,7 @@ def llama_small(
 
 
 def _position_ids(net: NetworkBuilder, past: int, static: bool) -> str:
-    """Append a tensor with the positions of the tokens, of shape (N, positions), or (1, positions) if shared."""
+    """Append a tensor with the positions of the tokens, of shape (N, tokens), or (1, tokens) if shared."""
     rows = net.input_shape[1]
     if not past:
         return net.add_constant("positions", np.arange(rows, dtype=np.int64)[None])
@@ -170,8 +166,8 @@ def _cache_rows(net: NetworkBuilder) -> str:
 def _append_to_cache(net: NetworkBuilder, x: str, name: str, past: int, rows: str) -> str:
     """Append a tensor with the keys or values of all positions: those in the cache, and the new ones, `x`.
 
-    If `rows` is "", the new rows are appended to the `past` rows of the cache. Otherwise they replace the rows with the
-    indices in the tensor `rows`, as exporters write it: a ScatterND between two Transposes.
+    If `rows` is "", the new rows are appended to the `past` rows of the cache. Otherwise a ScatterND replaces the
+    cache's rows with the indices in the tensor `rows`.
     """
     batch, heads, _, size = net.shapes[x]
     cache = net.add_input(f"past_key_values.{name}", (batch, heads, past, size))

@@ -4,9 +4,8 @@ The output has the shape (N, 4 + classes, cells): boxes in pixels, then the prob
 square of the image, with one box.
 
 Sources are `ultralytics/cfg/models/v8/yolov8.yaml` and `11/yolo11.yaml` at scale n, and `ultralytics/nn/modules/*.py`.
-In Ultralytics, `model.info()` after `fuse()` prints 3 151 904 and 2 616 248 parameters. These include 16 fixed ones,
-the possible distances in `_decode_boxes`. Here, these distances are a constant and not counted, so the networks have
-3 151 888 and 2 616 232 trained parameters.
+The networks have the numbers of parameters that Ultralytics' `model.info()` prints after `fuse()`, less 16 fixed ones:
+the possible distances in `_decode_boxes` are a constant here.
 """
 
 from __future__ import annotations
@@ -21,14 +20,11 @@ from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.classic import scale_channels
 
 SILU_GAIN = 1.05
-"""Factor of the weights of convolutions before SiLU, so that large activations keep their size.
-
-SiLU keeps about half of the mean square of large values, as ReLU does, but less of small values.
-"""
+"""Factor of the weights of convolutions before SiLU, so that large activations keep their size."""
 FIRST_CONV_GAIN, LAST_CONV_GAIN = 10.0, 0.1
 """Factors of the weights of the first convolution and of the last ones.
 
-Small activations would shrink from layer to layer, because SiLU damps small values more than large ones. The first
+SiLU damps small values more than large ones, so small activations would shrink from layer to layer. The first
 convolution therefore enlarges activations, and the last convolutions reduce the outputs again.
 """
 BRANCH_GAIN = 0.3
@@ -185,10 +181,8 @@ def yolo11n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
 
 
 def _stem(net: NetworkBuilder, width: float) -> str:
-    """Append the first convolution, and check that each side of the image is a multiple of 32.
-
-    Otherwise upsampled maps would not have the size of the maps with which they are concatenated.
-    """
+    """Append the first convolution, and check that each side of the image is a multiple of 32."""
+    # Otherwise upsampled maps would not have the size of the maps with which they are concatenated.
     if any(side % 32 for side in net.input_shape[2:]):
         raise UsageError(f"network {net.name!r}: size is {net.input_shape[2:]}: use multiples of 32")
     return _conv_silu(net, "input", "model.0", scale_channels(16, width), 3, 2, gain=FIRST_CONV_GAIN)
@@ -219,8 +213,8 @@ def _detection_head(net: NetworkBuilder, maps: Sequence[str], name: str, classes
 def _decode_boxes(net: NetworkBuilder, x: str, maps: Sequence[str], name: str) -> str:
     """Append the conversion of predicted distances to boxes: center and size in pixels, one box for each cell.
 
-    The input `x` has scores for DISTANCE_BINS possible distances from the cell to each side of the box. The mean
-    distance, weighted by the softmax of the scores, is used.
+    `x` has scores for DISTANCE_BINS possible distances from the cell to each side of the box. The mean distance,
+    weighted by the softmax of the scores, is used.
     """
     batch, _, cells = net.shapes[x]
     x = net.reshape(x, f"{name}.dfl.reshape", (batch, 4, DISTANCE_BINS, cells))

@@ -1,7 +1,7 @@
 """The four reference networks of MLPerf Tiny (Banbury et al. 2021) for microcontrollers.
 
-The output contains the probabilities of the classes. The autoencoder's output is the reconstructed input. Convolutions
-have TensorFlow's "same" pads. They also have a bias, although the normalization that follows makes it redundant.
+The output contains the probabilities of the classes, or the reconstructed input of the autoencoder. Convolutions have
+TensorFlow's "same" pads.
 """
 
 from __future__ import annotations

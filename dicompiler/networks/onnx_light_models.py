@@ -33,16 +33,14 @@ _ROLE_BY_INPUT: dict[tuple[str, int], Role] = {
 }
 #: Operators that may be between a weight and the operator that uses the weight.
 _RESHAPING_OPERATORS = ("Unsqueeze", "Reshape")
-#: Factor of a node's weights, by the role of the weights (their use) and the operator that reads the node's output. The
-#: scales before a Sum (the end of a residual branch) are small, so that activations keep their size at any depth. The
-#: filters before a Softmax (the last layer) are small, so that no class has all of the probability.
+#: Factor of a node's weights, by the role of the weights (their use) and the operator that reads the node's output:
+#: - The scales at the end of a residual branch (before a Sum) are small, so that activations keep their size.
+#: - The filters of the last layer (before a Softmax) are small, so that no class has all of the probability.
 _GAIN_BY_READER = {("scale", "Sum"): 0.3, ("filter", "Softmax"): 0.1}
 
 
 def build_light(name: str, seed: int = 0) -> onnx.ModelProto:
-    """Return one of the networks LIGHT_NAMES with seeded weights.
-
-    Everything else is as in the onnx package, including nodes without names.
+    """Return one of the networks LIGHT_NAMES with seeded weights. Everything else is as in the onnx package.
 
     Args:
         name: One of LIGHT_NAMES.
@@ -111,9 +109,9 @@ def _gain(graph: onnx.GraphProto, node: onnx.NodeProto, role: Role) -> float:
 
 
 def _replace_weights(graph: onnx.GraphProto, weights: dict[str, TensorProto], sources: set[str]) -> None:
-    """Add `weights` as initializers and, as IR version 3 requires, as inputs, and remove the nodes that computed them.
+    """Add `weights` as initializers and, as IR version 3 requires, as inputs.
 
-    The inputs of the removed nodes, `sources`, are removed too.
+    The nodes that computed them are removed, and also the inputs of these nodes, `sources`.
     """
     kept = [tensor for tensor in graph.initializer if tensor.name not in weights and tensor.name not in sources]
     inputs = [value for value in graph.input if value.name not in weights and value.name not in sources]

@@ -1,6 +1,6 @@
 """Networks with branches that join again: ResNet, DenseNet, MobileNetV2, and two small ones for tests.
 
-Each function appends a network to a builder, and returns the name of its output tensor, which contains the logits.
+Each function appends a network to a builder, and returns the name of the tensor with the logits.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from dicompiler.networks.builder import NetworkBuilder
 from dicompiler.networks.classic import scale_channels
 
-#: Factors of two BatchNormalization scales: the last one of a residual branch, and the one after the convolution in a
-#: shortcut. The sum of the squares of both factors is about 1, so that activations keep their size at any depth.
+#: Factors of the scales of BatchNormalization at the end of a residual branch, and in a shortcut. The sum of their
+#: squares is about 1, so that activations keep their size at any depth.
 BRANCH_GAIN, SHORTCUT_GAIN = 0.3, 0.95
 
 
@@ -101,9 +101,7 @@ MOBILENET_V2 = (
 def _inverted_residual(net: NetworkBuilder, x: str, name: str, expansion: int, channels: int, stride: int) -> str:
     """Append MobileNetV2's block: a depthwise convolution between two pointwise ones.
 
-    The first convolution multiplies the number of channels by `expansion`, and is omitted if this is 1. The last one
-    gives `channels` channels, and no activation follows. Its output is added to the block's input if both shapes are
-    equal.
+    The first convolution multiplies the number of channels by `expansion`, and is omitted if this is 1.
     """
     hidden, y = net.channels(x) * expansion, x
     joined = stride == 1 and net.channels(x) == channels
@@ -132,11 +130,7 @@ def mobilenet_v2(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -
 
 
 def tiny(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """Small network with typical elements of large networks, and a few thousand parameters.
-
-    It has a residual connection, a concatenation of two branches, a depthwise convolution, batch normalization, max and
-    average pooling, and a fully connected layer.
-    """
+    """Small network with typical elements of large networks, and a few thousand parameters."""
     base = scale_channels(8, width)
     x = net.relu(_conv_norm(net, "input", "stem", "stem.bn", base, 3), "stem.relu")
     y = net.relu(_conv_norm(net, x, "res1", "res1.bn", base, 3), "res1.relu")
@@ -152,11 +146,7 @@ def tiny(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
 
 
 def quirks(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """Unusual elements that make real networks hard to split.
-
-    The network has uneven pads and strides, dilation, groups, LRN, averages with and without pads, ceil_mode, a channel
-    shuffle, and Softmax.
-    """
+    """Unusual elements that make real networks hard to split, such as uneven pads, groups, LRN and ceil_mode."""
     base = 4 * scale_channels(2, width)
     x = net.relu(net.conv("input", "conv1", base, (5, 3), (2, 1), (1, 0, 2, 1)), "relu1")
     x = net.unary("LRN", x, "norm1", size=5, alpha=1e-4, beta=0.75, bias=1.0)

@@ -86,8 +86,7 @@ def bert_base(
     """BERT base, uncased (Devlin et al. 2019): 108 891 648 parameters.
 
     If `classes` is 0, the output contains the last hidden states of all tokens. Otherwise it contains one logit per
-    class, computed from the first token. With two classes there are 109 483 778 parameters, as in
-    `BertForSequenceClassification`.
+    class, computed from the first token.
     """
     heads, hidden = 12, 12 * scale_channels(64, width)
     shape = (*net.input_shape, hidden)
@@ -131,10 +130,7 @@ def _attention_mask(net: NetworkBuilder) -> str:
 
 
 def vit_tiny(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> str:
-    """ViT-tiny, patches of 16 (Touvron et al. 2021, DeiT-Ti): 5 717 416 parameters.
-
-    It equals timm's `vit_tiny_patch16_224`.
-    """
+    """ViT-tiny, patches of 16 (Touvron et al. 2021, DeiT-Ti; timm's `vit_tiny_patch16_224`): 5 717 416 parameters."""
     heads, hidden = 3, 3 * scale_channels(64, width)
     x = net.conv("input", "patch_embed", hidden, 16, 16, pads=0)
     batch, _, height, columns = net.shapes[x]
@@ -160,7 +156,7 @@ def vit_tiny(net: NetworkBuilder, classes: int = 1000, width: float = 1.0) -> st
 def whisper_tiny_encoder(net: NetworkBuilder, layers: int = 4, width: float = 1.0) -> str:
     """Whisper tiny's encoder (Radford et al. 2022) on 80 mel bands x 3000 frames: 8 208 384 parameters.
 
-    These include 576 000 for positions, which are sinusoids in the original and random numbers in this network.
+    These include 576 000 for positions, which are sinusoids in the original and random numbers here.
     """
     heads, hidden = 6, 6 * scale_channels(64, width)
     x = _gelu(net, net.conv1d("input", "conv1", hidden, 3, 1, 1), "conv1.gelu")
@@ -178,8 +174,8 @@ def whisper_tiny_encoder(net: NetworkBuilder, layers: int = 4, width: float = 1.
     return _layer_norm(net, x, "norm", 1e-5)
 
 
-#: For each stage of SegFormer-B0: number of heads, features of a head, factor by which the image is reduced for keys
-#: and values, then kernel size and stride of the convolution that computes the patches.
+#: Stages of SegFormer-B0: (heads, features of a head, factor by which the image is reduced for keys and values, kernel
+#: size and stride of the convolution that computes the patches).
 SEGFORMER_B0 = ((1, 32, 8, 7, 4), (2, 32, 4, 3, 2), (5, 32, 2, 3, 2), (8, 32, 1, 3, 2))
 
 
@@ -209,10 +205,7 @@ def _image_to_sequence(net: NetworkBuilder, x: str, name: str) -> str:
 
 
 def _sequence_to_image(net: NetworkBuilder, x: str, name: str, shape: tuple[int, ...]) -> str:
-    """Append the conversion of a sequence of pixels to an image: (N, H·W, C) ⇒ (N, C, H, W).
-
-    N, H and W are those of `shape`.
-    """
+    """Append the conversion of a sequence of pixels to an image: (N, H·W, C) ⇒ (N, C, H, W) as in `shape`."""
     turned = net.transpose(x, f"{name}.transpose", (0, 2, 1))
     return net.reshape(turned, name, (shape[0], net.shapes[x][2], *shape[2:]))
 

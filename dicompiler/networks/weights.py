@@ -1,7 +1,4 @@
-"""Seeded weights. Each tensor has a random generator that depends on the seed and the tensor's name.
-
-A layer that is added to a network therefore does not change the weights of other layers.
-"""
+"""Seeded weights. Each tensor has a random generator that depends on the seed and the tensor's name."""
 
 from __future__ import annotations
 
@@ -23,9 +20,15 @@ def make_weight(
 ) -> NDArray[np.float32]:
     """Return a float32 tensor with random values like those of a trained tensor with this role (use).
 
-    `filter` is normal with variance 2 · gain² / fan_in (He et al. 2015, eq. 10), where `fan_in` is the number of
-    products that are summed for one output element. `scale` is uniform in 0.8 to 1.2, multiplied by `gain`. `variance`
-    is uniform in 0.7 to 1.3. `bias`, `shift` and `mean` are normal with deviation 0.1.
+    Args:
+        seed: Seed of the random values.
+        name: Name of the tensor, on which the random values depend too.
+        shape: Shape of the tensor.
+        role: `filter`: normal with variance 2 · gain² / fan_in (He et al. 2015, eq. 10); `scale`: uniform in 0.8 to
+            1.2, multiplied by `gain`; `variance`: uniform in 0.7 to 1.3; `bias`, `shift` and `mean`: normal with
+            deviation 0.1.
+        fan_in: Number of products that are summed for one output element of a filter.
+        gain: Factor of the values of a filter or scale.
     """
     random = named_generator(seed, name)
     if role == "filter":
