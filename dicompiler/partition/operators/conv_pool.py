@@ -76,7 +76,7 @@ def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     # tile that begins in a gap also reads the element before the gap, and one that ends in a gap the element after it.
     first = min(-(-(start - window.span + 1) // window.stride), start // window.stride)
     last = max((stop - 1) // window.stride, -(-(stop - window.span) // window.stride))
-    # At the tensor's border, the tile reads its input up to the border, even elements that it does not need. A tile that
+    # At the tensor's border, the tile reads its input up to the border, even if it does not need all of it. A tile that
     # covers the whole tensor then has the input and the pads of the original node.
     low = 0 if interval[0] == 0 else min(max(0, first), window.count - 1)
     high = window.count if interval[1] == window.extent else max(low + 1, min(window.count, last + 1))
