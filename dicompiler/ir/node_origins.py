@@ -108,7 +108,7 @@ class NodeOrigins:
         """Name of the remaining node that represents each node of the file, by node name.
 
         A remaining node represents itself. A removed node is represented by the first remaining node that reads its
-        output, directly or through other removed nodes; without such a reader it has no entry.
+        output, directly or through other removed nodes. If there is none, the removed node has no entry.
         """
         kept, nodes = set(self.origin_of.values()), self._file_nodes
         # For each tensor: the index of the first remaining node that reads it, directly or through removed nodes.

@@ -1,8 +1,8 @@
 """Operator rules: the compiler's knowledge about each operator.
 
-The main function of a rule maps a node, a region of its output and a range of the reduction axis to a Piece: the region
-that is computed, and the regions of the inputs that it needs. The computed region may exceed the requested one. A
-Softmax, for example, computes full rows along its axis.
+The main function of a rule maps a node, a region of its output and a range of the reduction axis to a Piece. A piece
+has the region that is computed, and the regions of the inputs that it needs. The computed region may exceed the
+requested one. A Softmax, for example, computes full rows along its axis.
 
 A rule also contains the operator's cost and, for operators that round, an integer replacement for the exact check of
 `verify`. An operator without a rule is computed as a whole (see `whole_tensor`).

@@ -130,15 +130,15 @@ class DeviceState:
 class DeviceProgram:
     """Steps of one device for a frame.
 
-    The order is: all receives (a target such as `mpi` starts them before it computes), the sends of the model's inputs,
-    then each segment (ONNX submodel), followed by the sends of its outputs. A segment waits for its inputs; a send does
-    not wait.
+    All receives come first, because a target such as `mpi` starts them before it computes. The sends of the model's
+    inputs follow, then the segments (ONNX submodels), each followed by the sends of its outputs.
 
     Attributes:
         device: Name of the device.
         host: Name of the device's host.
         segments: Segments that the device runs.
-        steps: Steps of the device, in the order in which it executes them.
+        steps: Steps of the device, in the order in which it executes them. A segment waits for its inputs; a send does
+            not wait.
         model_inputs: Names of the model inputs that this device gets from the coordinator, which supplies the frames.
         model_outputs: Names of the model outputs that this device delivers to the coordinator, by the name of the
             tensor that contains the output on this device.

@@ -47,8 +47,8 @@ ALEXNET_LAYERS = {
 def alexnet(net: NetworkBuilder, classes: int = 1000, width: float = 1.0, columns: str = "one-column") -> str:
     """AlexNet without LRN and without groups.
 
-    `columns` selects the numbers of channels: "one-column" as in Krizhevsky 2014 ("One weird trick") and torchvision,
-    or "two-column" as in the original (Krizhevsky et al. 2012), for images of 227 x 227.
+    `columns` selects the numbers of channels. "one-column" has those of Krizhevsky 2014 ("One weird trick"), as in
+    torchvision. "two-column" is the original (Krizhevsky et al. 2012), for images of 227 x 227.
     """
     if columns not in ALEXNET_LAYERS:
         raise UsageError(f"alexnet: columns must be one of {', '.join(ALEXNET_LAYERS)}, not {columns!r}")

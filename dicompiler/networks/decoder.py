@@ -113,10 +113,9 @@ def _rotary_angles(net: NetworkBuilder, positions: str, size: int) -> tuple[str,
 
 
 def _rotate(net: NetworkBuilder, x: str, name: str, cos_sin: tuple[str, str]) -> str:
-    """Append the rotary embedding of x: x · cos + (-b, a) · sin.
+    """Append the rotary embedding of x: x · cos + (-b, a) · sin, in which a and b are the two halves of x's features.
 
-    a and b are the first and the second half of the features of x. `cos_sin` are the tensors with the cosine and the
-    sine of the rotary angles.
+    `cos_sin` are the tensors with the cosine and the sine of the rotary angles.
     """
     *front, size = net.shapes[x]
     half, (cos, sin) = (*front, size // 2), cos_sin

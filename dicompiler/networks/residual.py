@@ -146,7 +146,7 @@ def tiny(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
 
 
 def quirks(net: NetworkBuilder, classes: int = 10, width: float = 1.0) -> str:
-    """Unusual elements that make real networks hard to split, such as uneven pads, groups, LRN and ceil_mode."""
+    """Unusual elements that make real networks hard to split: uneven pads, groups, LRN, ceil_mode, and others."""
     base = 4 * scale_channels(2, width)
     x = net.relu(net.conv("input", "conv1", base, (5, 3), (2, 1), (1, 0, 2, 1)), "relu1")
     x = net.unary("LRN", x, "norm1", size=5, alpha=1e-4, beta=0.75, bias=1.0)

@@ -3,8 +3,8 @@
 A tile (a region of the output) reads a halo: rows and columns of the input beyond those at its own position. Only a
 tile at the border of the whole tensor has pads.
 
-The windows of a ConvTranspose slide over its output: each input element has a window, and a tile reads the input
-elements with windows that overlap the tile. Pads cut off the parts of these windows outside of the tile.
+The windows of a ConvTranspose slide over its output: each input element has a window. A tile reads the input elements
+with windows that overlap the tile. Pads cut off the parts of these windows outside of the tile.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class ResizeAxis:
 def tile_resized_axis(axis: ResizeAxis, interval: Interval) -> tuple[Interval, Interval, Interval]:
     """Return the computed output interval, the input interval and the written output interval of a tile.
 
-    The computed interval contains the requested one, `interval`. The tile writes the whole written interval, but its
+    The computed interval contains the requested one, `interval`. The tile writes the whole written interval. Its
     elements outside of the computed interval can be wrong, because they may read input elements that the tile does not
     have.
     """
