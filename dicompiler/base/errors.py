@@ -95,7 +95,7 @@ _OUT_OF_MEMORY = ("can't start new thread", "failed to map segment", "cannot all
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if an exception, or one of its causes, says that memory could not be allocated."""
+    """Return True if an exception, or one of its causes, reports that memory could not be allocated."""
     chain: BaseException | None = error
     while chain is not None:
         is_memory_error = isinstance(chain, MemoryError) or getattr(chain, "errno", None) == errno.ENOMEM

@@ -11,6 +11,5 @@ import numpy as np
 
 
 def named_generator(seed: int, name: str) -> np.random.Generator:
-    """Return the random generator for a name and a seed of at least 0."""
     digest = hashlib.sha256(name.encode()).digest()
     return np.random.default_rng([seed, int.from_bytes(digest[:8], "little")])

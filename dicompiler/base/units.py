@@ -226,7 +226,6 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_joules(energy: float) -> str:
-    """Return an energy as short text: 0.0123 ⇒ "12.3 mJ"."""
     return _format_short(energy, ((1.0, "J"), (1e-3, "mJ"), (1e-6, "µJ")))
 
 

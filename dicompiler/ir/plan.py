@@ -244,7 +244,6 @@ def plan_file_in_errors(source: str | Path | Plan | None) -> Iterator[None]:
 
 
 def plan_to_text(plan: Plan) -> str:
-    """Return the JSON text of a plan file, with one line per part."""
     details = {"model_digest": plan.model_digest, "note": plan.note}
     last = wire_format_to_json(plan.wire_format) | {"engines": dict(plan.engines)}
     text = _format_plan(plan, {"format": PLAN_FORMAT}, details, last)

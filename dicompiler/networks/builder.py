@@ -212,7 +212,6 @@ class NetworkBuilder:
         return outputs
 
     def resize(self, x: str, name: str, factor: int, **attributes: Any) -> str:
-        """Append a Resize that multiplies height and width by `factor`."""
         batch, channels, height, width = self.shapes[x]
         scales = self.add_constant(f"{name}.scales", np.array([1, 1, factor, factor], np.float32))
         shape = (batch, channels, factor * height, factor * width)

@@ -16,7 +16,6 @@ def scale_channels(channels: int, width: float) -> int:
 
 
 def _classifier(net: NetworkBuilder, x: str, hidden: int, classes: int) -> str:
-    """Append Flatten and three fully connected layers: the classifier of AlexNet and VGG."""
     x = net.flatten(x, "flatten")
     x = net.relu(net.gemm(x, "fc6", hidden), "relu6")
     x = net.relu(net.gemm(x, "fc7", hidden), "relu7")

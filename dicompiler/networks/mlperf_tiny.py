@@ -40,7 +40,6 @@ def _separable_block(net: NetworkBuilder, x: str, name: str, channels: int, stri
 
 
 def _head(net: NetworkBuilder, x: str, classes: int) -> str:
-    """Append the classifier: an average over the whole image, a fully connected layer, and Softmax."""
     sides = (net.shapes[x][2], net.shapes[x][3])
     x = net.flatten(net.pool(x, "avgpool", sides, sides, op="AveragePool"), "flatten")
     return net.unary("Softmax", net.gemm(x, "fc", classes), "softmax", axis=1)

@@ -150,7 +150,6 @@ def _plan_devices(platform: Platform, plan: Plan) -> list[str]:
 
 
 def _distinct_role_plans(plan: Plan) -> list[Plan]:
-    """Return the different plans of all roles: the plan itself, its replicas and its failure plans."""
     roles = plan.roles
     return [role for i, role in enumerate(roles) if roles.index(role) == i]
 

@@ -253,7 +253,6 @@ def route_on_platform(platform: Platform, layers: LayerGraph, plan: Plan) -> Rou
 
 
 def _route_role(layers: LayerGraph, plan: Plan, hosts: Mapping[str, str]) -> Routing:
-    """Return the routing of one role: the plan itself, a replica of it, or a failure plan."""
     # The tasks that run determine which regions of states (outputs for the next frame) devices keep, and the kept
     # regions determine which tasks run. The routing is therefore repeated until the regions no longer change.
     wanted: Mapping[StateOnDevice, Region] = {}
@@ -442,7 +441,6 @@ class _Router:
         return distance, -volume(overlap), self.device_rank[box.device], index
 
     def _task_sort_key(self, task: Task) -> TaskSortKey:
-        """Return the key that sorts tasks in layer order, with the partial sums of a layer first."""
         return self.layers.position[task.layer], 0 if task.kind == "partial" else 1, task.index
 
     def _build_routing(self, tasks: Sequence[Task], deliveries: Sequence[OutputDelivery]) -> Routing:

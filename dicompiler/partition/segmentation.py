@@ -66,7 +66,6 @@ def build_program(
 
 
 def _model_outputs(graph: PlacedGraph) -> tuple[TensorSpec, ...]:
-    """Return type and shape of each output of the original model, in its order."""
     first_tensors: dict[str, str] = {}
     for tensor, output in graph.model_outputs.items():
         first_tensors.setdefault(output, tensor)
@@ -220,7 +219,6 @@ def _build_device_program(
 
 
 def _build_segment(name: str, nodes: Sequence[int], graph: PlacedGraph) -> Segment:
-    """Return the segment (submodel of a device) of the nodes with the indices `nodes`, without its ONNX model."""
     makes = dict.fromkeys(n for i in nodes for n in graph.nodes[i].outputs if n)
     needed = dict.fromkeys(n for i in nodes for n in graph.node_reads[i] if n not in makes)
     inside = set(nodes)

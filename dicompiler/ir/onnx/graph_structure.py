@@ -68,7 +68,6 @@ def body_reads(node: onnx.NodeProto) -> dict[str, None]:
 
 
 def body_names(node: onnx.NodeProto) -> Iterator[str]:
-    """Yield every tensor name that the control-flow bodies of a node read or compute."""
     for body in control_flow_bodies(node):
         for inner in body.node:
             yield from (*inner.input, *inner.output, *body_names(inner))

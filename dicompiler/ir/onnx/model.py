@@ -287,7 +287,6 @@ class Model:
 
 
 def _describe_checker_error(message: str) -> str:
-    """Return the checker's message on one line, with the node that it names at the beginning."""
     cause, _, context = message.partition("==>")
     cause, node = " ".join(cause.split()).rstrip("."), re.search(r"Name: (.*) OpType: (\S+)", context)
     return f"{node[2]} {node[1]!r}: {cause}" if node else cause

@@ -225,14 +225,13 @@ def mark_placeholder(tensor: onnx.TensorProto) -> None:
 
 
 def make_placeholder(name: str, weight: Weight) -> onnx.TensorProto:
-    """Return the placeholder of a weight: an initializer with its name, type and shape, but without data."""
     tensor = onnx.TensorProto(name=name, data_type=weight.dtype, dims=weight.shape)
     mark_placeholder(tensor)
     return tensor
 
 
 def embed_data(tensor: onnx.TensorProto, data: bytes | memoryview) -> None:
-    """Store raw data in a tensor, in place of a reference to external data or of the mark of a placeholder."""
+    """Store raw data in a tensor that is a placeholder or refers to external data."""
     tensor.ClearField("data_location")
     tensor.ClearField("external_data")
     tensor.raw_data = bytes(data)

@@ -45,7 +45,7 @@ def total_tree_depth(operation: Operation) -> float:
 
 
 def tree_cost(operation: Operation, out: Shape, needs: Sequence[Shape]) -> OpCost:
-    """Return the cost of decision trees: per sample, one comparison per visited node, one addition per tree and column."""
+    """Return the cost of decision trees: a comparison per sample and visited node, an addition per tree and column."""
     trees = len(operation.attribute("tree_roots") or set(operation.attribute("nodes_treeids") or ()))
     columns = (len(out) > 1 and out[1]) or 1
     return OpCost(other_flops=_sample_count(needs) * (math.ceil(total_tree_depth(operation)) + trees * columns))
