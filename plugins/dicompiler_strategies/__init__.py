@@ -15,10 +15,7 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_strategies() -> Iterable[type[Strategy]]:
-    """Return the classes of the built-in strategies, without the published algorithms.
-
-    The published algorithms are registered as a plugin of their own, `dicompiler_strategies.papers`.
-    """
+    """Return the classes of the built-in strategies, without those of `dicompiler_strategies.papers`."""
     from dicompiler_strategies.auto import Auto
     from dicompiler_strategies.cpsat import CpSat
     from dicompiler_strategies.dp import Dp
@@ -38,10 +35,7 @@ def dicompiler_strategies() -> Iterable[type[Strategy]]:
 
 @hookimpl
 def dicompiler_platforms() -> Iterable[PlatformFamily]:
-    """Return the format of AutoDiCE's platform files, so that they can be given as `--platform`.
-
-    The strategy `manual` reads AutoDiCE's mappings of layers to these platforms.
-    """
+    """Return the format of AutoDiCE's platform.txt, so that `--platform` accepts such files."""
     from dicompiler.plugin_api import PlatformFormat
     from dicompiler_strategies.autodice import platform_from_hosts
 

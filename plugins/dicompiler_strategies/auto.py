@@ -1,8 +1,7 @@
 """The strategy `auto`, the default: simulate the plans of the other strategies and improve the best one.
 
-A plan that leaves all layers whole is improved by local search: it moves runs (sequences) of consecutive layers to
-other devices. In each step, a fast model (`BatchedModel`) evaluates thousands of changed plans at once, and the best
-one is taken. The local search ends when no change improves the plan.
+If a plan leaves all layers whole, `auto` moves runs (sequences) of consecutive layers to other devices, as long as this
+improves the plan.
 """
 
 from __future__ import annotations
@@ -40,18 +39,18 @@ from dicompiler_strategies.transformer_heads import best_row_plans, has_attentio
 MAX_MOVED_LAYERS = 32
 """Largest number of consecutive layers that the local search moves to another device at once."""
 MAX_RUNS = 2500
-"""Largest number of runs (sequences of consecutive layers) that a step of the local search tries to move."""
+"""Largest number of runs (sequences of consecutive layers) that one step of the local search tries to move."""
 PLAN_LAYER_DEVICE_S = 2.2e-8
-"""Seconds that the reference computer needs to evaluate a plan of the local search, per layer and per device."""
+"""Seconds that the reference computer needs to evaluate a plan, divided by layers · devices²."""
 MIN_GAIN = 1e-6
-"""Smallest relative gain in the objective for which the local search goes on."""
+"""The local search ends when a step improves the objective by less than this fraction."""
 
 PlanRows = NDArray[np.intp]
-"""Plans as an array of shape (plans, layers): the position of each layer's device in the platform's list of devices."""
+"""Array of shape (plans, layers): for each layer, the index of its device in the platform's list of devices."""
 
 
 def is_plan_of_whole_layers(plan: Plan) -> bool:
-    """Return True if each layer is whole on one device, and the plan has no replicas (copies on other devices)."""
+    """Return True if each layer is computed whole by one device, and the plan has no replicas."""
     return not plan.replicas and all(
         len(parts) == 1 and parts[0].region is None and parts[0].reduce is None for parts in plan.layers.values()
     )
@@ -60,8 +59,7 @@ def is_plan_of_whole_layers(plan: Plan) -> bool:
 def improve_by_moves(problem: Problem, plan: Plan, budget: WorkBudget) -> Plan:
     """Return the best plan that is found by moving runs of consecutive layers to other devices.
 
-    If no plan is better, the layers stay on the devices of `plan`. The plan must have each layer whole on one device,
-    and no replicas (copies on other devices). The objective is that of the problem, as `BatchedModel` estimates it.
+    The plan must have each layer whole on one device, and no replicas.
     """
     model = build_batched_model(problem)
     position = {device.name: i for i, device in enumerate(problem.platform.devices)}
@@ -82,7 +80,7 @@ def improve_by_moves(problem: Problem, plan: Plan, budget: WorkBudget) -> Plan:
 
 
 def _objective_values(model: BatchedModel, rows: PlanRows) -> NDArray[np.float64]:
-    """Return the value of the objective of each plan, shape (plans,); infinite if the plan does not fit into memory."""
+    """Return the objective of each plan, shape (plans,); infinite if the plan does not fit into memory."""
     estimates = model.evaluate(rows)
     terms = objective_terms(model.problem.objective)
     values = np.sum([weight * estimates.objective(name) for name, weight in terms.items()], axis=0)
@@ -91,10 +89,9 @@ def _objective_values(model: BatchedModel, rows: PlanRows) -> NDArray[np.float64
 
 
 def _make_moved_rows(problem: Problem, row: PlanRows, runs: Sequence[tuple[int, int]]) -> PlanRows:
-    """Return all plans that have one run of consecutive layers on another device than the plan `row`.
+    """Return all plans that move one of the runs of consecutive layers of the plan `row` to another device.
 
-    A plan is a row of an array: the position of each layer's device in the platform's list of devices. `runs` are pairs
-    of the first layer and the position after the last layer.
+    `row` has the index of each layer's device. `runs` are pairs (first layer, position after the last layer).
     """
     devices = [i for i, device in enumerate(problem.platform.devices) if device.can_compute]
     changed = []
@@ -108,10 +105,7 @@ def _make_moved_rows(problem: Problem, row: PlanRows, runs: Sequence[tuple[int, 
 
 
 def _list_runs(layers: int) -> Iterator[tuple[int, int]]:
-    """Yield the start and the end of runs of 1, 2, 3, 4, 6, 8, … consecutive layers, at most about MAX_RUNS runs.
-
-    Runs begin at every layer; in a large network, at every second, third, … layer.
-    """
+    """Yield runs of 1, 2, 3, 4, 6, 8, … consecutive layers as pairs (start, stop), about MAX_RUNS at most."""
     lengths = [length for k in range(MAX_MOVED_LAYERS.bit_length()) for length in (2**k, 3 * 2**k // 2)]
     chosen = sorted({length for length in lengths if length <= min(layers, MAX_MOVED_LAYERS)})
     step = -(-layers * len(chosen) // MAX_RUNS)
@@ -122,12 +116,12 @@ def _list_runs(layers: int) -> Iterator[tuple[int, int]]:
 log = logging.getLogger("dicompiler")
 
 MAX_PROBLEM_SIZE = {"gradient": MAX_GRADIENT_SIZE, "modnn": 20_000}
-"""For each strategy, the largest size of a problem (layers · devices) for which the strategy is asked for a plan.
+"""Largest problem (number of layers · number of devices) for which `auto` asks a strategy for a plan.
 
-On larger problems, the strategy would use up the whole budget.
+On larger problems, these strategies would use up the whole budget.
 """
 QUICK_STRATEGIES = ("single", "replicate", "pipeline", "modnn")
-"""Strategies that take milliseconds. They are asked for a plan first and always, even if the budget is small."""
+"""Strategies that take milliseconds. `auto` always asks them, even if the budget is small."""
 SLOW_STRATEGIES = {
     "latency": ("heads", "cpsat", "dp", "gradient"),
     "throughput": ("teams", "genetic", "cpsat"),
@@ -135,28 +129,27 @@ SLOW_STRATEGIES = {
     "memory": ("heads", "teams", "genetic", "cpsat"),
     "communication": ("dp", "cpsat", "genetic"),
 }
-"""For each objective, the other strategies that support it, in the order of their expected gain for their time.
+"""For each objective, the slower strategies in the order in which `auto` asks them: most gain for their time first.
 
-With a small budget, the last ones make no plan. For latency with a budget of 2 s, the plans of `cpsat` were up to 17 %
-better than those of `dp` (ShuffleNet), and at most 2 % worse. For throughput and memory, the strategy `teams` nearly
-always finds the best plan.
+For latency with a budget of 2 s, the plans of `cpsat` were up to 17 % better than those of `dp` (ShuffleNet), and at
+most 2 % worse. For throughput and memory, `teams` nearly always finds the best plan.
 """
 DEFAULT_STRATEGIES = (*QUICK_STRATEGIES, "heads", "teams", "dp", "cpsat", "gradient", "genetic")
 TABLE_STRATEGIES = ("cpsat", "gradient")
-"""Strategies that need cost tables (the costs of all ways to split each layer).
+"""Strategies that need cost tables, i.e. the costs of all ways to split each layer.
 
-If the budget does not suffice to fill the tables of a large network, these strategies are asked for a plan last. They
-are not asked for a plan if another strategy has found a plan that splits the network.
+If the budget is too small to fill the tables, `auto` asks these strategies last. It omits them if it already has a plan
+on several devices.
 """
 NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
-"""Strategies that are not asked for a plan if the network has attention and the objective is latency or memory.
+"""Strategies that `auto` omits for networks with attention if the objective is latency or memory.
 
 `heads` finds better plans for these networks in a tenth of the time.
 """
 MOVES_SHARE = 0.2
-"""Fraction of the remaining budget that may be used to move layers of a plan to other devices."""
+"""Fraction of the remaining budget that `auto` may use to move layers of one plan to other devices."""
 EXACT_OBJECTIVES = ("memory", "communication")
-"""Objectives that are counted in bytes, so that they are exact. Seconds and joules are only predicted."""
+"""Objectives that are counted in bytes and therefore exact. Seconds and joules are only predicted."""
 PROVEN_RATIO = 1 + 1e-6
 """The search ends if the objective of the best plan is at most this factor times its lower bound."""
 
@@ -167,17 +160,14 @@ class Auto(Strategy):
 
         single, replicate, pipeline, modnn → heads, cpsat, … → simulator → best plan → other choices for a layer → …
 
-    Strategies that take milliseconds are asked for a plan first and always. The other strategies follow in the order of
-    their expected gain for the objective. If a plan consists of whole layers, `auto` also tries to move layers to other
-    devices. At the end, it tries other choices (ways to split a layer) for single layers of the best plan.
+    Strategies that take milliseconds are always asked for a plan. The other strategies follow in the order of their
+    expected gain for the objective. At the end, `auto` tries small changes of the best plan.
 
     The search ends early if the best plan reaches the lower bound of the objective. If the budget ends the search, the
-    plan's note names the steps that were left out. If the objective is a weighted sum, each strategy is asked once for
-    each term of the sum. The plans are compared by the weighted sum.
+    plan's note names the omitted steps.
 
-    The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a machine that
-    is very slow or busy, the search also stops after three times the budget by the clock. The plan then depends on the
-    machine, and its note says that the budget ended the search.
+    The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a slow or busy
+    machine, the search also stops after three times the budget by the clock. The plan then depends on the machine.
     """
 
     name: ClassVar[str] = "auto"
@@ -199,7 +189,7 @@ class Auto(Strategy):
             raise ValueError(f"tries must be 0 or more, not {self.tries}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the best plan found. If you interrupt the search, it returns the best plan so far.
+        """Return the best plan found; if you interrupt the search, the best plan so far.
 
         Raises:
             DicompilerError: No strategy found a plan that satisfies the constraints.
@@ -223,9 +213,8 @@ class Auto(Strategy):
     def _prefer_single_device(self, problem: Problem, best: EvaluatedPlan) -> Plan:
         """Return the best plan, or the plan of the best single device if it is predicted to be nearly as good.
 
-        A speedup of less than MIN_SPLIT_GAIN is within the error of the prediction. The best plan is returned without
-        this comparison if the objective has a term that is counted exactly (memory or communication), or if the
-        problem has no runtime costs (ideal devices).
+        A speedup of less than MIN_SPLIT_GAIN is within the error of the prediction. Objectives counted in bytes are
+        exact, so for them the best plan is always returned.
         """
         plan, metrics = problem.best_single_device
         is_predicted = problem.runtime_costs and not set(EXACT_OBJECTIVES) & set(objective_terms(problem.objective))
@@ -236,13 +225,12 @@ class Auto(Strategy):
 
 
 class _AutoSearch:
-    """One execution of `auto`: ask the strategies one after another, then improve the best plan."""
+    """One execution of `auto`."""
 
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
         self.search = CandidateSearch(problem, "auto", WorkBudget.from_seconds(options.budget))
-        # The plan of cpsat, if the objective is latency. cpsat has already tried plans that differ a little from it,
-        # so they are not tried again.
+        # The plan of cpsat, if the objective is latency. cpsat has already tried small changes of this plan.
         self.refined: EvaluatedPlan | None = None
         self.errors: dict[str, DicompilerError] = {}
         self.left_out: list[str] = []
@@ -271,10 +259,9 @@ class _AutoSearch:
                     self._run_strategy(name, strategy, problem)
 
     def _slow_names(self) -> list[str]:
-        """Return the names of the strategies that are asked for a plan after those in QUICK_STRATEGIES.
+        """Return the names of the strategies to ask after those in QUICK_STRATEGIES.
 
-        They are those that SLOW_STRATEGIES lists for the objective, in the order of their expected gain. The option
-        `strategies` may name further ones, such as third-party strategies. These are then asked first.
+        Strategies that only the option `strategies` names, such as third-party strategies, are asked first.
         """
         chosen = self.options.strategies
         served = [name for term in objective_terms(self.problem.objective) for name in SLOW_STRATEGIES[term]]
@@ -285,10 +272,7 @@ class _AutoSearch:
         return slow if chosen == DEFAULT_STRATEGIES else [*others, *slow]
 
     def _is_asked(self, name: str) -> bool:
-        """Return True if the strategy `name` is asked for a plan.
-
-        It is asked if it may improve the best plan so far, and if the budget is not used up.
-        """
+        """Return True if the strategy `name` may improve the best plan so far, and the budget is not used up."""
         if self.problem_size > MAX_PROBLEM_SIZE.get(name, math.inf):
             return False
         if name == "heads" and not has_attention(self.problem):
@@ -297,24 +281,23 @@ class _AutoSearch:
             return False
         if name in TABLE_STRATEGIES and self.is_too_large and self.is_best_plan_split:
             return False
-        # The strategy gradient is not asked for a plan if cpsat has tried small changes of its own best plan. In this
-        # case, cpsat has already run gradient and evaluated its plans.
+        # With small changes (tries > 0), cpsat has already run gradient and evaluated its plans.
         is_covered = name == "gradient" and self.refined is not None and self.options.tries > 0
         if is_covered or (self.uses_heads and name in NOT_FOR_ATTENTION):
             return False
         return name in QUICK_STRATEGIES or self.search.best is None or self._has_time(name)
 
     def _has_time(self, step: str) -> bool:
-        """Return True if the budget is not exceeded; otherwise record that this step of the search is left out."""
+        """Return True if the budget is not exceeded; otherwise add `step` to the omitted steps."""
         if not self.search.budget.is_exceeded():
             return True
         self.left_out.append(step)
         return False
 
     def _is_done(self) -> bool:
-        """Return True if no plan can be better than the best plan, by the lower bound of the objective.
+        """Return True if the best plan reaches the lower bound of the objective.
 
-        A plan below the bound shows that the bound does not hold for the cost model, so that better plans may exist.
+        If its objective is below the bound, the bound does not hold for the cost model, and better plans may exist.
         """
         best = self.search.best
         return best is not None and self.bound / PROVEN_RATIO <= best.value(self.problem) <= PROVEN_RATIO * self.bound
@@ -324,7 +307,7 @@ class _AutoSearch:
         return objective_bound(self.problem) or 0.0
 
     def budget_note(self) -> str:
-        """Return the note for the plan if the budget ended the search; it names the steps that were left out.
+        """Return the plan's note about the steps that the budget left out.
 
         The note is empty if the budget was not exceeded, or if the plan is proven to be optimal anyway.
         """
@@ -332,10 +315,7 @@ class _AutoSearch:
         return f"{note} and left out: {', '.join(self.left_out)}" if note and self.left_out else note
 
     def _search_tables(self) -> None:
-        """Try plans from the cost tables: optimal ones, and ones that differ a little from the best plan.
-
-        Cost tables have the costs of all ways to split each layer.
-        """
+        """Try plans from the cost tables: optimal ones, and small changes of the best plan."""
         if self.refined is None and self._has_time("optima with cheaper messages"):
             self.search.try_optima(self.tables)
         best = self.search.best
@@ -348,11 +328,7 @@ class _AutoSearch:
 
     @cached_property
     def is_too_large(self) -> bool:
-        """True if the budget is too small to fill the cost tables that cpsat requests.
-
-        These tables have the costs of many choices (ways to split a layer). Small problems, and networks for which
-        `heads` is used, are never too large.
-        """
+        """True if the budget is too small to fill the cost tables that cpsat requests."""
         return (
             not self.uses_heads
             and self.problem_size > MAX_GRADIENT_SIZE
@@ -366,7 +342,6 @@ class _AutoSearch:
 
     @cached_property
     def problem_size(self) -> int:
-        """Number of layers times number of devices."""
         return len(self.problem.layers.layers) * len(self.problem.platform.devices)
 
     @property
@@ -382,20 +357,16 @@ class _AutoSearch:
 
     @cached_property
     def uses_heads(self) -> bool:
-        """True if the strategy `heads` is used, which replaces the strategies in NOT_FOR_ATTENTION.
-
-        It is used if it is among the chosen strategies, the network has attention, several devices compute, and the
-        objective is latency or memory.
-        """
+        """True if the strategy `heads` is asked, and the strategies in NOT_FOR_ATTENTION are therefore omitted."""
         is_supported = {"heads"} & set(self.options.strategies) and self.problem.objective in ("latency", "memory")
         return bool(is_supported) and len(self.problem.platform.computing_devices) > 1 and has_attention(self.problem)
 
     @cached_property
     def tables(self) -> CostTables:
-        """The cost tables of `heads` if it is used, else those of cpsat.
+        """The cost tables of `heads` if it is asked, else those of cpsat.
 
-        Cost tables have the costs of all ways to split each layer. Raises DicompilerError if a plan exists already, and
-        the budget is exceeded before the tables are filled.
+        Raises:
+            DicompilerError: A plan exists already, and the budget is exceeded before the tables are filled.
         """
         if self.uses_heads:
             return reduced_choices(self.problem, len(self.problem.platform.computing_devices), "equal")
@@ -403,10 +374,7 @@ class _AutoSearch:
         return CpSat().build_tables(self.problem, budget, self.affordable_choices)
 
     def error(self) -> DicompilerError | None:
-        """Return the error that explains best why there is no plan; None if no strategy raised an error.
-
-        It is the error of cpsat if there is one, else the first error.
-        """
+        """Return the error of cpsat if it failed, else that of the first failed strategy; None if none failed."""
         return self.errors.get("cpsat", next(iter(self.errors.values()), None))
 
     def _run_strategy(self, name: str, strategy: Strategy, problem: Problem) -> None:
@@ -417,8 +385,7 @@ class _AutoSearch:
                 check_constraints(self.problem, plan)
         except DicompilerError as error:
             self.errors[name] = error
-            # A mistake in a third-party strategy (PluginError) is logged as a warning, even if other strategies have
-            # plans.
+            # A defect of a third-party strategy (PluginError) is always worth a warning.
             level = logging.WARNING if isinstance(error, PluginError) else logging.INFO
             log.log(level, "auto: %s has no plan: %s", name, error)
             return
@@ -426,11 +393,11 @@ class _AutoSearch:
             raise KeyboardInterrupt
 
     def _evaluate_strategy(self, name: str, strategy: Strategy, problem: Problem) -> Plan:
-        """Return the plan of a strategy, after it was evaluated and compared with the best plan."""
+        """Return the plan of a strategy, after evaluating it and comparing it with the best plan."""
         if isinstance(strategy, CpSat) and problem is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
             refined = tried.plan_over_tables(self.tables, self.search.budget)
-            # The constraints are checked, because cpsat may return a plan that breaks one if the budget was exceeded.
+            # cpsat may return a plan that breaks a constraint if the budget was exceeded.
             if fits_constraints(self.problem, refined.plan, refined.metrics):
                 self.search.accept_best([refined])
                 self.refined = refined if self.problem.objective == "latency" else None
@@ -446,10 +413,6 @@ class _AutoSearch:
         return plan
 
     def _move_layers(self, plan: Plan) -> None:
-        """Try to improve a plan of whole layers by moving layers to other devices.
-
-        At most the fraction MOVES_SHARE of the remaining budget is used.
-        """
         budget = self.search.budget
         share = WorkBudget(MOVES_SHARE * budget.remaining_s, budget.deadline)
         moved = improve_by_moves(self.problem, plan, share)

@@ -1,7 +1,7 @@
 """Reader of AutoDiCE's files `platform.txt` and `mapping.json`.
 
-`platform.txt` has one line for each host. `mapping.json` lists layers under keys `<host>_<resource>`. Each key means
-one device. The order of the keys is the order of the MPI ranks.
+`platform.txt` has one line for each host. `mapping.json` lists layers under keys such as `nx01_gpu`, one for each
+device.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 from dicompiler.plugin_api import Device, DicompilerError, Host, Network, Platform
 from dicompiler.plugin_api.utilities import did_you_mean, load_json, read_text
 
-# AutoDiCE's files contain no compute rates and no memory sizes. These are the values of the boards in its paper.
+# AutoDiCE's files contain no compute rates and no memory sizes. These values are those of the boards in its paper.
 CORE_FLOPS = 91e9 / 6
 GPU_FLOPS = 342e9
 MEMORY_BYTES = 8 * 2**30
@@ -65,14 +65,16 @@ class MappingKey:
 
     @property
     def device(self) -> str:
-        """Name of the device: the key with `-` instead of commas, which device names must not contain."""
+        """Name of the device: the key with `-` instead of commas, because device names must not contain commas."""
         return self.text.replace(",", "-")
 
 
 def parse_key(text: str, place: str) -> MappingKey:
     """Parse a key of mapping.json: `nx01_arm012` (one digit per core), `nx01_cpu10,11` (a list) or `nx01_gpu`.
 
-    Error messages begin with `place`.
+    Args:
+        text: The key.
+        place: Beginning of error messages.
     """
     match = re.fullmatch(r"(.+)_(?:(gpu)|(arm|cpu)(\d+(?:,\d+)*,?))", text)
     if match is None:
@@ -91,10 +93,10 @@ def parse_key(text: str, place: str) -> MappingKey:
 
 
 def load_mapping(path: str | Path) -> dict[MappingKey, tuple[str, ...]]:
-    """Return the names of the layers under each key of AutoDiCE's mapping.json, in the order of the file.
+    """Return the names of the layers under each key of AutoDiCE's mapping.json, in file order.
 
     Raises:
-        DicompilerError: The file or a key is invalid. The error names the file and the key.
+        DicompilerError: The file or a key is invalid.
     """
     document: Any = load_json(path)
     if not isinstance(document, dict) or not document:
@@ -108,7 +110,7 @@ def load_mapping(path: str | Path) -> dict[MappingKey, tuple[str, ...]]:
 
 
 def load_hosts(path: str | Path) -> tuple[AutodiceHost, ...]:
-    """Return the hosts of AutoDiCE's platform.txt. Empty lines and lines that begin with # are ignored."""
+    """Return the hosts of AutoDiCE's platform.txt, without empty lines and comments (#)."""
     hosts: list[AutodiceHost] = []
     for number, line in enumerate(read_text(path).splitlines(), 1):
         if not line.strip() or line.lstrip().startswith("#"):
@@ -141,7 +143,7 @@ def _parse_host(line: str, place: str) -> AutodiceHost:
 def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Platform:
     """Return a platform with the hosts of AutoDiCE's platform.txt and one device for each key of its mapping.json.
 
-    Compute rates, memory sizes and network are assumed (see ASSUMPTION_NOTE), because the files do not contain them.
+    The files contain no compute rates, memory sizes or network, so ASSUMPTION_NOTE lists the assumed ones.
     """
     hosts = load_hosts(platform_txt)
     keys = tuple(load_mapping(mapping))
@@ -152,7 +154,7 @@ def platform_from_mapping(mapping: str | Path, platform_txt: str | Path) -> Plat
 
 
 def platform_from_hosts(platform_txt: str | Path) -> Platform:
-    """Return the platform of AutoDiCE's platform.txt: one device for all cores of each host, and one for each GPU."""
+    """Return AutoDiCE's platform with one device for all CPU cores of each host, and one for each GPU."""
     hosts = load_hosts(platform_txt)
     keys = []
     for host in hosts:
@@ -198,8 +200,8 @@ def _describe_cores(host: AutodiceHost) -> str:
 def find_device(key: MappingKey, platform: Platform, place: str) -> Device:
     """Return the platform's device for a key of mapping.json, such as `nx01_arm012` (host nx01, cores 0 to 2).
 
-    It is the device with the key's name. If there is none, it is the only CPU device (or GPU, for a key such as
-    `nx01_gpu`) of the key's host. Errors begin with `place`.
+    It is the device with the key's name. If there is none, it is the host's only device of the key's kind (CPU or GPU).
+    Error messages begin with `place`.
     """
     by_name = {device.name: device for device in platform.devices}
     if key.device in by_name:

@@ -1,4 +1,4 @@
-"""Distribution of consecutive layers over devices in a fixed order, such that computing times are balanced.
+"""Division of the layers into consecutive runs, one for each device, with balanced computing times.
 
 The times of messages are ignored.
 """
@@ -19,9 +19,7 @@ def whole_layer_seconds(problem: Problem, device: Device) -> list[float]:
 
 
 def index_devices(ends: Sequence[int]) -> list[int]:
-    """Return the index of the device of each layer, given the position after the last layer of each device (`ends`).
-
-    Device d has the layers ends[d - 1] to ends[d] - 1, and device 0 begins at layer 0.
+    """Return the index of each layer's device, if device d computes layers ends[d - 1] to ends[d] - 1.
 
     index_devices((2, 2, 3)) → [0, 0, 2]: device 1 has no layer.
     """
@@ -31,11 +29,7 @@ def index_devices(ends: Sequence[int]) -> list[int]:
 def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
     """Return, for each device, the position after its last layer, such that the slowest device takes the least time.
 
-    costs[d][l] are the seconds of layer l on device d. A device may get no layer.
-
-    A dynamic program computes best[d][i]: the time of the slowest device, if the first d devices compute the first i
-    layers in the best way. It is the minimum over j of max(best[d-1][j], seconds of layers j to i - 1 on the d-th
-    device). The first term grows with j, and the second one falls, so that bisection finds the minimum.
+    `costs[d][l]` are the seconds of layer l on device d. A device may get no layer.
     """
     count = len(costs[0])
     best = [0.0] + [math.inf] * count
@@ -52,11 +46,12 @@ def balance_runs(costs: Sequence[Sequence[float]]) -> tuple[int, ...]:
 
 
 def _best_cut(best: Sequence[float], total: Sequence[float], i: int) -> int:
-    """Return the position j at which the layers before position i are best divided between devices.
+    """Return the best position j to end the earlier devices' layers, if the next device computes layers j to i - 1.
 
-    `best[j]` is the time of the earlier devices for the layers before j, and total[i] - total[j] is the time of the
-    next device for layers j to i - 1. The result is the first j with the least maximum of the two times. It is the
-    first j with best[j] ≥ total[i] - total[j], or the position just before.
+    Args:
+        best: For each position j, the seconds of the slowest earlier device for the layers before j.
+        total: For each position j, the seconds of the next device for all layers before j.
+        i: Position after the next device's last layer.
     """
     j = bisect_left(range(i), True, key=lambda j: best[j] >= total[i] - total[j])
     return min((k for k in (j - 1, j) if k >= 0), key=lambda k: max(best[k], total[i] - total[k]))

@@ -1,34 +1,28 @@
 """Search, by simulation, among plans that are good in the barrier model.
 
-The barrier model lets each layer begin when all devices have finished the layer before, so it counts all sending as if
-nothing overlapped. In reality much of the sending overlaps with computing. The best plan of the barrier model is
-therefore computed several times, each time with the times of sending multiplied by another factor λ ≤ 1. The simulator
-selects the best of these plans. Then the plan is changed layer by layer and in sequences of layers, as long as the
-simulated time improves.
+In the barrier model, a layer begins when all devices have finished the layer before, so that sending never overlaps
+with computing. In reality it does. The search therefore computes the best plan of this model several times, with the
+sending times multiplied by factors λ ≤ 1. The simulator selects the best of these plans, which is then improved by
+small changes.
 
     Problem + CostTables → selections (one way to split each layer) → plans
     Problem + plans → the best plan by simulation
 
-If each of several devices adds up all partial sums of a layer, the search also tries a reduce-scatter and an
-all-gather. Each device then adds up one slice of the partial sums, and sends it to all others.
+If several devices each add up all partial sums of a layer, the search also lets each of them add up one slice and send
+it to the others (a reduce-scatter and an all-gather).
 
     sums of channels 0:8 on every device  ⇒  sums of channels 0:4 on one device, and 4:8 on the other
 
-With n devices and sums of b bytes, each device then sends 2 · b · (n - 1) / n bytes in two exchanges. Without slices,
-it sends b · (n - 1) bytes in one exchange. A ring would send the same bytes as the slices in 2 · (n - 1) exchanges.
+With n devices and sums of b bytes, each device then sends 2 · b · (n - 1) / n bytes in two exchanges, instead of b · (n
+- 1) bytes in one.
 
-The search also reorders plans in waves: a device first computes the rows that other devices wait for, so that sending
-overlaps with computing.
-
-Example: one device of an attention layer. Other devices wait for its keys and values, but not for its queries.
+The search also reorders plans in two waves: a device sends the rows of the first wave while it computes the second. In
+this example, other devices need the keys and values of an attention layer, but not its queries.
 
     before: keys and values of rows 0:50, and queries
     after:  keys and values of rows 0:35 (first wave), then of rows 35:50 (second wave), then queries
 
-The rows of the first wave are sent while the device computes the second wave. In the plan, each wave is a lane: a group
-of parts of a device. The lanes of a device run one after another.
-
-After Galaxy (Ye et al., arXiv 2405.17245), which sends results while it computes the next ones.
+Waves follow Galaxy (Ye et al., arXiv 2405.17245), which sends results while it computes the next ones.
 """
 
 from __future__ import annotations
@@ -70,32 +64,24 @@ from dicompiler_strategies.tables.cost_tables import CostTables, LayerEdge, rest
 from dicompiler_strategies.trim_parts import trim_parts
 
 FIRST_WAVE_SHARES = (1.0, 0.7, 0.6, 0.8, 0.5)
-"""Fractions of a layer's rows that a device computes first (the first wave), in the order in which they are tried.
+"""Fractions of a layer's rows in the first wave, in the order in which they are tried.
 
-The rows of the first wave are sent while the rest (the second wave) is computed. No fraction is therefore below one
-half. With 1.0 there is no second wave, but parts that no other device waits for are still computed last.
+The rows of the first wave are sent while the others are computed. With 1.0 there is no second wave, but parts that no
+other device needs are still computed last.
 """
 SHARE_STEPS = (0.05, 0.025)
-"""Distances from the best fraction in FIRST_WAVE_SHARES at which further fractions of rows are tried.
-
-Smaller distances are useless, because only whole rows can be moved.
-"""
+"""The search then tries fractions at these distances from the best one of FIRST_WAVE_SHARES."""
 LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
-"""Numbers of the lanes (groups of parts of a device). Between two exchanges, a device computes its lanes in this order.
-
-Late parts, such as the queries of an attention layer, read data of the other lanes. They are therefore computed after
-the exchange that follows both waves. After this exchange, the device computes late parts first.
-"""
+"""Lanes of a reordered plan. A lane is a group of a device's parts; the device computes its lanes in this order."""
 
 
 def overlap_orders(
     problem: Problem, plan: Plan, shares: Sequence[float] = FIRST_WAVE_SHARES
 ) -> Iterator[tuple[float, Plan]]:
-    """Yield the plan reordered in waves, for several fractions of rows in the first wave, as pairs (fraction, plan).
+    """Yield pairs (fraction, plan in two waves), for several fractions of rows in the first wave.
 
-    In waves, a device first computes the rows that other devices wait for: the fraction of its rows given in `shares`.
-    A fraction that does not change the plan is skipped. Nothing is yielded for a plan that already has lanes (several
-    groups of parts per device), replicas or failure plans.
+    The rows of the first wave are sent while the second is computed. Nothing is yielded for a plan that has lanes
+    (groups of parts that a device computes in turn), replicas or failure plans.
     """
     if plan.replicas or plan.failures or any(part.lane for parts in plan.layers.values() for part in parts):
         return
@@ -112,15 +98,11 @@ def overlap_orders(
 class _TaskDependencies:
     """Tasks of a routing, grouped by their dependencies. A task computes one part of a layer on its device.
 
-    A task that reads data from other devices is a waiting task. The stage of a task is the largest number of waiting
-    tasks on any path of tasks that ends with it.
-
     Attributes:
-        routing: The tasks, and the boxes (regions of tensors) that they send to each other.
+        routing: The tasks, and the regions of tensors that they send to each other.
         sending_tasks: Tasks with an output that is sent to another device.
-        local_inputs: For each task, the tasks of the same device and the same stage that it reads.
-        late_tasks: Tasks that can be deferred, because their device needs them for nothing that it sends in the same
-            stage.
+        local_inputs: For each task, the tasks whose output it reads, if no exchange between devices is in between.
+        late_tasks: Tasks that can be deferred, because the next exchange sends nothing that depends on them.
         waiting_tasks: Tasks that read data from other devices.
     """
 
@@ -134,8 +116,8 @@ class _TaskDependencies:
     def from_routing(cls, routing: Routing) -> _TaskDependencies:
         read = {_task_id(task): list(_read_boxes(routing, task)) for task in routing.tasks}
         waiting = frozenset(key for key, boxes in read.items() if any(box.origin is not None for box in boxes))
-        # The stage of a task (computation of a part of a layer): on the paths that end with it, the largest number of
-        # tasks that read data from other devices.
+        # The stage of a task: the largest number of tasks that read from other devices, on any path that ends with the
+        # task.
         stage, local = dict[TaskId, int](), dict[TaskId, list[TaskId]]()
         for task in routing.tasks:
             boxes = read[_task_id(task)]
@@ -155,10 +137,7 @@ class _TaskDependencies:
         return cls(routing, sent, local, behind, waiting)
 
     def order_in_waves(self, plan: Plan, share: float) -> Plan:
-        """Return the plan reordered in waves, with the fraction `share` of the rows in the first wave.
-
-        In waves, rows that other devices wait for are computed first. If nothing changes, the same plan is returned.
-        """
+        """Return the plan with the fraction `share` of each sent tensor's rows in a first wave, sent during the second."""
         cuts = self._wave_cuts(plan, share) if share < 1 else {}
         if not cuts and not self.late_tasks:
             return plan
@@ -178,11 +157,9 @@ class _TaskDependencies:
         return replace(plan, layers=layers)
 
     def _wave_cuts(self, plan: Plan, share: float) -> dict[TaskId, tuple[Region, Region]]:
-        """Return the tasks that are split into two waves, with the region of each wave.
+        """Return the regions of both halves of each task that is split, so that the first half is sent early.
 
-        The rows of the first wave are sent while the device computes the second wave. `share` is the fraction of the
-        rows in the first wave. Tasks whose results are sent are split, and the tasks before them on the same device, up
-        to a task that waits for other devices. Tasks that read a whole tensor for each row are not split.
+        `share` is the fraction of rows in the first half. Tasks that read data from other devices are not split.
         """
         chosen, cuts = set(self.sending_tasks), dict[TaskId, tuple[Region, Region]]()
         for task in reversed(self.routing.tasks):
@@ -197,11 +174,10 @@ class _TaskDependencies:
         return cuts
 
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
-        """Split the region of a task (part of a layer) in two; the first part gets the fraction `share` of the rows.
+        """Split the region of a task in two; the first part has the fraction `share` of the rows.
 
-        The result is None if the layer cannot be split further, or if the plan has not cut the task's region along
-        exactly one axis. It is also None if one of the two parts reads as much of an input as the whole task, because
-        this input could then not be split into waves. A wave has rows that are sent while the next rows are computed.
+        The result is None if the layer cannot be split there, or if a part would read as much of an input as the whole
+        task.
         """
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:
@@ -227,25 +203,23 @@ def _task_id(task: Task) -> TaskId:
 
 
 def _read_boxes(routing: Routing, task: Task) -> Iterator[Box]:
-    """Yield the boxes (regions of tensors on a device) that a task (the computation of a part of a layer) reads."""
+    """Yield the boxes (regions of tensors on a device) that a task reads."""
     for tree in routing.reads.get(_task_id(task), {}).values():
         for leaf in assembly_leaves(tree):
             yield leaf.box
 
 
 MIN_SLICE_DEVICES = 3
-"""Fewest devices among which the addition of partial sums is split into slices.
+"""Fewest devices among which partial sums are added up in slices.
 
-Two devices would send the same number of bytes without slices.
+With two devices, slices would not reduce the bytes that are sent.
 """
 
 
 def slice_sums(layers: LayerGraph, plan: Plan) -> Plan:
-    """Return the plan with partial sums that are added up in slices.
+    """Return the plan with one slice of each layer's partial sums per device, if several devices add up all of them.
 
-    In `plan`, several devices may each add up the partial sums of a layer in all channels. In the result, each of them
-    adds up a slice of the channels instead, and the layers that read the sum gather the slices. Layers that cannot be
-    split by channels, and layers on fewer than MIN_SLICE_DEVICES devices, do not change.
+    The layers that read the sum then gather the slices.
     """
     return replace(
         plan, layers={name: _slice_layer(layers, layers.layer_by_name[name], plan.layers[name]) for name in plan.layers}
@@ -271,45 +245,41 @@ def _slice_layer(layers: LayerGraph, layer: Layer, parts: tuple[Part, ...]) -> t
 log = logging.getLogger("dicompiler")
 
 SENDING_FACTORS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
-"""Factors λ by which times of sending are multiplied, because sending partly overlaps with computing.
+"""Factors λ on sending times, because sending partly overlaps with computing.
 
 For VGG16 and ResNet-50 on 4 and 8 devices, smaller or larger factors never gave a better plan.
 """
 EVALUATED_PARTS_PER_S = 6_000
-"""Parts (pieces of layers) that the simulator is assumed to simulate in a second of the reference computer.
+"""Parts (pieces of layers) that the simulator simulates in a second of the reference computer.
 
-The measured numbers were 8 500 to 12 200 parts per second, on networks of 240 to 940 layers.
+Measured: 8 500 to 12 200 parts per second, on networks of 240 to 940 layers.
 """
 MAX_SIMULATED_PARTS = 6_000
-"""Largest number of parts (pieces of layers) of a plan that the search simulates.
-
-The metrics of larger plans are estimated instead, because their simulation would take too long.
-"""
+"""Largest number of parts (pieces of layers) of a plan that is simulated. Larger plans are only estimated."""
 HOPELESS_RATIO = 2.2
 """Plans are not simulated if the barrier model predicts more than this many times the best simulated time.
 
-In the barrier model, computing and sending do not overlap. Simulated times, in which they overlap, were at most 54 %
-lower than its predictions (VGG16), which is a factor of 2.2.
+Simulated times were at most 54 % lower than the predictions of the barrier model (VGG16), i.e. by a factor of 2.2.
 """
 NEIGHBOURS_PER_STEP = 4
-"""Number of plans that are evaluated at a time, when the search tries small changes of the best plan."""
+"""Number of small changes of the best plan that are evaluated at a time."""
 MAX_SPARING_LOSS = 1.02
 """Factor by which the objective may grow if the fullest device then stores fewer weights.
 
-Predictions of the objective have larger errors than this factor.
+The objective is predicted with a larger error than this.
 """
 MAX_SPARED_LAYERS = 8
-"""Number of layers that get another choice (way to split the layer) to store fewer weights, one after another."""
+"""Number of layers that are split in another way, one after another, to store fewer weights."""
 MAX_RUN_LAYERS = 256
-"""Largest number of consecutive layers whose choices (ways to split them) are optimised again together."""
+"""Largest number of consecutive layers whose splits are optimised together."""
 MAX_RUN_CHOICES = 48
-"""Largest number of choices (ways to split a layer) per layer if consecutive layers are optimised again together."""
+"""Largest number of ways to split a layer, if consecutive layers are optimised together."""
 MAX_VAIN_TRIES = 100
-"""Number of plans without an improvement after which the search stops trying small changes of the best plan."""
+"""Number of plans without an improvement after which the search stops changing the best plan."""
 MAX_TRIED_PARTS = 20_000
-"""Number of parts (pieces of layers) after which the search stops trying small changes of the best plan.
+"""Total number of parts (pieces of layers) of the tried plans after which the search stops changing the best plan.
 
-The parts of all tried plans are counted. So many parts take about ten seconds.
+Evaluating them takes about ten seconds.
 """
 
 
@@ -332,10 +302,9 @@ class EvaluatedPlan:
 
 
 def evaluate_plans(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[EvaluatedPlan]:
-    """Return the plans that satisfy the constraints (such as the memory limits), with their metrics.
+    """Return the plans that satisfy the constraints, with their simulated or estimated metrics.
 
-    `plans` are pairs of a plan and the name of the strategy that found it. Very large plans are estimated and not
-    simulated.
+    `plans` are pairs of a plan and the name of the strategy that found it.
     """
     candidates = list(plans)
     small = [plan for plan, _ in candidates if _count_parts(plan) <= MAX_SIMULATED_PARTS]
@@ -353,11 +322,10 @@ def _count_parts(plan: Plan) -> int:
 
 
 def find_optima(tables: CostTables, budget: WorkBudget | None = None) -> Iterator[tuple[int, ...]]:
-    """Yield the best selection (one way to split each layer) in the barrier model for each λ, without repetitions.
+    """Yield the best selection (one way to split each layer) by the cost tables, for each factor on sending times.
 
-    In the barrier model, a layer begins when all devices have finished the layer before. λ is a factor on the times of
-    sending. Nothing is yielded if the layer graph has so many parallel branches that the tables of the exact search
-    (`minimise_exactly`) would be too large. The search ends early if the budget is exceeded.
+    The factors are SENDING_FACTORS. Nothing is yielded if the layer graph has too many parallel branches for the exact
+    search.
     """
     order, budget = build_elimination_order(tables.choice_counts, list(tables.edge_seconds)), budget or WorkBudget()
     if order.largest_table > MAX_TABLE_ELEMENTS:
@@ -395,9 +363,10 @@ class CandidateSearch:
     def try_plans(self, plans: Iterable[tuple[Plan, str]], is_always: bool = False) -> bool:
         """Evaluate plans; return True if one is better than the best plan so far and replaces it.
 
-        Plans that this search has evaluated before are always skipped. If a plan would exceed the budget, this plan and
-        the later ones are skipped too. The budget is ignored if `is_always` is True, or if the search has no best plan
-        yet.
+        Args:
+            plans: Pairs of a plan and the name of the strategy that found it. Plans that were evaluated before are
+                skipped.
+            is_always: Evaluate the plans even if this exceeds the budget.
         """
         new = []
         for plan, found_by in plans:
@@ -410,10 +379,7 @@ class CandidateSearch:
         return self.accept_best(evaluate_plans(self.problem_without_target, new))
 
     def accept_best(self, evaluated: Iterable[EvaluatedPlan]) -> bool:
-        """Replace the best plan so far by the best of the evaluated plans, if that is better.
-
-        Return True if the best plan was replaced.
-        """
+        """Return True if an evaluated plan is better than the best plan so far, which it then replaces."""
         least = math.inf if self.best is None else self.best.value(self.problem)
         for candidate in sorted(evaluated, key=lambda candidate: candidate.value(self.problem)):
             value = candidate.value(self.problem)
@@ -426,9 +392,9 @@ class CandidateSearch:
         return False
 
     def _spend_evaluation(self, plan: Plan) -> bool:
-        """Return True if the budget allows the evaluation of a plan, and subtract the evaluation from the budget.
+        """Return True if the budget allows the evaluation of a plan, and subtract its cost from the budget.
 
-        As long as there is no best plan, every evaluation is allowed.
+        The first plan is always allowed.
         """
         seconds = _count_parts(plan) / EVALUATED_PARTS_PER_S
         if self.best is None:
@@ -437,11 +403,7 @@ class CandidateSearch:
         return self.budget.try_spend(seconds)
 
     def try_optima(self, tables: CostTables) -> None:
-        """Evaluate the best selections (one way to split each layer) in the barrier model, for all factors λ.
-
-        In the barrier model, a layer begins when all devices have finished the layer before. λ is a factor on the times
-        of sending.
-        """
+        """Evaluate the best plans by the cost tables, for all factors on sending times in SENDING_FACTORS."""
         for selection in find_optima(tables, self.budget):
             if self.budget.is_exceeded():
                 return
@@ -449,10 +411,9 @@ class CandidateSearch:
                 self.try_plans([(tables.plan(selection), "cpsat")])
 
     def try_neighbours(self, tables: CostTables, tries: int, seed: int) -> None:
-        """Evaluate plans that differ a little from the best plan, and continue from each improvement.
+        """Evaluate small changes of the best plan, and continue from each improvement.
 
-        The search stops after `tries` plans, after MAX_VAIN_TRIES plans without improvement, or when the plans together
-        have more than MAX_TRIED_PARTS parts (pieces of layers).
+        The search stops after `tries` plans, or earlier by MAX_VAIN_TRIES or MAX_TRIED_PARTS.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         parts_left, last_success = MAX_TRIED_PARTS, 0
@@ -470,8 +431,7 @@ class CandidateSearch:
             )
             plans = [tables.plan(changed) for changed in changes if not self._is_hopeless(tables, changed)]
             parts_left -= sum(map(_count_parts, plans))
-            # If a small change improves the best plan, the new plan counts as found by the strategy that found the
-            # unchanged plan.
+            # The changed plan counts as found by the strategy that found the unchanged one.
             found_by = self.best.found_by
             if self.try_plans((plan, found_by) for plan in plans):
                 selection, last_success = tables.find_selection(self.best.plan), step
@@ -479,9 +439,8 @@ class CandidateSearch:
     def reduce_weights(self, tables: CostTables) -> None:
         """Reduce the weights on the fullest device, if the objective grows by at most the factor MAX_SPARING_LOSS.
 
-        A layer's load is the largest number of bytes of its weights on a device. The MAX_SPARED_LAYERS layers whose
-        load can fall the most are tried one after another. Each gets the choice (way to split the layer) with the
-        smallest load. A layer is skipped if its load falls by at most 1 % of the sum of all layers' loads.
+        It tries the MAX_SPARED_LAYERS layers with the most to save, one after another, and splits each in the way with
+        the fewest bytes of weights per device.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":
@@ -512,7 +471,7 @@ class CandidateSearch:
                     self.best, selection = candidate, changed
 
     def trim(self) -> None:
-        """Evaluate the best plan with its parts reduced to elements that a layer reads or that the network outputs."""
+        """Evaluate the best plan without the elements that no layer reads and the network does not output."""
         if (
             self.best is not None
             and self.problem.model is not None
@@ -521,18 +480,12 @@ class CandidateSearch:
             self.try_plans([(trim_parts(self.problem, self.best.plan), self.best.found_by)])
 
     def try_sliced_sums(self) -> None:
-        """Evaluate the best plan with partial sums that are added up in slices, one slice on each device.
-
-        Fewer bytes are sent, but in one more exchange.
-        """
+        """Evaluate the best plan with partial sums that are added up in slices, one slice on each device."""
         if self.best is not None:
             self.try_plans([(slice_sums(self.problem.layers, self.best.plan), self.best.found_by)])
 
     def try_waves(self, others: Iterable[Plan] = ()) -> None:
-        """Reorder the best plan and the plans `others` in waves, and evaluate the results.
-
-        In waves, a device first computes the rows that other devices wait for.
-        """
+        """Evaluate the best plan and the plans `others`, reordered such that rows for other devices come first."""
         if self.best is None or self.problem.objective != "latency" or self.problem.model is None:
             return
         for plan in (self.best.plan, *others):
@@ -540,10 +493,9 @@ class CandidateSearch:
                 self._try_wave_shares(plan, self.best.found_by)
 
     def _try_wave_shares(self, plan: Plan, found_by: str) -> None:
-        """Evaluate a plan in waves, with several fractions of rows in the first wave.
+        """Evaluate a plan in two waves: rows of the first are sent while the second is computed.
 
-        The first wave has rows that other devices wait for; they are sent while the second wave is computed. After the
-        best of the fractions is found, fractions ever closer to it are evaluated.
+        Several fractions of rows in the first wave are tried.
         """
         best = 1.0
         for step in (0.0, *SHARE_STEPS):
@@ -558,10 +510,9 @@ class CandidateSearch:
                 return
 
     def _is_hopeless(self, tables: CostTables, selection: Sequence[int]) -> bool:
-        """Return True if a selection's latency in the barrier model is too high to simulate its plan.
+        """Return True if the cost tables predict more than HOPELESS_RATIO times the best simulated latency.
 
-        A selection has one way to split each layer. In the barrier model, nothing overlaps. The latency is too high if
-        it exceeds the best simulated latency by more than the factor HOPELESS_RATIO.
+        `selection` has the number of the chosen split of each layer.
         """
         if self.best is None or self.problem.objective != "latency":
             return False
@@ -571,11 +522,10 @@ class CandidateSearch:
 def make_neighbours(
     tables: CostTables, selection: Sequence[int], seed: int, scale: float = 0.5
 ) -> Iterator[tuple[int, ...]]:
-    """Yield an endless sequence of selections near `selection`. A selection (plan) has one choice per layer.
+    """Yield endless small changes of `selection`, the number of the chosen split of each layer.
 
-    A choice is one way to split a layer. Two kinds of changes alternate. The first gives one layer one of its four best
-    choices by the cost tables, with times of sending multiplied by `scale`. The second optimises the choices of
-    consecutive layers again.
+    Half of them give one layer another of its four best splits by the cost tables. The others optimise consecutive
+    layers again. `scale` is a factor on sending times.
     """
     random = np.random.default_rng(seed)
     free = [i for i, count in enumerate(tables.choice_counts) if count > 1]
@@ -591,12 +541,10 @@ def make_neighbours(
 
 
 def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
-    """Return the selection with new choices for some consecutive layers, which begin at a random layer.
+    """Return the selection with new splits for some consecutive layers, which begin at a random layer.
 
-    A selection has one choice (way to split the layer) for each layer. The new choices minimise the sum of the times in
-    the tables. The times are first multiplied by random factors, so that each call may find other choices. The factors
-    of sending times vary more. The result is None if the layers have so many parallel branches that the tables of the
-    exact search (`minimise_exactly`) would be too large.
+    The new splits minimise the times in the tables, multiplied by random factors. The result is None if the layers have
+    too many parallel branches for the exact search (`minimise_exactly`).
     """
     count = len(selection)
     length = min(count, MAX_RUN_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))
@@ -616,10 +564,9 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
 
 
 def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]) -> list[NDArray[np.intp]]:
-    """Return, for each layer, the numbers of its MAX_RUN_CHOICES cheapest choices (ways to split the layer).
+    """Return, for each layer, the numbers of its MAX_RUN_CHOICES cheapest splits in ascending order.
 
-    The cost of a choice includes the transfers from and to each connected layer. For these, the connected layer is
-    split in the way with which the transfer is cheapest.
+    The cost of a split includes the cheapest possible transfers from and to each connected layer.
     """
     least = [seconds.copy() for seconds in node]
     for (i, j), table in edge.items():
@@ -631,10 +578,9 @@ def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats])
 def _restrict_to_layers(
     tables: CostTables, selection: Sequence[int], layers: Collection[int], scale: float
 ) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Return the cost tables of some layers and of their edges (pairs of connected layers).
+    """Return the cost tables of some layers and of their edges, if all other layers are split as in `selection`.
 
-    All other layers have the choices (ways to split a layer) of the plan `selection`. Edge costs are multiplied by
-    `scale`. The costs of edges to other layers are added to those of the layers' choices.
+    Sending times are multiplied by `scale`. Transfers to other layers are added to the costs of the layer's splits.
     """
     places = {layer: k for k, layer in enumerate(layers)}
     node = [tables.node_seconds[layer].copy() for layer in layers]

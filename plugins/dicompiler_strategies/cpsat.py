@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 DEFAULT_TRIES = 200
 MAX_GRADIENT_SIZE = 2_000
-"""Largest product (number of layers) · (number of devices) for which plans of the strategy `gradient` are tried.
+"""Largest problem (number of layers · number of devices) for which `cpsat` also tries the plans of `gradient`.
 
-Up to this size, the search of `gradient` takes only a few seconds.
+Up to this size, `gradient` takes only a few seconds.
 """
 
 
@@ -31,9 +31,9 @@ class CpSat(Strategy):
     The choices are height tiles, grids, output channels (LOP), input channels (LIP) and fusion, on several numbers of
     devices.
 
-    The log states the value of the plan and the lower bound. The bound holds for this set of choices in the barrier
-    model. In this model, a layer begins when all devices have finished the layer before, and sending does not overlap
-    with computing. The memory of the hosts is a hard limit. Equal options give equal plans.
+    The log states the value of the plan and the lower bound. The bound holds for these choices if a layer begins only
+    when all devices have finished the layer before. The memory of the hosts is a hard limit. Equal options give equal
+    plans.
     """
 
     name: ClassVar[str] = "cpsat"
@@ -79,21 +79,18 @@ class CpSat(Strategy):
         self.choice_set()
 
     def choice_set(self) -> ChoiceSet:
-        """Return the set of choices (ways to split a layer) that the options describe."""
         return ChoiceSet(self.kinds, self.device_counts, self.extra_rows, self.shares, self.row_cuts, self.merges)
 
     def plan(self, problem: Problem) -> Plan:
         """Return the best plan found.
 
-        The solver finds the best plan in the cost tables, in which sending and computing never overlap. In reality they
-        overlap. With `simulate` and the objective latency, the simulator therefore selects the best of these plans:
+        In the solver's cost tables, sending and computing never overlap. With `simulate` and the objective latency, the
+        simulator therefore selects the best of these plans:
 
         - the solver's plan, and the plan on the best single device,
         - the plans that `gradient` finds in the tables,
-        - the optima of the tables if the times of sending are multiplied by factors below 1,
-        - plans near the best of all these plans.
-
-        Finally, elements that nothing reads are removed from the best plan.
+        - the optima of the tables with shorter sending times,
+        - small changes of these plans.
 
         Raises:
             DicompilerError: No plan fits into memory.
@@ -104,17 +101,14 @@ class CpSat(Strategy):
         return self.plan_over_tables(self.build_tables(problem, budget), budget).plan
 
     def plan_over_tables(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> EvaluatedPlan:
-        """Return the best plan whose splits are in the cost tables.
-
-        Ctrl-C ends the search with the best plan so far.
-        """
+        """Return the best plan whose splits are in the cost tables. Ctrl-C returns the best plan so far."""
         problem, budget = cost_tables.problem, budget or WorkBudget(self.budget)
         solution = self.solve(cost_tables, budget)
         search = CandidateSearch(problem, self.name, budget)
         interrupted = solution.interrupted
         try:
-            # The plan of the best single device is tried too. The simulator may find it better than the optimum of the
-            # tables, because the tables are less exact.
+            # The simulator may find the plan of the best single device better than the optimum of the less exact
+            # tables.
             single = problem.best_single_device[0]
             search.try_plans([(solution.plan, self.name), (single, self.name)], is_always=True)
             if self.simulate and problem.objective == "latency" and problem.model is not None and not interrupted:
@@ -132,12 +126,7 @@ class CpSat(Strategy):
         return replace(best, plan=replace(best.plan, note=note), found_by=self.name)
 
     def solve(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> JointSolution:
-        """Return the best plan by the cost tables, with a lower bound on the objective.
-
-        No plan that the splits in the tables can form has an objective value below the bound.
-
-        The solver stops when the budget is exceeded.
-        """
+        """Return the best plan by the cost tables, with a lower bound on the objective of all plans in the tables."""
         from dicompiler_strategies.joint.cpsat_solver import SolverEffort
         from dicompiler_strategies.joint.solve import solve_jointly
 
@@ -148,33 +137,25 @@ class CpSat(Strategy):
     def build_tables(
         self, problem: Problem, budget: WorkBudget | None = None, among: ChoiceSet | None = None
     ) -> CostTables:
-        """Return the cost tables of the requested choices (ways to split a layer), or of fewer choices.
+        """Return the cost tables of the requested ways to split layers, or of fewer ways.
 
-        Filling the tables may take about half of the budget. If it would take longer, fewer choices are used. If
-        `among` is given, exactly these choices are used.
+        Args:
+            problem: The problem.
+            budget: Budget of the search; filling the tables may take about half of it.
+            among: If given, the tables have exactly these ways to split layers.
         """
         budget = budget or WorkBudget()
         return build_cost_tables(problem, among or self.affordable_choices(problem, budget.limit_s), budget)
 
     def requested_choices(self, problem: Problem) -> ChoiceSet:
-        """Return the choices that the options describe, without those that are useless for the objective.
-
-        A choice is one way to split a layer.
-
-        Tiles with extra rows need fewer messages but more computing. For objectives that do not count messages, tiles
-        therefore have at most one extra row. The borders between tiles are then placed in one way only: by the second
-        entry of `row_cuts`, or by its only one.
-        """
+        """Return the ways to split layers that the options allow and that are useful for the objective."""
         options = self.choice_set()
         if problem.objective in ("latency", "communication"):
             return options
         return replace(options, extra_rows=min(self.extra_rows, 1), row_cuts=self.row_cuts[:2][-1:])
 
     def affordable_choices(self, problem: Problem, seconds: float) -> ChoiceSet:
-        """Return the requested choices (ways to split a layer), or fewer if filling their cost tables takes too long.
-
-        Filling the tables may take half of `seconds`.
-        """
+        """Return the requested ways to split layers, or fewer if their tables need more than half of `seconds`."""
         from dicompiler_strategies.joint.choice_budget import affordable_choices
 
         return affordable_choices(problem, self.requested_choices(problem), seconds / 2)
@@ -183,7 +164,7 @@ class CpSat(Strategy):
 def find_gradient_selections(cost_tables: CostTables, budget: WorkBudget) -> list[tuple[int, ...]]:
     """Return the best selections (one way to split each layer) that the strategy `gradient` finds in the tables.
 
-    The result is [] if the search would take too long.
+    The result is [] if the problem is larger than MAX_GRADIENT_SIZE.
     """
     from dicompiler_strategies.gradient.strategy import Gradient
 

@@ -1,7 +1,4 @@
-"""The region of a tensor that each device stores or reads, as arrays, and the elements that devices lack.
-
-In all shapes, n is the number of devices of the platform, in platform order.
-"""
+"""The regions of a tensor that the n devices of a platform store or read, as arrays."""
 
 from __future__ import annotations
 
@@ -37,7 +34,7 @@ class DeviceBoxes:
 
     @staticmethod
     def from_regions(shape: Shape, regions: Sequence[Region | None]) -> DeviceBoxes:
-        """Return the boxes (regions as arrays) for a list with the region of each device; None means no region."""
+        """Return the boxes for a list with the region of each device; None means no region."""
         present = np.array([region is not None for region in regions])
         whole = full_region(shape)
         cuts = {}
@@ -49,7 +46,7 @@ class DeviceBoxes:
 
     @cached_property
     def sizes(self) -> Floats:
-        """Number of elements of the region of each of the n devices, shape (n,)."""
+        """Number of elements of each device's region, shape (n,)."""
         elements = np.where(self.present, 1.0, 0.0)
         for axis, extent in enumerate(self.shape):
             cut = self.cuts.get(axis)
@@ -58,9 +55,7 @@ class DeviceBoxes:
 
 
 def missing_elements(need: DeviceBoxes, stored: DeviceBoxes, has_copies: bool = False) -> Floats:
-    """Return how many elements each device sends to each other device, so that all have the regions that they read.
-
-    The shape is (n senders, n receivers), for the n devices of the platform.
+    """Return how many elements each device sends to each other device, shape (n senders, n receivers).
 
     Args:
         need: The regions that devices read.
@@ -80,9 +75,8 @@ def missing_elements(need: DeviceBoxes, stored: DeviceBoxes, has_copies: bool = 
             common = common * (b[:, 1] - b[:, 0])[None, :]
         else:
             common = common * extent
-    # `common` has the elements that each sender stores and each receiver needs. It must be 0 for senders without a
-    # region. If an axis is cut, it is 0 already, because such a sender has an empty interval. Otherwise these senders
-    # are masked here.
+    # Senders without a region must send 0 elements. If an axis is cut, they do, because their interval is empty.
+    # Otherwise they are masked here.
     senders = np.ones_like(stored.present)[:, None] if stored.cuts else stored.present[:, None]
     common = np.asarray(common * senders * need.present[None, :], np.float64)
     if has_copies:

@@ -1,4 +1,4 @@
-"""Candidate runs: the ways in which a team (set of devices) can compute a run (sequence of consecutive layers).
+"""Candidate runs: ways in which a team (set of devices) can compute a run (sequence of consecutive layers).
 
 A run is either a block (one or more layers in fused height tiles) or a single layer that is split in another way.
 """
@@ -31,21 +31,19 @@ from dicompiler_strategies.dp.row_maps import RowIntervals, bounding_rows, row_c
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 SplitKind = Literal["rows", "cut", "sums"]
-"""How the layers of a run are split.
+"""How the layers of a run (consecutive layers) are split.
 
 - "rows": into fused height tiles.
 - "cut": one layer that is split by channels, or computed whole on one device or on each device.
 - "sums": one layer into partial sums over ranges of its input channels.
 """
 CANDIDATE_RUNS_PER_S = 15_000
-"""Number of candidate runs that count as one second of the reference computer in the search's budget.
+"""Candidate runs (ways to compute some consecutive layers) that count as one second of the search's budget.
 
-A candidate run is one way to compute some consecutive layers. It counts once when it is built, and once whenever its
-cost is computed for another distribution of its inputs over the devices. The measured number was 20 000 runs per
-second.
+A run counts when it is built, and for each distribution of its inputs for which its cost is computed. The measured
+number was 20 000 per second.
 """
-# Limit of the time of a block (fused layers) divided by the time of its layers one by one. A slower block is not
-# extended by further layers.
+# A block of fused layers that is this many times slower than its layers one by one is not extended further.
 _HOPELESS_RATIO = 2.0
 _RowDemand = RowIntervals | None
 """The rows of a tensor that each device of a team needs; None if every device needs the whole tensor."""
@@ -53,13 +51,11 @@ _RowDemand = RowIntervals | None
 
 @dataclass(frozen=True)
 class CandidateRules:
-    """Rules that say which candidate runs (ways to compute some consecutive layers) a search may use.
-
-    A candidate run is a block (one or more layers in fused height tiles), or one layer that is split in another way.
+    """Rules for the candidate runs (ways to compute some consecutive layers) of a search.
 
     Attributes:
-        allow_blocks: Allow partial sums, and blocks with more than one layer with weights. They are allowed in CoopAI's
-            method MLS, but not in its baseline SLS.
+        allow_blocks: Allow partial sums, and fused blocks with more than one layer with weights. CoopAI's method MLS
+            allows them, its baseline SLS does not.
         max_block_layers: Largest number of layers in a block.
         allow_channels: Allow layers that have rows to be split by channels as well.
     """
@@ -77,8 +73,7 @@ class LayerRun:
         start: Position of the first layer.
         stop: Position after the last layer.
         kind: How the layers are split.
-        form: How the outputs are distributed over the devices afterwards. If the run has partial sums, they are added
-            up on the devices that then have the outputs.
+        form: How the outputs are distributed over the devices afterwards.
     """
 
     start: int
@@ -92,8 +87,8 @@ class CandidateRun(LayerRun):
     """A run of layers with its costs. n is the number of devices of the platform.
 
     Attributes:
-        steps: For each step of computing, the seconds of each device, shape (n,). If the run has partial sums, a second
-            step adds them up. Otherwise there is only one step.
+        steps: For each step of computing, the seconds of each device, shape (n,). Adding up partial sums is a second
+            step.
         needs: For each tensor that the run reads and does not compute, the region that each device needs.
         weights: Bytes of weights on each device, shape (n,).
         partial_sums: Bytes of partial sums from each sender to each receiver, shape (n, n).
@@ -109,12 +104,14 @@ class CandidateRun(LayerRun):
     _needed_bytes: list[Floats] = field(default_factory=list, repr=False)
 
     def cost_for_forms(self, team: DeviceTeam, forms: Mapping[str, TensorForm]) -> tuple[float, float]:
-        """Return the seconds of the run and the bytes that are sent.
+        """Return the seconds of this run of layers and the bytes that are sent.
 
-        A run consists of consecutive layers that the devices compute in one way. `forms` says how each tensor that the
-        run reads is distributed over the devices before the run. First, missing elements are sent. Then all devices
-        compute, and the slowest one determines the time. Finally, partial sums are sent and added up. Each step begins
-        when all devices have ended the step before (a barrier).
+        Devices first send missing elements, then compute, then send and add up partial sums. Each step begins when all
+        devices have ended the step before.
+
+        Args:
+            team: The devices that compute the run.
+            forms: How each tensor that the run reads is distributed over the devices, by tensor name.
         """
         key = tuple([forms[name] for name in self.needs])
         if key not in self._time_by_forms:
@@ -132,10 +129,9 @@ class CandidateRun(LayerRun):
         return self._time_by_forms[key]
 
     def _missing_bytes(self, team: DeviceTeam, name: str, form: TensorForm) -> Floats:
-        """Return the bytes of tensor `name` that devices send to each other before they compute the run of layers.
+        """Return the bytes of tensor `name` that are sent before this run of layers, shape (n senders, n receivers).
 
-        The shape is (n senders, n receivers) for n devices. A receiver needs these bytes and lacks them if the tensor
-        is distributed over the devices as `form`.
+        At first, the tensor is distributed over the devices as `form`.
         """
         if (name, form) not in self._missing_by_form:
             elements = missing_elements(
@@ -146,9 +142,9 @@ class CandidateRun(LayerRun):
 
 
 def bytes_per_element(layers: LayerGraph, tensor: str) -> float:
-    """Return the bytes that are sent for one element of a tensor, as an average over 32 elements.
+    """Return the bytes that are sent per element of a tensor, as an average over 32 elements.
 
-    The result may be a fraction, because elements may be smaller than a byte or share a scale.
+    Elements may be smaller than a byte or share a scale, so the result may be a fraction.
     """
     return sent_nbytes(layers, tensor, (32,)) / 32
 
@@ -156,11 +152,10 @@ def bytes_per_element(layers: LayerGraph, tensor: str) -> float:
 def build_candidate_runs(
     team: DeviceTeam, rules: CandidateRules, budget: WorkBudget | None = None
 ) -> list[list[CandidateRun]]:
-    """Return for each layer the candidate runs that begin with it: the ways to compute some consecutive layers.
+    """Return, for each layer, the candidate runs (ways to compute consecutive layers) that begin with it.
 
-    They are for the devices of a team, which split layers. One candidate computes the layer as a whole on the team's
-    leader, the device for layers that are not split. Raises BudgetExceeded if the budget is exceeded before all runs
-    are built.
+    Raises:
+        BudgetExceeded: The budget is exceeded before all runs are built.
     """
     weight_bytes, budget = team.facts.weight_bytes, budget or WorkBudget()
     beginning: list[list[CandidateRun]] = [[] for _ in team.layers.layers]
@@ -183,7 +178,7 @@ def build_candidate_runs(
 def _channel_runs(
     team: DeviceTeam, layer: Layer, rules: CandidateRules, weight_bytes: Mapping[str, int]
 ) -> Iterator[CandidateRun]:
-    """Yield the runs (ways to compute consecutive layers) of a single layer that do not split its rows.
+    """Yield the ways to compute a single layer that do not split its rows.
 
     The layer is split by channels, computed whole on each device, or split into partial sums over input channels.
     """
@@ -213,10 +208,14 @@ def _single_layer_run(
     shares: Sequence[LayerShare | None],
     weight_bytes: Mapping[str, int],
 ) -> CandidateRun:
-    """Return the run (way to compute a layer) in which each member of the team (set of devices) computes its piece.
+    """Return the candidate run in which each member of the team (set of devices) computes its piece of one layer.
 
-    `shares` has the piece of each member, or None if the member computes nothing. `form` says how the output is
-    distributed over the devices afterwards.
+    Args:
+        team: The devices.
+        layer: The layer.
+        form: How the output is distributed over the devices afterwards.
+        shares: The piece of each member; None if the member computes nothing.
+        weight_bytes: Bytes of weights by layer name.
     """
     at = team.layers.position[layer.name]
     elements = volume(full_region(team.layers.tensors[layer.output].shape or ()))
@@ -238,10 +237,14 @@ def _single_layer_run(
 def _partial_sum_run(
     team: DeviceTeam, layer: Layer, form: TensorForm, merged: Sequence[Region | None], weight_bytes: Mapping[str, int]
 ) -> CandidateRun:
-    """Return the run (way to compute a layer) in which each device of the team sums over a range of input channels.
+    """Return the candidate run in which each member of the team sums over a range of the layer's input channels.
 
-    The partial sums are then sent. Each member adds up the partial sums in its region of `merged`. The region is None
-    if the member adds up nothing. `form` says how the sums are distributed over the devices afterwards.
+    Args:
+        team: The devices.
+        layer: The layer.
+        form: How the sums are distributed over the devices afterwards.
+        merged: The region in which each member adds up the partial sums; None if it adds up nothing.
+        weight_bytes: Bytes of weights by layer name.
     """
     at = team.layers.position[layer.name]
     ranges = [cut if cut[0] < cut[1] else None for cut in team.reduction_ranges(layer)]
@@ -264,7 +267,7 @@ def _partial_sum_run(
 
 
 def _bound_both(a: DeviceBoxes, b: DeviceBoxes) -> DeviceBoxes:
-    """Return for each device the smallest region that contains its regions in `a` and `b`."""
+    """Return, for each device, the smallest region that contains its regions in `a` and `b`."""
 
     def region(boxes: DeviceBoxes, i: int) -> Region | None:
         cuts = [boxes.cuts.get(axis) for axis in range(len(boxes.shape))]
@@ -281,10 +284,7 @@ def _bound_both(a: DeviceBoxes, b: DeviceBoxes) -> DeviceBoxes:
 
 
 def _spread_over_devices(team: DeviceTeam, values: Sequence[float] | Floats) -> Floats:
-    """Return one number for each device of the platform.
-
-    A member of the team (set of devices that split layers) gets its number in `values`. Every other device gets 0.
-    """
+    """Return one number for each device of the platform: the values of the team's members, and 0 for all others."""
     result = np.zeros(len(team.problem.platform.devices))
     result[list(team.members)] = values
     return result
@@ -299,10 +299,8 @@ def _row_blocks(
 ) -> Iterator[CandidateRun]:
     """Yield blocks of 1, 2, 3, … consecutive layers in fused height tiles that all end before layer `stop`.
 
-    A block is skipped if it is not faster than its layers one by one, because each single layer is a candidate too. The
-    loop ends if a block takes at least twice as long as its layers one by one. It also ends if a single device, the
-    leader, would compute the block at least as fast. `singles` caches two times in seconds for each layer: the time to
-    compute its rows on all devices, and the time to send missing rows before that.
+    A block is skipped if it is not faster than its layers one by one. `singles` caches, for each layer, the seconds to
+    compute its rows on all devices, and the seconds to send missing rows before that.
     """
     block = RowBlock(team, stop)
     seconds = np.zeros(len(team.members))
@@ -318,9 +316,9 @@ def _row_blocks(
         single_device_s += float(team.facts.row_seconds_of(layer, leader)[-1])
         if stop - block.start == 1:
             singles[block.start] = (float(of_layer.max()), _exchange_seconds(team, block.needed_boxes()))
-        # The time of a block of fused layers (`seconds`) is compared with that of its layers one by one (`separate_s`).
-        # Neither may include the sending of missing rows before the first layer. `separate_s` gets this time at the end
-        # of the loop, because the layer then is no longer the first one.
+        # The block (`seconds`) is compared with its layers one by one (`separate_s`), both without the sending of
+        # missing rows before the first layer. This time is added below, because the layer then is no longer the first
+        # one.
         separate_s += singles[block.start][0]
         if stop - block.start > 1 and seconds.max() >= min(single_device_s, _HOPELESS_RATIO * separate_s):
             return
@@ -340,10 +338,9 @@ def _row_blocks(
 
 
 def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> float:
-    """Return the seconds to send devices the rows that they need and do not store.
+    """Return the seconds to send the rows that devices need and do not store.
 
-    `needs` has, for each tensor, the region that each device needs. Only tensors that are distributed over the devices
-    by rows are counted.
+    `needs` has, for each tensor, the region that each device needs. Tensors that are not split by rows are ignored.
     """
     rows = [name for name in needs if name in team.layers.producer and team.layers.producer[name].name in team.row_maps]
     missing = [
@@ -357,9 +354,12 @@ def _exchange_seconds(team: DeviceTeam, needs: Mapping[str, DeviceBoxes]) -> flo
 class RowBlock:
     """A block of consecutive layers in fused height tiles. Layers are added at the front.
 
-    The object records the rows of every tensor that each member (device) of the team needs. Member weights are the
-    relative sizes of their parts. If a layer's output is also read after the block, its rows are split in proportion
-    to the members' weights. Each member then computes at least its own rows.
+    Attributes:
+        team: The devices (members) that compute the block.
+        stop: Position after the last layer.
+        start: Position of the first layer.
+        rows: For each layer of the block, the rows that each member computes.
+        demands: For each tensor that the block reads, the rows that each member needs; None if they need all rows.
     """
 
     def __init__(self, team: DeviceTeam, stop: int) -> None:
@@ -369,11 +369,7 @@ class RowBlock:
         self._full_needs: dict[str, Region | None] = {}
 
     def prepend_layer(self, layer: Layer) -> Sequence[int]:
-        """Add `layer`, which directly precedes the block; return how many of its rows each member computes.
-
-        A block has consecutive layers in fused height tiles. The result has one number for each member (device) of the
-        team.
-        """
+        """Add the layer before the block; return how many of its rows each member of the team computes."""
         team, row_map = self.team, self.team.row_maps[layer.name]
         self.start -= 1
         nothing = [(0, 0)] * len(team.members)
@@ -394,7 +390,7 @@ class RowBlock:
         return row_counts(rows)
 
     def needed_boxes(self) -> dict[str, DeviceBoxes]:
-        """Return, for each tensor that is computed before the block of layers, the region that each device reads."""
+        """Return, for each tensor that the block reads and does not compute, the region that each device reads."""
         team, labels = self.team, named_axes(self.team.layers)
         count = len(team.problem.platform.devices)
         result = {}
@@ -451,6 +447,6 @@ def _row_parts(team: DeviceTeam, run: LayerRun) -> dict[str, tuple[Part, ...]]:
             for name, (first, last) in zip(team.member_names, block.rows[layer.name], strict=True)
             if first < last
         ]
-        # A plan must assign every layer to a device, even if nothing reads its output and it therefore has no tiles.
+        # Nothing reads the layer's output if it has no tiles. A plan must assign it to a device nevertheless.
         result[layer.name] = tuple(tiles) or (Part(team.member_names[0]),)
     return result

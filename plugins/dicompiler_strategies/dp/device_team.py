@@ -48,7 +48,7 @@ class ProblemFacts:
 
     Attributes:
         problem: The problem.
-        row_seconds: Cache of `row_seconds_of`, by layer name and speed class of the device.
+        row_seconds: Cache of `row_seconds_of`, by layer name and number of the device's speed class.
     """
 
     problem: Problem
@@ -56,10 +56,7 @@ class ProblemFacts:
 
     @cached_property
     def _probe_seconds(self) -> Mapping[str, tuple[float, ...]]:
-        """Seconds of each device for each of up to eight whole layers, spread evenly over the network.
-
-        They are infinite if the device cannot compute.
-        """
+        """For each device, the seconds for up to eight whole layers of the network; infinite if it cannot compute."""
         layers, cost = self.problem.layers, self.problem.cost_model
         probed = layers.layers[:: -(-len(layers.layers) // _PROBED_LAYERS)]
         return {
@@ -72,16 +69,13 @@ class ProblemFacts:
 
     @cached_property
     def speed_classes(self) -> Mapping[str, int]:
-        """Number of each device's speed class.
-
-        The devices of a class are equally fast, so that the cost model is asked for only one of them.
-        """
+        """Number of each device's speed class, by device name. The devices of a class are equally fast."""
         seen: dict[tuple[float, ...], int] = {}
         return {name: seen.setdefault(seconds, len(seen)) for name, seconds in self._probe_seconds.items()}
 
     @cached_property
     def speeds(self) -> Mapping[str, float]:
-        """Speed of each device: 1 / (seconds for up to eight layers of the network); 0 if it cannot compute."""
+        """Speed of each device by name: 1 / (seconds for up to eight layers of the network); 0 if it cannot compute."""
         most = max(
             (seconds for row in self._probe_seconds.values() for seconds in row if seconds < math.inf), default=0.0
         )
@@ -92,7 +86,7 @@ class ProblemFacts:
 
     @cached_property
     def devices_by_speed(self) -> tuple[str, ...]:
-        """The devices that compute, the fastest first."""
+        """Names of the devices that compute, the fastest first."""
         names = [device.name for device in self.problem.platform.computing_devices]
         return tuple(sorted(names, key=lambda name: -self.speeds[name]))
 
@@ -102,15 +96,11 @@ class ProblemFacts:
 
     @cached_property
     def macs(self) -> Mapping[str, int]:
-        """Multiply-accumulate operations of each layer, by layer name."""
         return {layer.name: count_macs(self.problem.layers, layer) for layer in self.problem.layers.layers}
 
     @cached_property
     def weight_bytes(self) -> Mapping[str, int]:
-        """Bytes of constants of each layer, by layer name.
-
-        A constant that several layers read counts for the first one only.
-        """
+        """Bytes of constants by layer name. A constant that several layers read counts only for the first one."""
         seen: set[str] = set()
         result = {}
         for layer in self.problem.layers.layers:
@@ -122,10 +112,7 @@ class ProblemFacts:
         return result
 
     def row_seconds_of(self, layer: Layer, device: Device) -> Floats:
-        """Return the seconds of a device for 0, 1, … rows of a layer, shape (rows + 1,).
-
-        The cost model is asked for a few numbers of rows; the other values are interpolated.
-        """
+        """Return the seconds of a device for 0, 1, … rows of a layer, shape (rows + 1,)."""
         key = (layer.name, self.speed_classes[device.name])
         if key not in self.row_seconds:
             problem, row_map = self.problem, self.row_maps[layer.name]
@@ -155,8 +142,10 @@ class DeviceTeam(Memoizing):
     def build(facts: ProblemFacts, names: Sequence[str], has_equal_parts: bool = False) -> DeviceTeam:
         """Return the team of the devices `names`. The first one, the leader, computes the layers that are not split.
 
-        Layers are split into equal parts if `has_equal_parts` is True, else in proportion to the speed of the
-        devices.
+        Args:
+            facts: Facts about the problem.
+            names: Names of the devices.
+            has_equal_parts: Split layers into equal parts, instead of in proportion to the speed of the devices.
         """
         problem = facts.problem
         source, sink = source_and_sink(problem)
@@ -192,24 +181,18 @@ class DeviceTeam(Memoizing):
         return [order.index(name) for name in names]
 
     def spread_over_devices(self, values: Sequence[Region | None]) -> list[Region | None]:
-        """Return a list with an entry for each device of the platform: a member's region, or None for other devices.
-
-        `values` has the region of each member of the team, the devices that split layers.
-        """
+        """Return one entry for each device of the platform: a member's entry of `values`, else None."""
         spread: list[Region | None] = [None] * len(self.problem.platform.devices)
         for i, value in zip(self.members, values, strict=True):
             spread[i] = value
         return spread
 
     def boxes_on(self, region: Region, indices: Sequence[int]) -> list[Region | None]:
-        """Return a list with an entry for each device: `region` for the devices at `indices`, None for all others."""
+        """Return one entry for each device of the platform: `region` at `indices`, else None."""
         return [region if i in indices else None for i in range(len(self.problem.platform.devices))]
 
     def cut_axis_of(self, layer: Layer, form: TensorForm) -> int | None:
-        """Return the axis of a layer's output along which `form` splits it; None if there is none.
-
-        `form`, the distribution of the output over the devices, is "rows" or "channels".
-        """
+        """Return the axis of a layer's output that the form "rows" or "channels" splits; None if there is none."""
         return (
             find_height_axis(self.layers, layer)
             if form == "rows"
@@ -217,10 +200,7 @@ class DeviceTeam(Memoizing):
         )
 
     def member_regions(self, layer: Layer, form: TensorForm) -> list[Region | None]:
-        """Return the region of the layer's output that each member (device) computes, if it is split as `form`.
-
-        `form` is "rows" or "channels". The region is None if it is empty.
-        """
+        """Return each member's region of the layer's output, split by "rows" or "channels"; None if it is empty."""
         axis = self.cut_axis_of(layer, form)
         assert axis is not None
         whole = full_region(output_shape(self.layers, layer))
@@ -232,10 +212,7 @@ class DeviceTeam(Memoizing):
 
     @memoized
     def stored_boxes(self, tensor: str, form: TensorForm) -> DeviceBoxes:
-        """Return the region of a tensor that each device stores if the tensor is distributed as `form`.
-
-        For example, each device stores a range of the rows if `form` is "rows".
-        """
+        """Return the region of a tensor that each device stores if the tensor is distributed as `form`."""
         shape = self.layers.tensors[tensor].shape
         assert shape is not None
         if form == "source":
@@ -251,10 +228,9 @@ class DeviceTeam(Memoizing):
         )
 
     def needed_boxes(self, layer: Layer, shares: Sequence[LayerShare | None]) -> dict[str, DeviceBoxes]:
-        """Return, for each input tensor of a layer, the region that each member (device) of the team needs.
+        """Return, for each input tensor of a layer, the region that each device needs.
 
-        `shares` has the piece of the layer that each member computes. A member with the entry None computes nothing
-        and needs no region.
+        `shares` has the piece of the layer that each member of the team computes; None if it computes nothing.
         """
         count = len(self.problem.platform.devices)
         wanted: dict[str, list[Region | None]] = {}
@@ -268,10 +244,9 @@ class DeviceTeam(Memoizing):
         }
 
     def share_seconds(self, layer: Layer, shares: Sequence[LayerShare | None]) -> Floats:
-        """Return the seconds that each of the platform's n devices computes on a layer, shape (n,).
+        """Return the seconds that each device of the platform computes on a layer, shape (n devices,).
 
-        `shares` has, for each member of the team, the piece of the layer that it computes, or None if it computes
-        nothing.
+        `shares` has the piece of the layer that each member of the team computes; None if it computes nothing.
         """
         total = np.zeros(len(self.problem.platform.devices))
         known: dict[tuple[int, object, object], float] = {}
@@ -287,18 +262,17 @@ class DeviceTeam(Memoizing):
         return total
 
     def member_row_seconds(self, layer: Layer, counts: Sequence[int]) -> Floats:
-        """Return the seconds in which each member (device) computes its number of rows (`counts`) of a layer."""
+        """Return the seconds in which each member computes its number of rows (`counts`) of a layer."""
         devices = self.problem.platform.devices
         return np.array(
             [self.facts.row_seconds_of(layer, devices[i])[n] for i, n in zip(self.members, counts, strict=True)]
         )
 
     def reduction_ranges(self, layer: Layer) -> tuple[Interval, ...]:
-        """Return the range of a layer's input channels that each member (device) of the team sums over.
+        """Return the range of a layer's input channels that each member of the team sums over.
 
-        If the previous layer can be split by channels, these are the channels that the member would then compute, so
-        that nothing is sent between the two layers (FUSE). Otherwise the ranges are in proportion to the weights
-        (speeds) of the members.
+        If possible, they are the channels that the member computes in the previous layer, so that nothing is sent
+        (FUSE).
         """
         length = reduction_length(self.layers, layer)
         assert length is not None

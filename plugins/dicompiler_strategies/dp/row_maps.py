@@ -1,7 +1,4 @@
-"""Row maps: the input rows that a layer reads for given output rows, and the seconds for a number of rows.
-
-The maps are derived from the operator rules.
-"""
+"""Row maps: the input rows that a layer reads for given output rows, derived from the operator rules."""
 
 from __future__ import annotations
 
@@ -25,15 +22,12 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 RowIntervals = Sequence[Interval]
-"""An interval of rows [start, stop) for each device that computes a part of a layer; (0, 0) if it has no rows."""
+"""An interval of rows [start, stop) for each device that computes a part of a layer; (0, 0) for no rows."""
 _WINDOW_OPERATORS = ("Conv", "MaxPool", "AveragePool")
 
 
 class SingleRows:
-    """The rows that a layer computes and reads for a single output row, derived on demand from the operator rule.
-
-    Results are cached. A tensor may have thousands of rows, but only the first and last row of each device's interval
-    are asked for.
+    """Cache of the rows that a layer computes and reads for a single output row.
 
     Attributes:
         height: Number of output rows.
@@ -47,10 +41,7 @@ class SingleRows:
         self._known: dict[int, tuple[Interval, Mapping[str, Interval]]] = {}
 
     def __call__(self, row: int) -> tuple[Interval, Mapping[str, Interval]]:
-        """Return the rows that the layer must compute to get output row number `row`, and the rows of its inputs.
-
-        The second result gives the rows that are read of each input tensor, by name of the tensor.
-        """
+        """Return the rows to compute for output row `row`, and the rows that this reads of each input."""
         if row not in self._known:
             share = LayerShare(with_interval(self.whole, self.axis, (row, row + 1)))
             task, labels = make_share_task(self.layers, self.layer, share), named_axes(self.layers)
@@ -72,9 +63,8 @@ class RowMap:
 
     Attributes:
         axis: Height axis of the output.
-        single: Results of the operator rule for single rows.
+        single: The same for single output rows. Layers of equal structure share it.
         needs: For each input tensor, its name in the results of `single`; None if the tensor is always read whole.
-            Layers of equal structure share `single`, so that the name may be that of another layer's input.
     """
 
     axis: int
@@ -88,7 +78,7 @@ class RowMap:
     def proportional_rows(self, weights: Sequence[float]) -> tuple[Interval, ...]:
         """Return consecutive intervals of output rows in proportion to `weights`.
 
-        Some layers compute rows only in groups. A boundary within a group then moves to the nearer end of the group.
+        If a layer computes rows only in groups, boundaries are moved to the nearer end of the group.
         """
         ends = []
         for _, end in split_proportionally(self.height, weights):
@@ -101,18 +91,13 @@ class RowMap:
     def align_rows(self, rows: RowIntervals) -> RowIntervals:
         """Return the intervals of rows that the layer must compute if the intervals `rows` are requested.
 
-        The result is larger than `rows` if the layer can compute rows only in groups. Empty intervals stay empty. Only
-        the first and the last row of each interval are looked up: from one row to the next, the rows that are needed
-        never move backwards.
+        They are larger than `rows` if the layer can compute rows only in groups.
         """
         row = self.single
         return [(row(start)[0][0], row(stop - 1)[0][1]) if start < stop else (0, 0) for start, stop in rows]
 
     def read_rows(self, tensor: str, rows: RowIntervals) -> RowIntervals | None:
-        """Return, for each interval of output rows, the interval of rows of the input `tensor` that it reads.
-
-        The result is None if the whole tensor is read.
-        """
+        """Return, for each interval of output rows, the rows of the input `tensor` that it reads; None for all rows."""
         name, row = self.needs[tensor], self.single
         if name is None:
             return None
@@ -124,10 +109,7 @@ class RowMap:
 
 
 def bounding_rows(a: RowIntervals, b: RowIntervals) -> RowIntervals:
-    """Return for each device the smallest interval that contains its intervals in `a` and `b`.
-
-    Empty intervals are ignored.
-    """
+    """Return, for each device, the smallest interval that contains its intervals in `a` and `b`."""
     return [
         q if p[0] >= p[1] else p if q[0] >= q[1] else (min(p[0], q[0]), max(p[1], q[1]))
         for p, q in zip(a, b, strict=True)
@@ -135,7 +117,6 @@ def bounding_rows(a: RowIntervals, b: RowIntervals) -> RowIntervals:
 
 
 def row_counts(rows: RowIntervals) -> list[int]:
-    """Return the number of rows of each interval."""
     return [stop - start for start, stop in rows]
 
 
@@ -150,10 +131,7 @@ def find_height_axis(layers: LayerGraph, layer: Layer) -> int | None:
 
 @memoized
 def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
-    """Return the row map of every layer that has rows, by layer name.
-
-    A row map says which input rows the layer reads for given output rows.
-    """
+    """Return the row map of every layer that has rows, by layer name."""
     known: dict[object, RowMap] = {}
     result = {}
     for layer in layers.layers:
@@ -171,10 +149,7 @@ def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
 
 
 def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
-    """Return a key for a layer with a window operator (convolution or pool), None for all other layers.
-
-    Layers with equal keys have equal row maps.
-    """
+    """Return a key that is equal for layers with equal row maps; None if the anchor is not a convolution or pool."""
     anchor = layer.nodes[layer.anchor]
     plain = all(node is anchor or layers.rule_of(node).is_elementwise for node in layer.nodes)
     if anchor.op not in _WINDOW_OPERATORS or anchor.domain or len(layer.inputs) != 1 or not plain:
@@ -185,10 +160,10 @@ def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
 
 
 def _build_row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
-    """Return the row map of a layer, which says which input rows the layer reads for given output rows.
+    """Return the row map of a layer: the input rows that it reads for given output rows.
 
     An input tensor counts as read row by row if the first, the middle and the last output row each read some of its
-    rows. For every other input tensor, the row map says that all output rows read the whole tensor.
+    rows. All others count as read whole.
     """
     single = SingleRows(layers, layer, axis)
     probed = [single(row)[1] for row in dict.fromkeys((0, single.height // 2, single.height - 1))]
@@ -198,8 +173,7 @@ def _build_row_map(layers: LayerGraph, layer: Layer, axis: int) -> RowMap:
 def measure_row_seconds(layers: LayerGraph, layer: Layer, row_map: RowMap, cost: CostModel, device: Device) -> Floats:
     """Return the seconds that a device takes for 0, 1, … rows of a layer, shape (rows + 1,).
 
-    The cost model is asked for up to six numbers of rows; the other values are interpolated. This is exact if the
-    seconds grow linearly with the rows. In the analytic cost model they do, unless the time to load weights dominates.
+    The cost model is asked for up to six numbers of rows; the other values are interpolated.
     """
     height = row_map.height
     heights = sorted({1, -(-height // 16), -(-height // 8), -(-height // 4), -(-height // 2), height})

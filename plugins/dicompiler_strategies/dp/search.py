@@ -1,6 +1,6 @@
 """The dynamic program of the strategy `dp`, after eq. (2) of the CoopAI paper, for any layer graph.
 
-    CandidateRuns + RunPricing → RunPath: the cheapest sequence of runs that covers all layers, in layer order
+    candidate runs + RunPricing → RunPath: the cheapest sequence of runs that covers all layers, in layer order
 
 A run is a sequence of consecutive layers that a team (a set of devices) computes in one way.
 """
@@ -21,38 +21,28 @@ from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 SUMMED_OBJECTIVES = ("latency", "energy", "communication")
-"""Objectives that are sums over runs (sequences of consecutive layers).
-
-Throughput and memory are maxima over devices, which cannot be added up.
-"""
+"""Objectives that are sums over runs. Throughput and memory are maxima over devices, which cannot be added up."""
 
 FormState = tuple[tuple[str, TensorForm], ...]
-"""The tensors that later layers still read, in the order of their computation.
-
-Each tensor has its form: how it is distributed over the devices.
-"""
+"""Name and form of each tensor that later layers still read. The form is its distribution over the devices."""
 
 
 @dataclass(frozen=True, eq=False)
 class RunPricing:
-    """The rule for the cost of a run: the objective, plus a price for weights on hosts with too little memory.
-
-    A run consists of consecutive layers that the devices compute in one way.
+    """The cost of a run of layers: the objective, plus a price for weights on hosts with too little memory.
 
     Attributes:
         problem: The problem, whose objective is one of `SUMMED_OBJECTIVES`.
-        byte_prices: Price of a byte of weights by device name, in units of the objective. Devices that are not in it
-            have the price 0.
+        byte_prices: Price of a byte of weights by device name, in units of the objective; 0 for other devices.
     """
 
     problem: Problem
     byte_prices: Mapping[str, float] = field(default_factory=dict)
 
     def run_cost(self, team: DeviceTeam, seconds: float, sent_bytes: float, run: CandidateRun | None) -> float:
-        """Return the cost of a run (consecutive layers), in the unit of the objective, plus the price of its weights.
+        """Return the cost of a run of layers, in the objective's unit (s, bytes or J), plus the price of its weights.
 
-        The unit is s for the objective latency, bytes for communication, and J for energy. The energy of sending is not
-        counted.
+        The energy of sending is not counted.
 
         Args:
             team: The devices that compute the run.
@@ -69,7 +59,7 @@ class RunPricing:
         return total if run is None else total + self.weight_price(team, run.weights)
 
     def weight_price(self, team: DeviceTeam, weights: Floats) -> float:
-        """Return the total price of the weights that are stored on hosts with too little memory.
+        """Return the price of the weights on hosts with too little memory.
 
         `weights` are the bytes of weights on each of the n devices of the team's platform, shape (n,).
         """
@@ -84,9 +74,7 @@ class RunPricing:
 
 @dataclass(frozen=True, eq=False)
 class RunPath:
-    """A sequence of consecutive runs that covers all layers.
-
-    A run consists of consecutive layers that the devices compute in one way.
+    """A sequence of runs of consecutive layers that covers all layers.
 
     Attributes:
         team: The devices that compute the runs.
@@ -132,20 +120,24 @@ def find_cheapest_path(
     budget: WorkBudget | None = None,
     beam: int = 24,
 ) -> RunPath:
-    """Return the cheapest sequence of runs that covers all layers.
+    """Return the cheapest sequence of runs (consecutive layers computed in one way) that covers all layers.
 
-    A run consists of consecutive layers that the devices compute in one way. A state s says how each tensor that later
-    layers read is distributed over the devices. T_p(s) is the least cost to compute the first p layers and end in state
-    s. A run r computes the layers start(r) to stop(r) - 1, and costs e(r, s) if it begins in state s. The recurrence is
-    T_p(s') = min over r and s of T_start(r)(s) + e(r, s), for all runs r with stop(r) = p that end in state s'.
+    A state s is the distribution of each tensor that later layers read. T_p(s) is the least cost to compute the first p
+    layers and end in state s. A run r computes the layers start(r) to stop(r) - 1, and costs e(r, s) if it begins in
+    state s. The recurrence is T_p(s') = min over r and s of T_start(r)(s) + e(r, s), for all runs r with stop(r) = p
+    that end in state s'.
 
-    At each position, the `beam` cheapest states are kept. A chain of layers never has more than five states, one for
-    each `TensorForm`, so the result is optimal over the candidate runs. In a network with many parallel branches it may
-    not be. If several runs read a tensor, its transfer is counted for each of them, although the plan sends it to a
-    device only once. The plan may therefore send less than counted.
+    The result is optimal for a chain of layers. In a network with many parallel branches it may not be.
 
-    `runs` has for each position the runs that begin there. BudgetExceeded is raised if the budget is exceeded before
-    all layers are covered.
+    Args:
+        team: The devices that compute the runs.
+        runs: For each position, the runs that begin there.
+        pricing: The cost of a run.
+        budget: The work that the search may do.
+        beam: Number of cheapest states that are kept at each position.
+
+    Raises:
+        BudgetExceeded: The budget is exceeded before all layers are covered.
     """
     graph, budget = team.layers, budget or WorkBudget()
     last = _last_readers(graph)
@@ -179,29 +171,26 @@ def find_cheapest_path(
 
 
 def _last_readers(graph: LayerGraph) -> dict[str, int]:
-    """Return for each tensor the position after the last layer that reads it.
-
-    For network outputs, it is the number of layers + 1, because they are read after the last layer.
-    """
+    """Return, for each tensor, the position after its last reader; number of layers + 1 for network outputs."""
     last = {name: graph.position[readers[-1].name] + 1 for name, readers in graph.consumers.items()}
     return last | dict.fromkeys(graph.delivered_outputs, len(graph.layers) + 1)
 
 
 def _open_tensors(state: FormState, last: Mapping[str, int], position: int) -> FormState:
-    """Return the entries of `state` whose tensors a layer at `position` or later reads.
-
-    An entry says how a tensor is distributed over the devices.
-    """
+    """Return the entries of `state` whose tensors a layer at `position` or later reads."""
     return tuple([entry for entry in state if last.get(entry[0], 0) > position])
 
 
 def _deliver_outputs(
     team: DeviceTeam, pricing: RunPricing, forms: Mapping[str, TensorForm], node: _PathNode
 ) -> _PathNode:
-    """Return the end of a path (a sequence of runs) after the network's outputs were sent to the sinks.
+    """Return the end of a path after the network's outputs were sent to the sinks.
 
-    `node` is the end of the path before this transfer. The path covers all layers. `forms` says how each output is then
-    distributed over the devices.
+    Args:
+        team: The devices that compute the runs.
+        pricing: The cost of a run.
+        forms: How each network output is distributed over the devices.
+        node: The end of a path that covers all layers.
     """
     platform = team.problem.platform
     sinks = team.device_indices(team.problem.sink)

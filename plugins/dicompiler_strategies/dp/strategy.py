@@ -24,9 +24,8 @@ log = logging.getLogger("dicompiler")
 # first price, all weights of the network together cost _FIRST_PRICE_SHARE of the best plan's cost. Each further round
 # multiplies the price by _PRICE_GROWTH.
 _FIRST_PRICE_SHARE, _PRICE_GROWTH, _MAX_PRICE_ROUNDS = 0.1, 4.0, 12
-# A block (a run of fused layers) has at most _TOTAL_BLOCK_LAYERS / (number of layers of the network) layers. The search
-# therefore does not take much longer for large networks. The limit is never below the first number of
-# _BLOCK_LAYER_LIMITS, and never above the second one.
+# A block (a run of fused layers) has at most _TOTAL_BLOCK_LAYERS / (number of layers of the network) layers, within
+# _BLOCK_LAYER_LIMITS, so that the search takes not much longer for large networks.
 _BLOCK_LAYER_LIMITS, _TOTAL_BLOCK_LAYERS = (6, 32), 6000
 _LARGE_NETWORK_LAYERS = 300
 
@@ -39,14 +38,11 @@ class Dp(Strategy):
 
     It generalises MLS, the algorithm of the CoopAI paper, which the strategy `coopai` implements as published. Devices
     send nothing within a block. Each device computes its rows of the block's last layer, and the rows of the earlier
-    layers that these rows need, including the halo. A dynamic program chooses the blocks and the number of devices. It
-    also chooses how every other layer is computed: by channels, by partial sums over input channels, on each device, or
-    on one device.
+    layers that these rows need, including the halo. All other layers are split by channels or into partial sums, or
+    computed on one or on each device.
 
-    Times are predicted with the barrier model. All devices compute a block. When the last device has finished, they
-    send the elements that other devices need for the next block. For a chain of layers the plan is optimal over these
-    choices. For a network with branches it may not be. The dynamic program then remembers only the cheapest ways to
-    distribute the tensors that later layers read.
+    Times are predicted with the barrier model: a block begins when all devices have finished the block before. For a
+    chain of layers, the plan is optimal over these choices. For a network with branches it may not be.
     """
 
     name: ClassVar[str] = "dp"
