@@ -137,7 +137,7 @@ class _TaskDependencies:
         return cls(routing, sent, local, behind, waiting)
 
     def order_in_waves(self, plan: Plan, share: float) -> Plan:
-        """Return the plan with the fraction `share` of each sent tensor's rows in a first wave, sent during the second."""
+        """Return the plan with a fraction `share` of rows in a first wave, which is sent during the second wave."""
         cuts = self._wave_cuts(plan, share) if share < 1 else {}
         if not cuts and not self.late_tasks:
             return plan

@@ -1,7 +1,7 @@
 """The strategy `fit`: the fewest boards, or the fewest tiles, with which a network fits RAM and flash.
 
-The search estimates the memory that TFLite-micro needs. If the problem has a target, the target then measures each plan
-that the search finds, and its measurement decides.
+The search estimates the memory that TFLite-micro needs. If the problem has a target, the target measures each plan that
+the search finds.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from dicompiler.plugin_api.utilities import format_bytes
 from dicompiler_strategies.fit_stages import FitBoard, StageEstimates
 
 MAX_MEASURED_PLANS = 6
-"""Largest number of plans that the target measures for one number of boards and one number of tiles.
+"""Largest number of plans that the target measures for each number of boards and of tiles.
 
-If a plan does not fit, the missing bytes are reserved on its boards, and the next plan is searched with less RAM.
+If a plan does not fit, the next one is searched with less RAM.
 """
 EXTRA_BYTES = 256
-"""Bytes of RAM that are reserved on each board after a measured plan did not fit, in addition to the missing bytes."""
+"""Bytes of RAM that are reserved on each board after a plan did not fit, in addition to the missing bytes."""
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,8 @@ class Fit(Strategy):
         conv1..conv5 in 4 fused tiles one after another, conv6 … whole     (one board, as in MCUNetV2)
 
     Layers with too large tensors are computed in fused height tiles. A layer with too many weights is split by output
-    channels. All other layers are computed whole. Among plans with equally many boards and tiles, the strategy takes
-    the one with the fewest multiplications. It is made for targets that measure memory (tflm).
+    channels. Among plans with equally many boards and tiles, the one with the fewest multiplications is used. The
+    strategy is made for targets that measure memory (tflm).
     """
 
     name: ClassVar[str] = "fit"
@@ -48,7 +48,7 @@ class Fit(Strategy):
             raise ValueError(f"tiles must be between 1 and 1024, not {self.tiles}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the first plan that fits RAM and flash; plans with few tiles and few boards are searched first.
+        """Return the first plan that fits RAM and flash; plans with few tiles and few boards are tried first.
 
         Raises:
             DicompilerError: Nothing fits. The error says how many bytes are missing and which layer needs the most.
@@ -96,10 +96,7 @@ class Fit(Strategy):
         return DicompilerError(f"fit: nothing fits {count}: {cause}: use larger boards or smaller inputs")
 
     def _list_search_orders(self, boards: int) -> Iterator[tuple[int, int]]:
-        """Yield pairs of a number of boards (at most `boards`) and the largest number of tiles per board.
-
-        The pairs are in the order in which plans are searched.
-        """
+        """Yield pairs (number of boards, largest number of tiles per board) in the order in which plans are tried."""
         if self.fewest_boards or boards == 1:
             yield from ((count, each) for count in range(1, boards + 1) for each in range(1, self.tiles + 1))
             return
@@ -109,7 +106,7 @@ class Fit(Strategy):
 
 
 def _list_boards(platform: Platform) -> tuple[FitBoard, ...]:
-    """Return a board for each host: its first computing device, and the memory, which all its devices share."""
+    """Return a board for each host: its first computing device, with the host's memory."""
     first: dict[str, str] = {}
     for device in platform.computing_devices:
         first.setdefault(device.host, device.name)
@@ -118,10 +115,9 @@ def _list_boards(platform: Platform) -> tuple[FitBoard, ...]:
 
 
 def _missing_bytes(problem: Problem, plan: Plan, refused: list[DicompilerError]) -> dict[str, int]:
-    """Return by how many bytes the search must lower the RAM of each device; empty if the plan fits.
+    """Return by how many bytes the RAM of each device must be lowered in the search; empty if the plan fits.
 
-    The target compiles the plan and measures the RAM and flash of each device. If the plan does not fit, the error is
-    appended to `refused`.
+    The target measures the plan's RAM and flash. If the plan does not fit, the error is appended to `refused`.
     """
     target = problem.target
     if target is None or problem.model is None:

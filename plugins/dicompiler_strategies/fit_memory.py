@@ -1,7 +1,4 @@
-"""Estimate of the memory that TFLite-micro needs for consecutive layers, or for tiles of these layers.
-
-The strategy `fit` searches with this estimate. The target tflm then measures the memory of the plan that was found.
-"""
+"""Estimate of the memory that TFLite-micro needs for consecutive layers, or for tiles of these layers."""
 
 from __future__ import annotations
 
@@ -17,15 +14,11 @@ from dicompiler.plugin_api.regions import ShareTask, TaskNode, region_shape
 ARENA_FIXED_BYTES, ARENA_OPERATOR_BYTES, ARENA_CHANNEL_BYTES = 1024, 350, 8
 """Bytes of an arena (TFLite-micro's working memory) in addition to its tensors, on a 64-bit host.
 
-The three numbers are the bytes per arena, per operator, and per output channel of a quantised convolution. The arena
-contains the scale of each such channel. The numbers were fitted to 178 measured models. Most measured arenas differ by
-less than 400 bytes from the fit.
+The numbers are per arena, per operator, and per output channel of a quantised convolution. They were fitted to 178
+measured models; most arenas differ by less than 400 bytes from the fit.
 """
 MODEL_OPERATOR_BYTES, MODEL_CHANNEL_BYTES = 600, 10
-"""Bytes of a TFLite model file in addition to its constants.
-
-They are the bytes per operator, and per output channel of a quantised convolution.
-"""
+"""Bytes of a TFLite model file per operator, and per output channel of a quantised convolution."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +43,7 @@ class ArenaEstimate:
 def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float) -> ArenaEstimate:
     """Return the memory of one TFLite-micro model that computes the tasks (pieces of layers) in order.
 
-    A tensor occupies memory from the task that computes it to its last reader. An output of the last task occupies
-    memory to the end. Paddings other than TFLite's SAME and VALID need a padded copy of the tensor. The arena is made
-    larger by the fraction `margin`.
+    The arena (working memory) is made larger by the fraction `margin`.
     """
     first_time: dict[str, int] = {}
     sizes: dict[str, int] = {}
@@ -60,8 +51,8 @@ def estimate_arena(layers: LayerGraph, tasks: Sequence[ShareTask], margin: float
     spans: list[tuple[int, int, int]] = []
     channels = operators = 0
     constants: dict[tuple[str, Region], int] = {}
-    # Times are integers that only order the events. Inputs of the model exist from time 0. Task k (the piece of a
-    # layer with index k) computes at time 2k + 2. If its input needs padding, it is copied at time 2k + 1.
+    # Times only order the events. Inputs of the model exist from time 0. Task k computes at time 2k + 2. If its input
+    # needs padding, it is copied at time 2k + 1.
     for step, task in enumerate(tasks):
         time = 2 * step + 2
         elements = max((_padded_elements(layers, work) for work in task.nodes), default=0)
@@ -109,7 +100,7 @@ def _quantized_channels(layers: LayerGraph, work: TaskNode) -> int:
 
 
 def _padded_elements(layers: LayerGraph, work: TaskNode) -> int:
-    """Return the number of elements of the padded copy of a convolution's or pool's input.
+    """Return the elements of a padded copy of a convolution's or pool's input.
 
     The result is 0 if TFLite's padding SAME or VALID suffices, because there is no copy then.
     """

@@ -1,8 +1,7 @@
 """Search for a sequence of stages that fits the memory of microcontroller boards.
 
-A stage is a sequence of consecutive layers that is computed whole on one board, in fused tiles, or (a single layer)
-split by output channels. A stage ends where a single tensor is passed on, so that nothing else is stored between two
-stages.
+A stage consists of consecutive layers, whole on one board or in fused tiles, or of a single layer that is split by
+output channels. It ends where only a single tensor is passed on.
 
     LayerGraph + boards + largest number of tiles → the cheapest sequence of stages that fits by the estimate
 """
@@ -29,12 +28,12 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 StageKind = Literal["whole", "rows", "channels"]
 MODELS_PER_TILED_STAGE = 3
-"""Largest number of TFLite models that a board stores for a stage (consecutive layers) in height tiles.
+"""Largest number of TFLite models that a board stores for fused height tiles of the same layers.
 
 There is one model for the top tile, one for all tiles in between, and one for the bottom tile.
 """
 STAGE_PENALTY = 1e-3
-"""Cost of each stage (consecutive layers that are computed together), as a fraction of the network's multiplications.
+"""Cost of each stage (consecutive layers computed together), as a fraction of the network's multiplications.
 
 If two plans need equally many multiplications, the one with fewer stages is therefore cheaper.
 """
@@ -55,7 +54,7 @@ class FitBoard:
     flash: int
 
     def has_room(self, tensors: int, models: int) -> bool:
-        """Return True if the board has room for `tensors` bytes of tensors and `models` bytes of model files."""
+        """Return True if `tensors` bytes of tensors and `models` bytes of model files fit the board."""
         return tensors <= self.ram and models <= (self.flash or self.ram - tensors)
 
 
@@ -99,13 +98,12 @@ class _PartialPlan:
 
 @dataclass
 class StageEstimates:
-    """Memory estimates of all stages of a network, which are cached because several searches need the same estimates.
+    """Memory estimates of all stages (consecutive layers computed together) of a network.
 
     Attributes:
         layers: The network.
         margin: Relative margin that is added to each arena (TFLite-micro's working memory).
-        estimates: Cached estimates. A key has the position of the stage's first layer, the position after its last
-            layer, its kind and its number of tiles.
+        estimates: Cached estimates by (first layer, position after the last layer, kind, number of tiles).
     """
 
     layers: LayerGraph
@@ -119,15 +117,14 @@ class StageEstimates:
 
     @property
     def heaviest_layer(self) -> Layer:
-        """The layer that needs the most flash."""
         layers = self.layers.layers
         return layers[max(range(len(layers)), key=lambda i: self.estimate_stage(i, i + 1, "whole", 1)[0].flash)]
 
     def estimate_stage(self, first: int, last: int, kind: StageKind, tiles: int) -> tuple[ArenaEstimate, ...]:
-        """Return estimates of the first, a middle and the last tile of a stage; () if it cannot be split in this way.
+        """Return estimates of the first, a middle and the last tile of the layers at positions `first` to `last` - 1.
 
-        The stage consists of the layers at positions `first` to `last` - 1. For the kinds "whole" and "channels", there
-        is only one estimate.
+        The kinds "whole" and "channels" have only one estimate. The result is () if the layers cannot be split in this
+        way.
         """
         key = first, last, kind, tiles
         if key not in self.estimates:
@@ -154,10 +151,9 @@ class StageEstimates:
                 yield estimate_arena(self.layers, tasks, self.margin)
 
     def row_bands(self, first: int, last: int, tiles: int) -> list[Region]:
-        """Return `tiles` bands of equal height of a stage's output; [] if it cannot be split in this way.
+        """Return `tiles` bands of rows of equal height of the output of layer `last` - 1.
 
-        The stage consists of the layers at positions `first` to `last` - 1. A band is a region of the last layer's
-        output.
+        The result is [] if the layers at positions `first` to `last` - 1 cannot be split by rows.
         """
         chosen = self.layers.layers[first:last]
         along = [find_cuttable_axis(self.layers, layer, "height") for layer in chosen]
@@ -185,8 +181,7 @@ class StageEstimates:
     def stage_parts(self, stages: Sequence[FitStage]) -> dict[str, list[Part]]:
         """Return the parts (device, region and lane) of every layer.
 
-        Each tile has its own lane: a group of parts of a device, which computes its lanes one after another. Each tile
-        therefore becomes its own TFLite model, which ends with the stage (consecutive layers).
+        Each tile has its own lane, so that a device computes its tiles one after another.
         """
         layer_parts: dict[str, list[Part]] = {layer.name: [] for layer in self.layers.layers}
         lanes = 0
@@ -210,30 +205,25 @@ class StageEstimates:
         return layer_parts
 
     def find_stages(self, boards: Sequence[FitBoard], most: int) -> tuple[FitStage, ...] | None:
-        """Return the sequence of stages with the fewest multiplications that fits the boards; None if nothing fits.
+        """Return the stages (consecutive layers computed together) with the fewest multiplications that fit the boards.
 
-        A stage consists of consecutive layers that are computed together. A board computes at most `most` tiles of a
-        stage one after another.
+        A board computes at most `most` tiles of a stage one after another. The result is None if nothing fits.
         """
         search = _StageSearch(self, boards, most)
         label = search.whole_network() or search.run()
         return None if label is None else label.stages
 
     def end_bytes(self, first: int, last: int) -> int:
-        """Return the bytes of the inputs and outputs of a stage, the layers at positions `first` to `last` - 1.
-
-        They are stored in addition to the arena (TFLite-micro's working memory).
-        """
+        """Return the bytes of the inputs and outputs of the layers at positions `first` to `last` - 1."""
         ends = (first, _next_boundary(self.cuts, first)), (_previous_boundary(self.cuts, last), last)
         before, behind = (self.estimate_stage(a, b, "whole", 1)[0] for a, b in ends)
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the bytes of RAM that the most demanding layer needs at least, and this layer.
+        """Return the layer that needs the most RAM, and the bytes that it needs at least.
 
-        A stage has consecutive layers that are computed together. A layer needs at least the smallest RAM of the stages
-        that contain it. These are all stages that have been estimated before, and the shortest possible stages in up to
-        `most` tiles. A shortest stage extends from one position at which stages may begin to the next one.
+        All splits are considered that were estimated before, and fused tiles that are as short as possible, up to
+        `most` tiles.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
@@ -249,11 +239,10 @@ class StageEstimates:
 
 @dataclass
 class _StageSearch:
-    """Dynamic program over the boundaries between stages.
+    """Dynamic program over the positions at which stages (consecutive layers computed together) may end.
 
-    A stage has consecutive layers that are computed together. If its kind is "whole", it is computed on one board. For
-    each boundary and each board, the search keeps one plan of the layers before the boundary. It is the cheapest plan
-    with which this board computes the next whole stage.
+    For each position and each board, it keeps the cheapest plan of the layers before the position with which this board
+    computes the next whole stage.
     """
 
     stages: StageEstimates
@@ -263,12 +252,11 @@ class _StageSearch:
     def whole_network(self) -> _PartialPlan | None:
         """Return the plan with the whole network on the first board, or None if it does not fit.
 
-        If it fits, it is the best plan, because no other plan needs fewer multiplications.
+        No other plan needs fewer multiplications.
         """
         return self._add_whole_stage(_PartialPlan(0.0), 0, self.stages.cuts[-1])
 
     def run(self) -> _PartialPlan | None:
-        """Return the cheapest plan of stages (consecutive layers) for the whole network, or None if nothing fits."""
         cuts = self.stages.cuts
         best: dict[tuple[int, int], _PartialPlan] = {(0, i): _PartialPlan(0.0, i) for i in range(len(self.boards))}
         for start in cuts[:-1]:
@@ -290,10 +278,7 @@ class _StageSearch:
         )
 
     def _extensions(self, partial: _PartialPlan, start: int) -> Iterator[tuple[_PartialPlan, int]]:
-        """Yield pairs: the plan with one more stage, which begins at layer `start`, and the position after this stage.
-
-        A stage has consecutive layers that are computed together.
-        """
+        """Yield (plan with one more stage from layer `start`, position after it). A stage is computed together."""
         ends = [cut for cut in self.stages.cuts if cut > start]
         for end in ends:
             stage = self._add_whole_stage(partial, start, end)
@@ -312,12 +297,11 @@ class _StageSearch:
             if tiled is not None:
                 yield tiled, end
             # No tiles of this stage fit, although its last layer would fit whole. Longer stages are not tried, because
-            # their tiles have even larger halos (rows that neighbouring tiles compute too).
+            # their tiles have even larger halos.
             elif self._has_ram_for_layer(end - 1):
                 break
 
     def _has_ram_for_layer(self, layer: int) -> bool:
-        """Return True if a board has enough RAM for the whole layer with its inputs and outputs."""
         (need,) = self.stages.estimate_stage(layer, layer + 1, "whole", 1)
         return need.arena + need.incoming + need.outgoing <= self.boards[0].ram
 
@@ -331,17 +315,16 @@ class _StageSearch:
         return _PartialPlan(cost, partial.board, used, partial.shared_flash, (*partial.stages, stage))
 
     def _add_channel_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
-        """Return the plan `partial` with one more stage: a single layer, split by channels over all boards.
+        """Return the plan `partial` with one more layer, split by channels over all boards.
 
-        The result is None if the layer fits one board, if the split does not fit, or if the stage from `start` to `end`
-        has several layers.
+        The result is None if the layer fits one board, if the split does not fit, or if there are several layers
+        between the positions `start` and `end`.
         """
         (whole,) = self.stages.estimate_stage(start, end, "whole", 1)
         board, count = self.boards[0], len(self.boards)
         end_bytes, used = self.stages.end_bytes(start, end), partial.used_flash + partial.shared_flash
         # If models are stored in flash, only the weights decide whether a layer is split by channels. If tensors are
-        # too large for RAM, tiles of rows are better, because they also make the tensors smaller and fewer bytes are
-        # sent.
+        # too large for RAM, tiles of rows are better, because fewer bytes are sent.
         fits_one_board = board.has_room(0 if board.flash else whole.arena + end_bytes, used + whole.flash)
         if end != start + 1 or count < 2 or fits_one_board:
             return None
@@ -354,9 +337,10 @@ class _StageSearch:
         return _PartialPlan(cost, partial.board, partial.used_flash, shared, (*partial.stages, stage))
 
     def _add_row_stage(self, partial: _PartialPlan, start: int, end: int) -> _PartialPlan | None:
-        """Return the plan `partial` with one more stage, in the fewest fused tiles that fit; None if none fit.
+        """Return the plan `partial` with the layers `start` to `end` - 1 in the fewest fused tiles that fit.
 
-        The tiles are distributed over all boards, or over all but the first, which then only stores inputs and outputs.
+        The tiles are on all boards, or on all but the first, which then only stores inputs and outputs. The result is
+        None if nothing fits.
         """
         groups = [self.boards] if len(self.boards) == 1 else [self.boards, self.boards[1:]]
         candidates = []
@@ -371,10 +355,10 @@ class _StageSearch:
     def _try_tiles(
         self, partial: _PartialPlan, start: int, end: int, group: Sequence[FitBoard], each: int
     ) -> _PartialPlan | None:
-        """Return the plan `partial` with one more stage, with `each` tiles on every board of `group`.
+        """Return the plan `partial` with the layers `start` to `end` - 1 in `each` tiles on every board of `group`.
 
-        The result is None if the plan does not fit the boards. The first board stores the inputs and outputs of the
-        stage, even if it computes no tile.
+        The first board stores their inputs and outputs, even if it computes no tile. The result is None if the boards
+        are too small.
         """
         tiles = each * len(group)
         needs = self.stages.estimate_stage(start, end, "rows", tiles) if tiles > 1 else ()

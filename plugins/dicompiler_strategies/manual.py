@@ -24,7 +24,7 @@ class Manual(Strategy):
 
     A mapping lists nodes under keys, such as `nx01_gpu`. A key means the device of that name, or else the GPU or the
     CPU device of the host (`nx01`). Each node is given by its name or by its first output tensor, with _ instead of /
-    if you like. You may list every node of the model file.
+    if you like.
 
     - A layer is assigned to the device of its anchor (its main node), with all nodes that are fused into it.
     - A layer under several keys is split equally by output channels (LOP).
@@ -49,7 +49,7 @@ class Manual(Strategy):
         return platform_from_mapping(self.mapping, self.platform) if self.platform else None
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan of the file. A plan from a mapping has the source and sink of the problem.
+        """Return the plan of the file.
 
         Raises:
             DicompilerError: The file does not fit the problem. The error names the file.
@@ -88,10 +88,9 @@ def _aliases(name: str, output: str) -> tuple[str, ...]:
 
 
 def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
-    """Return for each name that a mapping may use (alias) the names of the nodes that it can mean.
+    """Return the names of the nodes that each name in a mapping.json may mean.
 
-    The unchanged name of a node or of its first output means exactly this node. A name with _ instead of / may mean
-    several nodes. `nodes` has the name of the first output of each node, by node name.
+    A name with _ instead of / may mean several nodes. `nodes` has the first output of each node, by node name.
     """
     meanings: dict[str, tuple[str, ...]] = {}
     for name, output in nodes.items():
@@ -104,9 +103,10 @@ def _nodes_by_alias(nodes: Mapping[str, str]) -> dict[str, tuple[str, ...]]:
 def _keys_by_node(
     lineage: NodeOrigins, mapping: Mapping[MappingKey, Sequence[str]], place: str
 ) -> dict[str, tuple[MappingKey, ...]]:
-    """Return, for each node, the keys (such as `nx01_gpu`) under which a mapping.json lists it, in the file's order.
+    """Return, by node name, the keys (such as `nx01_gpu`) under which a mapping.json lists a node, in file order.
 
-    Raises DicompilerError if the name of a node is unknown or can mean several nodes.
+    Raises:
+        DicompilerError: The name of a node is unknown or can mean several nodes.
     """
     known = _nodes_by_alias(lineage.added_nodes) | _nodes_by_alias(lineage.first_output_by_name)
     keys: dict[str, tuple[MappingKey, ...]] = {}
@@ -140,14 +140,10 @@ class _MappingResolver:
     place: str
 
     def layer_devices(self) -> dict[str, tuple[str, ...]]:
-        """Return the devices of each layer.
+        """Return the names of each layer's devices, by layer name.
 
-        A layer gets the devices of the keys under which mapping.json lists it. A layer without a key gets the first of
-        these devices that exists:
-
-        - the first device of a layer whose output it reads,
-        - the first device of a layer that reads its output,
-        - the device of the first key.
+        A layer that the mapping does not list gets a device of a layer whose output it reads, or else of a layer that
+        reads its output, or else that of the first key.
         """
         graph = self.problem.layers
         homes: dict[str, tuple[str, ...]] = {}
@@ -164,10 +160,10 @@ class _MappingResolver:
     def _devices_of_layer(self, layer: Layer) -> tuple[str, ...]:
         """Return the devices of the keys under which the mapping lists a layer's anchor (its main node).
 
-        If the anchor was added by a pass, the last node of the layer that has a key is used instead. Without such a
-        node, the result is empty. A warning is logged if another node of the layer is under another key.
+        If a pass added the anchor, another node of the layer is used. The result is () if the mapping lists none.
 
-        Raises DicompilerError if the anchor is a node of the model file that the mapping does not list.
+        Raises:
+            DicompilerError: The anchor is a node of the model file that the mapping does not list.
         """
         anchor = layer.nodes[layer.anchor]
         keys = self._keys_of(anchor)

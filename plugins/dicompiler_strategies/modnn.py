@@ -16,9 +16,8 @@ class Modnn(Strategy):
 
         conv1 (112 rows), rates 2 : 1 : 1     ⇒  rows 0..56 on the first, 56..84 on the second, 84..112 on the third
 
-    A layer with fewer rows than devices uses fewer devices. Layers without rows (fully connected ones) and layers that
-    cannot be split are computed whole on the fastest device. MoDNN's scheme for sparse fully connected layers is not
-    included.
+    A layer with fewer rows than devices uses fewer devices. Layers that cannot be split by rows (fully connected ones)
+    are computed whole on the fastest device. MoDNN's scheme for sparse fully connected layers is not included.
     """
 
     name: ClassVar[str] = "modnn"

@@ -1,4 +1,4 @@
-"""The strategy `pipeline`: consecutive whole layers in each stage, with the least time between frames."""
+"""The strategy `pipeline`: consecutive whole layers on each device, with the least time between frames."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dicompiler_strategies.stages.stage_search import Stage, StageSolution, find
 
 log = logging.getLogger("dicompiler")
 SERVED_OBJECTIVES = ("throughput", "memory")
-"""Objectives for which the stages of a pipeline are optimised; for others, the time between frames is minimised."""
+"""Objectives that the strategy can minimise; for others, it minimises the time between frames."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,11 @@ class Pipeline(Strategy):
 
         conv1 conv2 | conv3 conv4 conv5 | fc6 fc7     on pi01 | pi02 and pi03, which take frames in turn | pi04
 
-    A dynamic program over the positions between layers and the sets of devices finds the stages. The time between
-    frames includes computing, messages and links. A device may get no stage. If the objective is memory, the fullest
-    host stores as few bytes as possible.
+    The time between frames includes computing, messages and links. A device may get no stage. If the objective is
+    memory, the fullest host stores as few bytes as possible instead.
 
     With the objective throughput, devices of a stage may take frames in turn: each computes every n-th frame. For
-    objectives other than throughput and memory, the plan is not optimised for the objective: it has the least time
-    between frames.
+    objectives other than throughput and memory, the plan has the least time between frames.
     """
 
     name: ClassVar[str] = "pipeline"
@@ -48,15 +46,12 @@ class Pipeline(Strategy):
     def plan(self, problem: Problem) -> Plan:
         """Return the plan with the least time between frames, or with the least memory if that is the objective.
 
-        If the objective contains throughput or memory, and the option `devices` is empty, the plan of the best single
-        device is a candidate.
-
         Raises:
             UsageError: A device is unknown, cannot compute or is named twice.
         """
         devices = self._check_devices(problem)
-        # If no stages of a pipeline fit into memory, stages without memory limits are used. The check of their plan
-        # then fails with an error that names the host and the layer that need the most.
+        # If nothing fits into memory, the limits are ignored. The check of the plan then fails with an error that names
+        # the host and the layer that need the most.
         plans = list(self._stage_plans(problem, devices, True)) or list(self._stage_plans(problem, devices, False))
         objective = problem.objective
         if not set(objective_terms(objective)) & set(SERVED_OBJECTIVES):
@@ -82,17 +77,14 @@ class Pipeline(Strategy):
         return devices
 
     def _stage_plans(self, problem: Problem, order: tuple[Device, ...], limits_memory: bool) -> Iterator[Plan]:
-        """Yield the plans with the best stages for throughput and for memory, if they are terms of the objective.
+        """Yield the plans with the best stages (consecutive layers on a device) for throughput and for memory.
 
-        If neither is a term, the stages are optimised for throughput.
+        Nothing is yielded if no stages fit.
 
-        On a switch, a device sends a copy of a tensor to each device that reads it. The number of copies is not known
-        before the stages are. Throughput is therefore optimised twice, with two estimates of the number of copies. The
-        first is one copy for each tensor (may be too few). The second is one copy for each layer that reads it (may be
-        too many).
-
-        `order` are the devices in the order of their stages, or () for the best order. If `limits_memory` is True, each
-        stage must fit into the memory of its host. Nothing is yielded if no stages fit.
+        Args:
+            problem: The problem. Without throughput and memory in its objective, stages are optimised for throughput.
+            order: The devices in the order of their stages; () for the best order.
+            limits_memory: True if each stage must fit into the memory of its host.
         """
         terms = [name for name in objective_terms(problem.objective) if name in SERVED_OBJECTIVES]
         can_turn = problem.target is None or problem.target.can_run_replicas
@@ -112,10 +104,9 @@ class Pipeline(Strategy):
 
 
 def build_stage_plan(problem: Problem, stages: Sequence[Stage]) -> Plan:
-    """Return the plan with the layers of each stage on the stage's first device.
+    """Return the plan of the stages (consecutive layers on one device, or on several that compute frames in turn).
 
-    If a stage has several devices, they compute frames in turn. Replicas of the plan then rename the first device to
-    the other devices of the stage.
+    Several devices become replicas of the plan, which rename the stage's first device.
     """
     layers = problem.layers.layers
     plan = problem.build_plan(

@@ -35,10 +35,9 @@ class Replicate(Strategy):
             raise ValueError(f"group_size must be 0 or more, not {self.group_size}")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan with the least time between frames; of equally good plans, the one with the smaller groups.
+        """Return the plan with the least time between frames.
 
-        A plan that does not fit into memory is returned only if no plan fits. If the option `group_size` is not given,
-        the plan of the best single device is a candidate too.
+        If no plan fits into memory, the best of all plans is returned.
 
         Raises:
             UsageError: The objective is not throughput, or a group is larger than the cluster.
@@ -68,10 +67,10 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
     """
     seconds = {device.name: whole_layer_seconds(problem, device) for device in problem.platform.computing_devices}
     devices = sorted(problem.platform.computing_devices, key=lambda device: sum(seconds[device.name]))
-    # If the network has states, there is only one group, because other groups lack the states of the previous frame.
+    # Other groups would lack the states (caches) of the previous frame.
     groups = 1 if problem.layers.states else min(MAX_ROUND_FRAMES, len(devices) // size)
-    # All groups have the same stages, so devices with the same position in their groups get the same layers. These
-    # devices are therefore as similar in speed as possible.
+    # Devices with the same position in their groups get the same layers. They are therefore as similar in speed as
+    # possible.
     teams = [[devices[place * groups + group] for place in range(size)] for group in range(groups)]
     yield _replicated_plan(problem, teams, range(groups), seconds)
     if size == 1 and groups > 1:
@@ -84,10 +83,7 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
 def _replicated_plan(
     problem: Problem, teams: Sequence[Sequence[Device]], order: Sequence[int], seconds: Mapping[str, Sequence[float]]
 ) -> Plan:
-    """Return a plan in which the groups of devices `teams` compute frames in the given order.
-
-    The plan is a pipeline on the first group. Replicas rename its devices to those of the other groups. All groups have
-    the same stages, which are balanced for the slowest device at each position in a group.
+    """Return a plan in which groups of devices compute frames in turn, each as a pipeline with the same stages.
 
     Args:
         problem: The problem.

@@ -10,16 +10,13 @@ from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, Usag
 
 @dataclass(frozen=True)
 class Single(Strategy):
-    """The whole network on one device: the device that you name, or the best one for the objective.
-
-    Inputs are sent to the device and outputs are sent back if the source or the sink is another device.
-    """
+    """The whole network on one device: the device that you name, or the best one for the objective."""
 
     name: ClassVar[str] = "single"
     device: str = field(default="", metadata={"help": "name of the device; the best one by default"})
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan with every layer on the device of the option `device`, or on the best device.
+        """Return the plan with every layer on one device.
 
         Raises:
             UsageError: The device is unknown or cannot compute.

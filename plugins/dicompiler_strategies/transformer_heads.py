@@ -1,7 +1,7 @@
 """The strategy `heads` for transformers: split attention by heads, and matrix products by columns or rows of weights.
 
-The strategy follows Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245) and TPI-LLM
-(Li et al., arXiv 2410.00531). As in Galaxy, the other layers may be split by rows of the token sequence.
+After Megatron-LM (Shoeybi et al., arXiv 1909.08053), Galaxy (Ye et al., arXiv 2405.17245) and TPI-LLM (Li et al., arXiv
+2410.00531). As in Galaxy, the other layers may be split by rows of the token sequence.
 """
 
 from __future__ import annotations
@@ -28,18 +28,14 @@ from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tabl
 from dicompiler_strategies.trim_parts import trim_parts
 
 HEADS_KINDS = ("whole", "height", "lop", "lip")
-"""Kinds of splits that the strategy uses.
-
-In this order: not split, split by rows (of the token sequence), by output channels (LOP), and by input channels (LIP).
-"""
+"""Not split, split by rows of the token sequence, by output channels (LOP), and by input channels (LIP)."""
 KeptChoices = Sequence[NDArray[np.intp]]
 """For each layer, the numbers of the choices (ways to split the layer) among which the search selects."""
 TIE_BREAK_S = 1e-7
-"""Seconds that are added to the cost of splitting a layer by rows, if the layer has no multiplications.
+"""Seconds that are added to the cost of splitting a layer without multiplications by rows.
 
-If plans are equally good, the search then takes the one that sends the output of a matrix product. The others send the
-output of a layer that reads the product. Sending the product is better, because the outputs of parallel products are
-sent in one message.
+Of equally good plans, the search then takes the one that sends outputs of matrix products, because those of parallel
+products are sent in one message.
 """
 
 
@@ -49,10 +45,10 @@ class Heads(Strategy):
 
         Q, K, V by columns → attention by heads → the output by rows of its weights → partial sums, added up in rows
 
-    Each layer has a few choices (ways to split it). All choices use the same number of devices. The parts of the
-    devices are equal or in proportion to their rates. The best combination of choices is computed exactly, for several
-    factors λ by which the time of sending is multiplied. The simulator then selects one of these plans. If the
-    objective is memory, only the choices with the fewest weights on the fullest device are used.
+    All layers use the same number of devices, with parts that are equal or in proportion to the devices' rates. The
+    best combination of splits is computed exactly, for several factors on the time of sending. The simulator then
+    selects one of these plans. If the objective is memory, only the splits with the fewest weights on the fullest
+    device are used.
     """
 
     name: ClassVar[str] = "heads"
@@ -82,10 +78,9 @@ class Heads(Strategy):
         return self._plan(problem, WorkBudget(self.budget), self.waves)
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
-        """Return the best plan found, without the final step that orders its parts in waves.
+        """Return the best plan found, without the final step that computes rows for other devices first.
 
-        In waves, rows that other devices wait for are computed first. The caller compares this plan with others, and
-        orders the best one in waves.
+        The caller does this step for its best plan only.
         """
         return self._plan(problem, budget, waves=False)
 
@@ -120,7 +115,7 @@ class Heads(Strategy):
 
 
 def reduced_choices(problem: Problem, count: int, shares: str, budget: WorkBudget | None = None) -> CostTables:
-    """Return cost tables with few choices (ways to split) for each layer, all on `count` devices.
+    """Return cost tables with few ways to split each layer, all on `count` devices.
 
     `shares` is "equal" for parts of equal size, and "rate" for parts in proportion to the devices' rates.
     """
@@ -152,18 +147,14 @@ def _explain_no_attention(problem: Problem) -> str:
 def best_row_plans(cost_tables: CostTables) -> list[Plan]:
     """Return a list with the best plan that splits layers only by rows.
 
-    If its parts are ordered in waves (rows that other devices wait for come first), this plan may be better than all
-    others. The list is empty if the network has too many parallel branches for an exact search.
+    If rows for other devices are computed first, this plan may be better than all others. The list is empty if the
+    network has too many parallel branches for an exact search.
     """
     return list(itertools.islice(_optimal_plans(cost_tables, _row_choices(cost_tables)), 1))
 
 
 def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
-    """Yield the best plan for each factor λ on the times of sending, for several sets of splits (choices).
-
-    The first set has only the choices with the fewest weights on the fullest device. If the objective is not memory,
-    there are two more sets: the choices that split only rows, and all choices.
-    """
+    """Yield the best plan for each factor on the times of sending, for several sets of ways to split layers."""
     fewest_weights = [
         np.flatnonzero(layer_weights.max(axis=1) == layer_weights.max(axis=1).min())
         for layer_weights in cost_tables.weight_bytes
@@ -175,7 +166,7 @@ def _candidate_plans(cost_tables: CostTables) -> Iterator[Plan]:
 
 
 def _row_choices(cost_tables: CostTables) -> KeptChoices:
-    """Return, for each layer, the numbers of the choices (ways to place it) that split it by rows or keep it whole."""
+    """Return, for each layer, the numbers of the choices that split it by rows or keep it whole."""
     return [
         np.array([i for i, choice in enumerate(choices) if choice.kind in ("whole", "height")])
         for choices in cost_tables.choices
@@ -183,10 +174,9 @@ def _row_choices(cost_tables: CostTables) -> KeptChoices:
 
 
 def _optimal_plans(cost_tables: CostTables, kept: KeptChoices) -> Iterator[Plan]:
-    """Yield the best plan for each factor λ on the times of sending, over the choices (ways to split a layer) `kept`.
+    """Yield the best plan for each factor on the times of sending, over the choices (ways to split a layer) `kept`.
 
-    Nothing is yielded if the layer graph has so many parallel branches that the tables of the exact search
-    (`minimise_exactly`) would be too large.
+    Nothing is yielded if the layer graph has too many parallel branches for the exact search.
     """
     layers = cost_tables.problem.layers
     nodes = [

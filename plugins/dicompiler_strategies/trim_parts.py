@@ -21,20 +21,15 @@ from dicompiler.plugin_api.regions import (
     route_on_platform,
 )
 
-# Largest number of rounds in which all layers of a plan are trimmed. Trimmed parts read less, so that the next round
-# can trim the layers before them.
+# Largest number of rounds. Trimmed parts read less, so that the next round can trim the layers before them.
 MAX_TRIM_ROUNDS = 32
 
 
 def trim_parts(problem: Problem, plan: Plan) -> Plan:
     """Return the plan with each part reduced to the bounding box of the elements that are read from it.
 
-    A part is the region of a layer that one device computes. Strategies give the tiles of a layer equal halos
-    (overlapping rows) on both sides. Layers with strides, and tiles at the edge of a tensor, need fewer rows.
-
-    A part from which nothing is read is removed. If it stayed, other layers could read from it as well as from other
-    parts, which would add messages. Partial sums and layers that cannot be split stay as they are. If nothing can be
-    reduced, the same plan is returned.
+    A part is the region of a layer that one device computes. Parts from which nothing is read are removed. If nothing
+    can be reduced, the same plan is returned.
     """
     for _ in range(MAX_TRIM_ROUNDS):
         after = _trim_once(plan, route_on_platform(problem.platform, problem.layers, plan))
@@ -69,10 +64,7 @@ def _trim_once(plan: Plan, routing: Routing) -> Plan:
 
 
 def _read_pieces(routing: Routing) -> Iterator[tuple[Box, Region]]:
-    """Yield pairs: a box (tensor region) that a device has computed, and a piece of it that a layer reads or receives.
-
-    Regions of network outputs that are sent to a sink (device that receives the outputs) are included.
-    """
+    """Yield (box that a device has computed, piece of it that is read or sent). A box is a region of a tensor."""
     for box in routing.received_boxes:
         if box.origin is not None and box.region is not None:
             yield box.origin, box.region

@@ -2,17 +2,14 @@
 
     segments and weights of a Program ⇒ files; the same program gives the same bytes
 
-A segment is the ONNX submodel that a device runs in one call of its engine. Slice, Concat and Identity nodes at the
-inputs and outputs of a segment only move data. They are hoisted: removed from the model, and the target's runtime makes
-strided copies of bytes instead. The engine would take 3 to 10 µs for each of these nodes, even if the node copies only
-a few bytes. Without these nodes, tiles of equal shape share a model, and no tensor is stored twice for a Slice.
+A device runs a segment in one call of its engine. Slice, Concat and Identity nodes at its inputs and outputs only move
+data. They are hoisted: removed from the model, and the target's runtime makes strided copies of bytes instead. The
+engine would take 3 to 10 µs for each of these nodes. Without them, tiles of equal shape share a model.
 
 Segment ⇒ HoistedSegment: the segment without these nodes, and the pieces that its inputs and outputs consist of.
 
     x[0:5] → Conv → y          ⇒   copy rows 0..5 of x into the model's input; Conv
     a, b → Concat → Relu → y   ⇒   copy a, then b behind it, into the model's input; Relu
-
-The copies are described in manifests. This module also makes them with numpy, so that they can be timed.
 """
 
 from __future__ import annotations
@@ -46,19 +43,16 @@ from dicompiler.plugin_api.regions import full_region, intersect, is_empty, regi
 from dicompiler_targets.bundled_runtime import WEIGHTS_FILE
 
 MAX_AXES = 64
-"""Default limit for the number of axes of copied tensors. No tensor has more axes, so it excludes no tensor."""
+"""Default limit for the number of axes of copied tensors, which no tensor exceeds."""
 
 
 @dataclass(frozen=True)
 class StridedCopy:
     """A copy of blocks of contiguous bytes from one tensor to another, repeated by nested loops.
 
-    A tensor is named by a string if the device stores it between segments. It is named by an integer if it is an input
-    or output of the segment's model: the integer is its index among the inputs or outputs.
-
     Attributes:
-        source: The tensor that is read: a name, or the index of one of the model's outputs.
-        target: The tensor that is written: a name, or the index of one of the model's inputs.
+        source: The tensor that is read: the name of a stored tensor, or the index of one of the model's outputs.
+        target: The tensor that is written: the name of a stored tensor, or the index of one of the model's inputs.
         source_offset: Offset of the first copied byte in the source tensor.
         target_offset: Offset of the first copied byte in the target tensor.
         run_bytes: Size of a block in bytes.
@@ -74,7 +68,7 @@ class StridedCopy:
 
     @property
     def end_offsets(self) -> tuple[int, int]:
-        """Pair of offsets in bytes: the end of the bytes read in the source, and of those written in the target."""
+        """Offsets of the end of the bytes read in the source, and of those written in the target."""
         source_end, target_end = self.source_offset + self.run_bytes, self.target_offset + self.run_bytes
         for count, source_stride, target_stride in self.loops:
             source_end += (count - 1) * source_stride
@@ -124,10 +118,10 @@ class HoistedSegment:
 
     Attributes:
         segment: The remaining segment, which computes; None if the original segment only moves data.
-        input_tensors: For each input of the remaining model, by name and in order: the regions of the original
-            segment's inputs that it consists of.
-        output_tensors: For each output of the original segment, by name: the regions that it consists of. They are
-            regions of the segment's inputs or of the remaining model's outputs.
+        input_tensors: For each input of the remaining model: the regions of the original segment's inputs that it
+            consists of.
+        output_tensors: For each output of the original segment: the regions of its inputs or of the remaining model's
+            outputs that it consists of.
         values: Type and shape of the inputs and outputs of the original segment and of the remaining model, by name.
     """
 
@@ -138,28 +132,20 @@ class HoistedSegment:
 
     @property
     def inputs(self) -> tuple[str, ...]:
-        """The names of the remaining model's inputs; empty if there is no model."""
         return () if self.segment is None else self.segment.inputs
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The names of the remaining model's outputs; empty if there is no model."""
         return () if self.segment is None else self.segment.outputs
 
     @property
     def copied_inputs(self) -> dict[str, CopiedTensor]:
-        """The remaining model's inputs that the runtime assembles by copies, by name.
-
-        All other inputs of the model are inputs of the original segment, which are read without a copy.
-        """
+        """The remaining model's inputs that the runtime assembles by copies, by name."""
         return _select_copied(self.input_tensors)
 
     @property
     def copied_outputs(self) -> dict[str, CopiedTensor]:
-        """The original segment's outputs that the runtime assembles by copies, by name.
-
-        The remaining model computes all other outputs itself.
-        """
+        """The original segment's outputs that the runtime assembles by copies, by name."""
         return _select_copied(self.output_tensors)
 
 
@@ -172,15 +158,15 @@ def hoist_copies(
 ) -> HoistedSegment:
     """Move the Slice, Concat and Identity nodes at a segment's inputs and outputs out of its model.
 
-    The segment stays as it is if one of its inputs or outputs has an unknown shape or an element type that is not in
-    `dtypes`. It also stays as it is if it has control flow, because the graph of a branch may read any tensor.
+    The segment is returned unchanged if the runtime cannot copy one of its inputs or outputs, or if it has control
+    flow.
 
     Args:
         segment: The segment (an ONNX submodel).
         dtypes: Element types of tensors that the runtime can copy (onnx.TensorProto.DataType).
         max_axes: Maximum number of axes of tensors that the runtime can copy.
-        kept_outputs: Names of tensors that the model must still compute itself, because other segments or the
-            network's outputs need them.
+        kept_outputs: Names of tensors that the model must still compute itself, because other segments or the network's
+            outputs need them.
     """
     nodes = segment.model.graph.node
     if any(attribute.HasField("g") or attribute.graphs for node in nodes for attribute in node.attribute):
@@ -208,10 +194,7 @@ def hoist_copies(
 
 
 def _find_copyable_tensors(infos: Mapping[str, onnx.ValueInfoProto], dtypes: Container[int]) -> dict[str, CopiedTensor]:
-    """Return, by name, a description of each tensor that the runtime can copy: a copy of the whole tensor.
-
-    The runtime can copy a tensor if its shape is known and its element type is in `dtypes`.
-    """
+    """Return, by name, each tensor with a known shape and an element type in `dtypes`, as a copy of itself."""
     found = {}
     for name, value in infos.items():
         tensor_type = value.type.tensor_type
@@ -264,9 +247,8 @@ def make_box_copy(
     """
     strides = [[itemsize * math.prod(shape[axis + 1 :]) for axis in range(len(shape))] for shape, _ in ends]
     offsets = [sum(map(int.__mul__, stride, start)) for stride, (_, start) in zip(strides, ends, strict=True)]
-    # At first, the only loop copies the bytes of one element. Axes are visited from the last to the first. If an axis
-    # continues the outermost loop without a gap in both tensors, that loop becomes longer; otherwise, the axis gets
-    # its own loop.
+    # At first, the only loop copies one element. If an axis continues the outermost loop without a gap in both tensors,
+    # that loop becomes longer; otherwise, the axis gets its own loop.
     loops = [(itemsize, 1, 1)]
     for count, source_stride, target_stride in reversed(list(zip(extent, *strides, strict=True))):
         outer_count, *outer_strides = loops[0]

@@ -120,10 +120,9 @@ class Dp(Strategy):
         return CandidateRules(self.method == "mls", span, channels)
 
     def _search_team(self, facts: ProblemFacts, names: Sequence[str], budget: WorkBudget, is_limited: bool) -> RunPath:
-        """Return the cheapest way to compute all layers, run by run, on the devices `names`.
+        """Return the cheapest way to compute all layers on the devices `names`.
 
-        A run is a sequence of consecutive layers that the devices compute in one way. If `is_limited` is False, the
-        search does not stop when the budget is used up, but its work is still counted.
+        If `is_limited` is False, the search does not stop when the budget is used up, but its work is still counted.
         """
         team = self._build_team(facts, names)
         rules = self._candidate_rules(len(team.layers.layers), self.channels)
@@ -140,16 +139,14 @@ class Dp(Strategy):
     ) -> Plan:
         """Return a plan for hosts with little memory.
 
-        The search is repeated with more choices. Every layer may be split by channels, because this splits its weights.
-        For each number k of devices, the k devices with the most memory are tried as well as the k fastest. Each byte
-        of weights gets a price on the hosts that lack the most memory, so that the search stores fewer weights there.
-        The price grows from round to round.
+        Every layer may be split by channels, because this splits its weights. A growing price for weights on the
+        fullest hosts makes the search store fewer weights there.
 
         Args:
             facts: Facts about the problem.
             order: Names of the devices, the fastest first.
             counts: Numbers of devices to try.
-            best: The cheapest sequence of runs without memory limits; its cost determines the first price.
+            best: The cheapest solution without memory limits; its cost determines the first price.
             budget: The work that the search may do.
         """
         platform = facts.problem.platform
@@ -190,10 +187,12 @@ class Dp(Strategy):
     ) -> tuple[list[tuple[float, Plan]], tuple[float, int]]:
         """Search for a plan on the devices `chosen` that fits into memory.
 
-        Each byte of weights on a host that lacks memory has a price, which begins with `unit` and rises from round to
-        round. The first result is [(cost, plan)], or [] if no plan fits. The second result is about the plan that came
-        closest to fitting. It has the largest number of bytes that a host lacks, and the position of this host in the
-        platform. Raises BudgetExceeded if the budget is exceeded.
+        `unit` is the first price of a byte of weights on a host that lacks memory. The first result is [(cost, plan)],
+        or [] if no plan fits. The second result is the least excess of all rounds: the missing bytes, and the index of
+        the host.
+
+        Raises:
+            BudgetExceeded: The budget is exceeded.
         """
         team = self._build_team(facts, chosen)
         candidates = build_candidate_runs(team, self._candidate_rules(len(team.layers.layers), channels=True), budget)
@@ -209,8 +208,8 @@ class Dp(Strategy):
             least = min(least, (float(excess.max()), int(excess.argmax())))
             worst = {host.name for host, missing in zip(hosts, excess, strict=True) if 2 * missing > excess.max()}
             priced = [name for name in team.member_names if facts.problem.platform.host_of[name] in worst]
-            # The hosts that lack the most memory store no weights: they are sources or sinks that lack memory for the
-            # network's inputs or outputs. Prices of weights cannot help, so the search ends.
+            # The hosts that lack the most memory store no weights: they are sources or sinks. Prices of weights cannot
+            # help.
             if not priced:
                 break
             price |= {name: max(price.get(name, 0.0) * _PRICE_GROWTH, unit) for name in priced}
@@ -218,9 +217,9 @@ class Dp(Strategy):
 
 
 def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | None:
-    """Return the plan of the cheapest path (sequence of runs) that fits into memory; None if there is none.
+    """Return the cheapest plan that fits into memory, and of equally cheap ones that with the fewest devices.
 
-    Among equally cheap paths, the one with the fewest devices is chosen.
+    The result is None if no plan fits.
     """
     for path in sorted(paths, key=lambda path: (path.cost, len(path.team.members))):
         plan, excess = _plan_and_excess(problem, path)
@@ -231,10 +230,7 @@ def _cheapest_that_fits(problem: Problem, paths: Sequence[RunPath]) -> Plan | No
 
 
 def device_counts(strategy: str, devices: int, problem: Problem) -> tuple[int, ...]:
-    """Return the numbers of devices to try: only `devices`, or several numbers if it is 0.
-
-    `strategy` is the name of the strategy for the error message.
-    """
+    """Return the numbers of devices to try: only `devices`, or several numbers if it is 0."""
     most = len(problem.platform.computing_devices)
     if devices > most:
         raise DicompilerError(
@@ -247,7 +243,7 @@ def device_counts(strategy: str, devices: int, problem: Problem) -> tuple[int, .
 def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
     """Return numbers of devices to try: 1 to 8, then numbers that grow by a factor of √2 up to `most`.
 
-    For networks of hundreds of layers, the numbers grow by a factor of 2 from the start.
+    For networks of over 300 layers, the numbers grow by a factor of 2 from the start.
     """
     few = layers > _LARGE_NETWORK_LAYERS
     counts = [1] if few else list(range(1, min(most, 8) + 1))
@@ -257,10 +253,7 @@ def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
 
 
 def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
-    """Return the plan of a path (a sequence of runs), and the bytes that each host lacks for it (0: it fits).
-
-    The exact memory is computed only if the weights fit and the activations might not fit.
-    """
+    """Return the plan of a solution, and the bytes that each host lacks for it (0: it fits)."""
     hosts = [host.name for host in problem.platform.hosts]
     limits = np.array([host.memory for host in problem.platform.hosts], np.float64)
     used = np.zeros(len(hosts))
@@ -279,7 +272,7 @@ def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
 def _total_tensor_bytes(problem: Problem) -> float:
     """Return twice the bytes of all tensors except constants.
 
-    The factor 2 is there because a device may compute a part of each tensor and receive another one.
+    A device may compute a part of each tensor and receive another one, hence the factor 2.
     """
     tensors = [
         tensor for tensor in problem.layers.tensors.values() if not tensor.is_constant and tensor.shape is not None

@@ -1,8 +1,8 @@
-"""Loads of all possible stages of a pipeline as arrays: weights, tensors, and bytes that are sent and received.
+"""Weights, tensors and traffic of all possible stages of a pipeline, as arrays.
 
-A stage is a sequence of consecutive blocks. A block is one layer, or several consecutive layers of a large network.
-Block b begins at the layer `positions[b]`. Entry [i, j] of an array is the load of the stage of the blocks i to j - 1,
-in the order of the layer graph. Entries with i ≥ j are 0.
+A stage consists of consecutive blocks. A block is one layer, or several consecutive layers of a large network. Block b
+begins at the layer `positions[b]`. Entry [i, j] of an array is for the stage of the blocks i to j - 1; it is 0 if i ≥
+j.
 """
 
 from __future__ import annotations
@@ -21,9 +21,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Traffic:
-    """Messages and bytes of a stage, as arrays over stages.
-
-    A stage is a sequence of consecutive layers on one device, or on several devices that take frames in turn.
+    """Messages and bytes of all possible stages (consecutive layers on a device), as arrays.
 
     Attributes:
         messages: Number of messages.
@@ -34,26 +32,25 @@ class Traffic:
     nbytes: Floats
 
     def weighted(self, message: float, byte: float) -> Floats:
-        """Return `message` times the number of messages plus `byte` times the bytes, for each stage.
+        """Return `message` · (number of messages) + `byte` · (bytes) for each stage.
 
-        With the seconds of one message and of one byte as arguments, the result is in seconds.
+        If the arguments are the seconds of one message and of one byte, the result is in seconds.
         """
         result: Floats = message * self.messages + byte * self.nbytes
         return result
 
 
 def block_of_layers(positions: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of each layer's block (sequence of consecutive layers).
-
-    Blocks begin at the layers `positions`. The last one of `positions` is the number of layers.
-    """
+    """Return the number of each layer's block. Block b has the layers positions[b] to positions[b + 1] - 1."""
     return tuple(block for block, (start, stop) in enumerate(pairwise(positions)) for _ in range(start, stop))
 
 
 def crossing_bytes(flows: NetworkFlows, layers: int) -> Floats:
     """Return, for each position between layers, the bytes of tensors that later layers read from earlier layers.
 
-    `layers` is the number of layers.
+    Args:
+        flows: The tensors with their readers.
+        layers: Number of layers.
     """
     changes = np.zeros(layers + 2)
     for flow in flows.flows:
@@ -67,16 +64,15 @@ def crossing_bytes(flows: NetworkFlows, layers: int) -> Floats:
 
 @dataclass(frozen=True)
 class IntervalTraffic:
-    """The tensors that enter and leave a stage (consecutive layers on one device or on several in turn).
+    """The tensors that enter and leave each possible stage (consecutive layers on one device or on several in turn).
 
     Attributes:
-        received: Tensors of earlier stages that the stage reads. Each is received once.
-        received_outputs: The tensors of `received` that are outputs of the network. A sink receives these tensors even
-            if its stage does not read them.
-        sent: Tensors of the stage that later stages read. Each is counted once, even if several stages read it.
+        received: Tensors of earlier stages that the stage reads.
+        received_outputs: Those tensors of `received` that are outputs of the network.
+        sent: Tensors of the stage that later stages read. Each counts once, even if several stages read it.
         sent_to_readers: The same tensors, counted once for each later layer that reads them.
         inputs: Inputs of the network that the stage reads.
-        other_inputs: Inputs of the network that other stages read. Each is counted once.
+        other_inputs: Inputs of the network that other stages read. Each counts once.
         outputs: Outputs of the network that the stage computes.
         other_outputs: Outputs of the network that other stages compute.
     """
@@ -96,9 +92,8 @@ class _TrafficPiece:
     """Some bytes of a tensor, all of which have the same readers.
 
     Attributes:
-        producer: Number of the block (consecutive layers) that computes the tensor; INPUT_PRODUCER for an input of the
-            network.
-        readers: Numbers of the blocks that read the bytes, in order.
+        producer: Index of the block (consecutive layers) that computes them; INPUT_PRODUCER for a network input.
+        readers: Indices of the blocks that read them, ascending.
         is_output: True if a sink reads them.
         nbytes: Number of bytes.
     """
@@ -110,20 +105,19 @@ class _TrafficPiece:
 
 
 def interval_sums(values: Sequence[float], positions: Sequence[int]) -> Floats:
-    """Return, for each stage (consecutive layers), the sum of the `values` of its layers.
+    """Return the sum of `values`, one for each layer, over the layers of each possible stage (consecutive layers).
 
-    `values` has one number for each layer. Stages begin and end at the layers `positions`. Entry [i, j] of the result
-    is for the stage of the layers positions[i] to positions[j] - 1.
+    Entry [i, j] of the result is for the layers positions[i] to positions[j] - 1.
     """
     total = np.concatenate(([0.0], np.cumsum(np.asarray(values, np.float64))))[list(positions)]
     return np.triu(total[None, :] - total[:, None])
 
 
 def interval_weights(flows: NetworkFlows, positions: Sequence[int]) -> Floats:
-    """Return the bytes of constants of each stage (consecutive layers).
+    """Return the bytes of constants of each possible stage (consecutive layers).
 
-    A constant that several layers of a stage share counts once. Entry [i, j] of the result is for the stage of the
-    layers positions[i] to positions[j] - 1.
+    A constant that several layers of a stage share counts once. Entry [i, j] of the result is for the layers
+    positions[i] to positions[j] - 1.
     """
     layers, block = len(positions) - 1, block_of_layers(positions)
     total = np.zeros((layers + 1, layers + 1))
@@ -133,9 +127,9 @@ def interval_weights(flows: NetworkFlows, positions: Sequence[int]) -> Floats:
 
 
 def interval_traffic(flows: NetworkFlows, positions: Sequence[int]) -> IntervalTraffic:
-    """Return the tensors that enter and leave each stage (sequence of consecutive layers).
+    """Return the tensors that enter and leave each possible stage (consecutive layers).
 
-    A stage may begin and end at each of the layers `positions`.
+    Entry [i, j] of each array is for the layers positions[i] to positions[j] - 1.
     """
     layers = len(positions) - 1
     counters = [_TrafficCounter(layers) for _ in range(8)]
@@ -164,20 +158,21 @@ def interval_traffic(flows: NetworkFlows, positions: Sequence[int]) -> IntervalT
 
 
 def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_source: bool, is_sink: bool) -> Floats:
-    """Return the largest number of bytes of tensors that the device of each stage stores at once.
+    """Return the largest number of bytes of tensors that the device of each possible stage stores at once.
 
-    A tensor that the stage computes is stored until its last reader in the stage. A received tensor is stored from the
-    start of the frame to its last reader. A sink stores the outputs of the network to the end of the frame. A source
-    stores the inputs of the network, even if it only sends them.
+    Entry [i, j] of the result is for the layers positions[i] to positions[j] - 1. It may be too large if more layers
+    than positions exist, because all tensors between two positions count as stored at the same time.
 
-    A stage consists of consecutive blocks of layers. Block b has the layers positions[b] to positions[b + 1] - 1. All
-    tensors of a block count as stored at the same time. If a block has several layers, the result can therefore be too
-    large.
+    Args:
+        flows: The tensors with their readers.
+        positions: Positions between layers at which a stage may begin or end.
+        is_source: True if the device stores the network's inputs, even if it only sends them.
+        is_sink: True if the device stores the network's outputs to the end of the frame.
     """
     layers, block = len(positions) - 1, block_of_layers(positions)
     pieces = _list_pieces(flows, block)
-    # inner[b, e] is for the stage from block `start` to block e - 1, where a block has one or more consecutive layers.
-    # It is the number of bytes of tensors computed in the stage that are stored while block b is computed.
+    # inner[b, e] is for the stage from block `start` to block e - 1. It has the bytes of tensors that the stage
+    # computes and stores while it computes block b.
     inner = np.zeros((layers, layers + 1))
     own: dict[int, list[TensorFlow]] = {}
     for flow in flows.flows:
@@ -192,8 +187,7 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
         constant, first = np.zeros(layers + 1), np.zeros(layers + 1)
         for piece in pieces:
             if piece.is_output and is_sink and (piece.producer != INPUT_PRODUCER or not is_source):
-                # Received outputs of the network are stored from the start to the end of the frame, so that they add
-                # to the bytes at every time.
+                # A sink stores received outputs of the network during the whole frame.
                 constant += piece.nbytes * ((piece.producer < start) | (piece.producer >= ends))
                 continue
             if piece.producer >= start:
@@ -210,10 +204,9 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
 
 
 def _add_own_tensor(live: Floats, flow: TensorFlow, block: Sequence[int], layers: int, is_sink: bool) -> None:
-    """Add a tensor's bytes to the stages (consecutive layers) that compute it, for each block in which it is stored.
+    """Add a tensor's bytes to `live` for each block (consecutive layers) during which it is stored.
 
-    Entry [b, e] of `live` is for block b in the stages that end before block e. A sink stores an output of the network
-    until the last layer of its stage.
+    Entry [b, e] of `live` is for block b in the stages that compute the tensor and end before block e.
     """
     producer = block[flow.producer]
     if is_sink and SINK_READER in flow.readers:
@@ -245,7 +238,8 @@ class _TrafficCounter:
 def _add_if_any(total: Floats, readers: Sequence[int], first: int, layers: int, amount: float) -> None:
     """Add `amount` to the stages in `total` that begin at block `first` or later and contain at least one reader.
 
-    A block consists of consecutive layers. `readers` are the blocks of the readers, in ascending order.
+    `readers` are the blocks (consecutive layers) that read a tensor, ascending. Entry [i, j] of `total` is for the
+    stage of the blocks i to j - 1.
     """
     start = first
     for reader in readers:
@@ -257,7 +251,7 @@ def _add_if_any(total: Floats, readers: Sequence[int], first: int, layers: int, 
 def _list_pieces(flows: NetworkFlows, block: Sequence[int]) -> list[_TrafficPiece]:
     """Return the pieces (bytes with the same readers) of all tensors.
 
-    `block` has, for each layer, the number of the block (consecutive layers) that contains it.
+    `block` has, for each layer, the index of the block (consecutive layers) that contains it.
     """
     pieces = []
     for flow in flows.flows:

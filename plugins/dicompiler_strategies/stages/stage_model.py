@@ -1,10 +1,9 @@
 """The loads of every stage on every unit. A unit is one device, or several devices that take frames in turn.
 
-Problem → StageModel
+    Problem → StageModel
 
-A stage has consecutive layers. Loads are seconds of work, or bytes of memory. Devices of one kind are interchangeable:
-they have the same costs, memory and links, and all or none of them are sources or sinks. A unit is therefore described
-by its number of devices of each kind.
+A stage has consecutive layers. Loads are seconds of work, or bytes of memory. Devices of one kind are interchangeable,
+so a unit is described by its number of devices of each kind.
 """
 
 from __future__ import annotations
@@ -41,22 +40,15 @@ MAX_POSITIONS = 260
 The search needs memory in proportion to the square of this number.
 """
 MAX_STATES = 1024
-"""Largest number of sets of devices that the dynamic program over stages distinguishes.
-
-Sets that differ only in interchangeable devices count as one.
-"""
+"""Largest number of sets of devices in the search. Sets that differ only in interchangeable devices count as one."""
 MAX_TRANSITIONS = 4096
-"""Largest number of transitions in the dynamic program over stages.
-
-A transition adds the devices of one more stage to a set of devices.
-"""
+"""Largest number of pairs (set of used devices, devices of the next stage) in the search."""
 
 ROUND_LENGTHS = (1, 2, 3, 4, 6, 12)
-"""Allowed numbers of frames in a round of devices with unequal speeds.
+"""Allowed numbers of frames after which devices of unequal speed repeat the order in which they take frames.
 
-In a round, the devices of a stage take frames in turn; rounds repeat. All numbers divide 12, so that a plan has at most
-12 replicas. If all devices compute one stage, there is no other round. This round may therefore have any length up to
-MAX_ROUND_FRAMES.
+All numbers divide 12, so that a plan has at most 12 replicas. If all devices share one stage, any number up to
+MAX_ROUND_FRAMES is allowed.
 """
 
 
@@ -83,8 +75,7 @@ class StageUnit:
 
     Attributes:
         counts: Number of devices of each kind.
-        turns: For each frame of a repeating round, the device that computes it, as an index: devices are numbered from
-            0 in the order of their kinds.
+        turns: For each frame of a repeating round, the index of its device; devices are numbered in the order of kinds.
         load: The largest load of a device or link of the unit: mean seconds of work for each frame, or bytes of memory.
             It is infinite if the stage does not fit into memory.
         traffic: Seconds for which messages to the unit, and from the unit to the sinks, occupy links.
@@ -103,10 +94,8 @@ class StageModel:
     Attributes:
         kinds: Kinds of devices.
         units: Units that may compute a stage.
-        positions: Positions between layers at which stages may begin and end: 0, …, number of layers. The arrays of
-            the units have one row and one column for each position.
-        unused_load: For each kind, the load of a device that computes nothing. It is not 0 if the device is a source,
-            which supplies the network's inputs, or a sink, which receives the outputs.
+        positions: Positions between layers at which stages may begin and end: 0, …, number of layers.
+        unused_load: For each kind, the load of a device that computes nothing. It is not 0 for sources and sinks.
         has_shared_medium: True if all messages share one medium. The total traffic is then a load too.
     """
 
@@ -119,14 +108,14 @@ class StageModel:
 
 @dataclass(frozen=True)
 class StageRules:
-    """Rules that limit the stages of a pipeline, and the devices that compute them.
+    """Rules for the stages of a pipeline, and the devices that compute them.
 
     Attributes:
-        takes_turns: True if units of several devices, which take frames in turn, are allowed.
-        order: Only these devices are used, each as a kind of its own; () for all devices, grouped into kinds.
+        takes_turns: True if several devices may take the frames of a stage in turn.
+        order: Only these devices are used, in this order; () for all devices in any order.
         limits_memory: True if stages must fit into the memory of the hosts.
-        counts_readers: True if a tensor that several later layers read counts as sent to each of these layers, which
-            may be too much. If False, the tensor counts as sent once, so that the loads are lower bounds.
+        counts_readers: True if a tensor counts as sent to each layer that reads it (upper bound), False if once (lower
+            bound).
     """
 
     takes_turns: bool = False
@@ -136,10 +125,9 @@ class StageRules:
 
 
 def build_stage_model(problem: Problem, rules: StageRules = StageRules()) -> StageModel:
-    """Return the stage model of a problem: the loads of every stage on every unit.
+    """Return the loads of every stage (consecutive layers) on every unit (one device, or several in turn).
 
-    A stage is a sequence of consecutive layers. A unit is one device, or several devices that take frames in turn.
-    Loads are bytes of memory if the objective is memory, and seconds of work for each frame otherwise.
+    Loads are bytes of memory if the objective is memory, else seconds of work for each frame.
     """
     return _ModelBuilder(problem, rules).build()
 
@@ -190,13 +178,10 @@ class _ModelBuilder:
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
-        """Positions between layers at which stages (consecutive layers) may begin.
+        """Positions between layers at which stages (consecutive layers) may begin or end, at most about MAX_POSITIONS.
 
-        If there are more than MAX_POSITIONS, they are divided into MAX_POSITIONS windows of consecutive positions. Of
-        each window, only the position that the fewest bytes cross remains.
-
-        A state (an output that is an input of the next frame) stays on the device that computes it. No stage therefore
-        begins between the layer that reads the state and the layer that computes it.
+        Positions that few bytes cross are preferred. No stage begins between the layer that reads a state (a cache) and
+        the layer that computes it, because a state stays on its device.
         """
         layers, count = self.problem.layers, self.layer_count
         allowed = np.ones(count + 1, bool)
@@ -219,7 +204,7 @@ class _ModelBuilder:
     def _seconds(self, kind: DeviceKind) -> tuple[float, ...]:
         """Return the seconds of each layer on a device of this kind that also computes the layers before it.
 
-        onnxruntime fuses consecutive layers on a device, which changes their times (see `CostModel.seconds_in_frame`).
+        onnxruntime fuses consecutive layers on a device, which changes their times.
         """
         return self._device_seconds[kind.names[0]]
 
@@ -227,7 +212,7 @@ class _ModelBuilder:
     def _device_seconds(self) -> Mapping[str, tuple[float, ...]]:
         layers, cost_model = self.problem.layers, self.problem.cost_model
         costs: dict[str, list[float]] = {device.name: [] for device in self.devices}
-        # Only live layers contribute to the network's outputs. No device computes the others, so they take 0 s.
+        # Other layers do not contribute to the network's outputs, so no device computes them.
         live = set(self.flows.live_layers)
         for position, layer in enumerate(layers.layers):
             tensors = [layers.tensors[name] for name in layer.inputs if name in layers.producer]
@@ -262,10 +247,7 @@ class _ModelBuilder:
         return list(kinds)
 
     def _limit_kinds(self, kinds: list[DeviceKind]) -> list[DeviceKind]:
-        """Remove devices of the slowest kinds until there are few enough sets of devices for the stage search.
-
-        Devices of one kind are interchangeable. A set is given by its number of devices of each kind.
-        """
+        """Remove devices of the slowest kinds until there are at most MAX_STATES sets of devices."""
         rate = {device.name: device.rate for device in self.devices}
         while np.prod([len(kind.names) + 1 for kind in kinds]) > MAX_STATES:
             slowest = min(range(len(kinds)), key=lambda i: (rate[kinds[i].names[0]], len(kinds[i].names) > 1, -i))
@@ -278,10 +260,7 @@ class _ModelBuilder:
         return kinds
 
     def _list_units(self, kinds: Sequence[DeviceKind]) -> Iterator[tuple[int, ...]]:
-        """Yield the number of devices of each kind in each unit: single devices first, then larger units up to a limit.
-
-        A unit is one device, or several devices that take the frames of a stage in turn.
-        """
+        """Yield the number of devices of each kind in each unit: single devices first, then several devices in turn."""
         singles = [tuple(int(i == k) for k in range(len(kinds))) for i in range(len(kinds))]
         yield from singles
         if not self.rules.takes_turns or self.rules.order or self.is_memory or self.problem.layers.states:
@@ -293,8 +272,8 @@ class _ModelBuilder:
     def _build_unit(self, kinds: Sequence[DeviceKind], counts: tuple[int, ...]) -> StageUnit:
         members = [kind for kind, count in zip(kinds, counts, strict=True) for _ in range(count)]
         totals = [sum(self._seconds(kind)) for kind in members]
-        # A round is the repeating order in which the devices of a stage take frames in turn. Devices of equal speed get
-        # one frame of a round each. Otherwise faster devices get more frames.
+        # Devices of equal speed get one frame of a round (repeating order of devices) each. Otherwise faster devices
+        # get more.
         has_equal_speeds = max(totals) <= min(totals) * (1 + 1e-9)
         uses_all = all(count == len(kind.names) for kind, count in zip(kinds, counts, strict=True))
         lengths = range(1, MAX_ROUND_FRAMES + 1) if uses_all else ROUND_LENGTHS
@@ -302,9 +281,8 @@ class _ModelBuilder:
         shares = [turns.count(i) / len(turns) for i in range(len(members))]
         pairs = dict.fromkeys(zip(members, shares, strict=True))
         load = np.max([self._kind_load(kind, share) for kind, share in pairs], axis=0)
-        # A source has the inputs of the frames that it computes. Every other device must receive them. A device that is
-        # not a sink must send the outputs of its frames to a sink. `feeding` is the fraction of frames with sent
-        # inputs, and `draining` the fraction of frames with sent outputs.
+        # `feeding` is the fraction of frames whose inputs are sent to the device, `draining` that of frames whose
+        # outputs are sent to a sink.
         feeding = sum(share for kind, share in zip(members, shares, strict=True) if not kind.is_source)
         draining = sum(share for kind, share in zip(members, shares, strict=True) if not kind.is_sink)
         times = self._link_times(members[0].names[0])
@@ -315,7 +293,7 @@ class _ModelBuilder:
     def _kind_load(self, kind: DeviceKind, share: float) -> Floats:
         """Return the load of a device for each possible stage, if it computes the fraction `share` of its frames.
 
-        A stage has consecutive layers. A load is seconds of work per frame, or bytes of memory.
+        A load is seconds of work per frame, or bytes of memory; infinite if the stage does not fit into memory.
         """
         memory = self.weights + self._activations(kind)
         load = memory
@@ -332,10 +310,7 @@ class _ModelBuilder:
     def _activations(self, kind: DeviceKind) -> Floats:
         """Return the bytes of tensors that a device of this kind stores at once, for each possible stage.
 
-        A stage is a sequence of consecutive layers.
-
-        If all weights and twice all tensors of the network fit into the memory of every host, no stage can exceed the
-        memory. The result is then 0 to save time.
+        The result is 0 if the whole network fits into the memory of every host.
         """
         total = sum(flow.nbytes for flow in self.flows.flows)
         if not self.is_memory and 2 * total + self.weights[0, -1] <= min(self.memory_limits.values()):
@@ -343,9 +318,9 @@ class _ModelBuilder:
         return interval_activations(self.flows, self.positions, kind.is_source, kind.is_sink)
 
     def _received(self, kind: DeviceKind) -> Traffic:
-        """Return the tensors that each possible stage (consecutive layers) receives from earlier stages.
+        """Return the tensors that each possible stage receives from earlier stages.
 
-        On a sink, outputs of the network are left out, because `IntervalTraffic.other_outputs` counts them already.
+        On a sink, network outputs are omitted, because `IntervalTraffic.other_outputs` counts them already.
         """
         received, outputs = self.traffic.received, self.traffic.received_outputs
         if not kind.is_sink:
@@ -355,7 +330,7 @@ class _ModelBuilder:
     def _busy_seconds(self, kind: DeviceKind, share: float) -> Floats:
         """Return the seconds per frame for which a device computes, sends and receives, for each possible stage.
 
-        A stage is a sequence of consecutive layers. `share` is the fraction of its frames that the device computes.
+        `share` is the fraction of the stage's frames that the device computes.
         """
         costs, traffic = self._runtime(kind.names[0]), self.traffic
         seconds = interval_sums(self._seconds(kind), self.positions)
@@ -373,10 +348,9 @@ class _ModelBuilder:
         return seconds
 
     def _link_seconds(self, kind: DeviceKind, share: float) -> Floats:
-        """Return the seconds per frame for which a device's link is busy, for each possible stage.
+        """Return the seconds per frame for which a device's link to a switch is busy, for each possible stage.
 
-        A stage is a sequence of consecutive layers. The link to a switch carries both directions at once, so the busier
-        direction counts. If all devices share a medium, the result is 0. `share` is the fraction of the stage's frames
+        The busier direction counts. The result is 0 without a switch. `share` is the fraction of the stage's frames
         that the device computes.
         """
         if self.problem.platform.network.kind != "switch":
@@ -385,8 +359,8 @@ class _ModelBuilder:
         incoming, outgoing = share * self._received(kind).weighted(*times), share * self.sent.weighted(*times)
         inputs, outputs = traffic.inputs.weighted(*times), traffic.outputs.weighted(*times)
         if kind.is_source:
-            # This device is in the unit (the devices that compute the stage in turn) and has the network's inputs. It
-            # sends the inputs of the frames that the other devices of the unit compute: a fraction of 1 - share.
+            # This device also sends the network's inputs to the other devices of its stage, for the frames that these
+            # compute.
             outgoing = outgoing + traffic.other_inputs.weighted(*times) + (1 - share) * inputs
         else:
             incoming = incoming + share * inputs

@@ -1,14 +1,14 @@
-"""Dynamic program over the positions between layers and the sets of devices.
+"""Dynamic program that chooses the stages of a pipeline.
 
-StageModel → StageSolution
+    StageModel → StageSolution
 
 The search minimises the largest load: the seconds per frame for which a device or link is busy, or the memory of a
-device. The traffic of a stage is the time in seconds for which its messages occupy links. A unit u is one device, or
-several that compute a stage in turn.
+device. A unit u is one device, or several that compute a stage (consecutive layers) in turn. The traffic of a stage is
+the time for which its messages occupy links.
 
 best[S][i] is the least traffic with which the set of devices S computes the layers before position i, such that no load
-exceeds a limit T. It is the minimum over units u and positions j < i of best[S - u][j] + traffic of the layers j to
-i - 1 on u. The least limit T with a solution is found by bisection.
+exceeds a limit T. It is the minimum over units u and positions j < i of best[S - u][j] + traffic of the layers j to i -
+1 on u. The least limit T with a solution is found by bisection.
 
 After Hu et al., "Pipeline Parallelism for Inference on Heterogeneous Edge Computing" (PipeEdge, 2021).
 """
@@ -29,12 +29,12 @@ from dicompiler_strategies.stages.stage_model import StageModel, StageUnit
 from dicompiler_strategies.stages.turns import MAX_ROUND_FRAMES
 
 MAX_ROUNDS = 40
-"""Largest number of limits on the load (seconds or bytes) of a device or link that the bisection tries."""
+"""Largest number of steps of the bisection over the load (seconds or bytes) of a device or link."""
 PROOF_GAP = 1e-6
-"""The search for stages of a pipeline ends if the largest load is at most this fraction above its lower bound."""
+"""The search ends if the largest load is at most this fraction above its lower bound."""
 
 DeviceCounts = tuple[int, ...]
-"""A set of devices, given as the number of devices of each kind. Devices of one kind are interchangeable."""
+"""A set of devices, as the number of devices of each kind. Devices of one kind are interchangeable."""
 
 
 @dataclass(frozen=True)
@@ -68,11 +68,10 @@ class StageSolution:
 
     @property
     def round_length(self) -> int:
-        """Number of frames after which the order in which devices take frames repeats in all stages."""
+        """Number of frames after which the order of devices repeats in all stages."""
         return math.lcm(*(len(stage.turns) for stage in self.stages))
 
     def describe(self, objective: str) -> str:
-        """Return one line with the stages, the value and the bound."""
         stages = " | ".join(f"{stage.stop - stage.start} on {' '.join(stage.turns)}" for stage in self.stages)
         unit = "bytes of memory" if objective == "memory" else "s between frames"
         return f"{self.value:.6g} {unit}, at least {self.bound:.6g} with stages of whole layers: layers {stages}"
@@ -95,15 +94,14 @@ def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSoluti
     """Return the stages that minimise the largest load, and then the traffic; None if nothing fits.
 
     A load is the seconds per frame for which a device or link is busy, or the memory of a device. With `is_ordered`,
-    stages use the kinds of devices in the order of `model.kinds`. Devices that compute one stage take frames in turn.
-    The solution repeats after at most MAX_ROUND_FRAMES frames: each stage then begins again with its first device.
+    stages use the kinds of devices in the order of `model.kinds`.
     """
     solution = _find_stages(model, is_ordered)
     if solution is None or solution.round_length <= MAX_ROUND_FRAMES:
         return solution
     limited = []
-    # The round of the plan is too long, because it is the least common multiple of the stages' rounds. Therefore, only
-    # rounds of stages whose lengths divide 12 (or 16) are now allowed. The plan's round then has no more frames.
+    # The round of the plan is the least common multiple of the stages' rounds, and is too long. Only stages whose
+    # rounds divide 12 (or 16) are therefore allowed now.
     for frames in (12, 16):
         units = tuple(unit for unit in model.units if frames % len(unit.turns) == 0)
         limited.append(_find_stages(replace(model, units=units), is_ordered))
@@ -113,10 +111,9 @@ def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSoluti
 
 
 def _find_stages(model: StageModel, is_ordered: bool) -> StageSolution | None:
-    """Return the best stages, by bisection over the limit of the largest load; None if nothing fits.
+    """Return the stages with the least largest load (seconds or bytes), found by bisection; None if nothing fits.
 
-    A load is the seconds per frame for which a device or link is busy, or the memory of a device. Devices that compute
-    one stage take frames in turn. The number of frames until the turns of all stages repeat is not limited.
+    The number of frames until the devices of all stages repeat their order is not limited.
     """
     search = _PipelineSearch(model, is_ordered)
     low = search.least_load()
@@ -149,16 +146,16 @@ class _PipelineSearch:
 
     @cached_property
     def sets(self) -> list[DeviceCounts]:
-        """All sets of devices, given as the number of devices of each kind; the smaller sets first."""
+        """All sets of devices, as the number of devices of each kind; the smaller sets first."""
         every = itertools.product(*(range(count + 1) for count in self.capacity))
         return sorted(every, key=lambda counts: (sum(counts), counts))
 
     @cached_property
     def transitions(self) -> dict[DeviceCounts, list[tuple[int, DeviceCounts]]]:
-        """The possible units of the next stage, by the numbers of devices of each kind that earlier stages use.
+        """The possible units (devices that compute a stage in turn) of the next stage, by the devices already used.
 
-        A unit is one device, or several devices that take frames in turn. Each unit is given as a pair: its index in
-        `model.units`, and the numbers of used devices after the unit is added.
+        Devices are given as numbers of devices of each kind. Each unit is a pair: its index in `model.units`, and the
+        devices that are used after adding it.
         """
         steps: dict[DeviceCounts, list[tuple[int, DeviceCounts]]] = {}
         for used in self.sets:
@@ -191,11 +188,10 @@ class _PipelineSearch:
         return min(max(float(best[used][-1]), self._unused_load(used)) for used in self.sets)
 
     def least_traffic(self, limit: float) -> tuple[tuple[int, int, int], ...] | None:
-        """Return the stages with the least traffic among those with no load above the limit; None if there are none.
+        """Return the stages with the least traffic and with no load above `limit` (seconds or bytes).
 
-        A load is the seconds or bytes of a device or link, and the traffic is the seconds that all messages take. A
-        stage is (index of its first position, index of its end, index of its unit). A unit is the device or devices
-        that compute the stage.
+        A stage is (index of its first position, index of its end, index of the unit that computes it). The result is
+        None if there are no such stages.
         """
         size = len(self.model.positions)
         costs = [np.where(_above_diagonal(unit.load) <= limit, unit.traffic, np.inf) for unit in self.model.units]
@@ -247,6 +243,6 @@ class _PipelineSearch:
 
 
 def _above_diagonal(load: Floats) -> Floats:
-    """Return a copy of the array, with infinity for stages without layers (their start is not before their end)."""
+    """Return a copy of the array, with infinity for stages without layers."""
     result: Floats = np.where(np.triu(np.ones_like(load), 1) > 0, load, np.inf)
     return result

@@ -14,9 +14,9 @@ A plan has one replica for each frame of a round. More replicas take long to com
 def deal_frames(seconds: Sequence[float], lengths: Collection[int]) -> tuple[int, ...]:
     """Return the device of each frame in a repeating round that has the least time between frames.
 
-    `seconds` is the time of a frame on each device. Each frame is assigned to the device that would finish it first.
-    Rounds with the numbers of frames in `lengths` are compared. The time between frames of a round is the maximum over
-    devices d of seconds[d] · (frames of d) / (frames of the round). Of equally good rounds, the shortest is returned.
+    Args:
+        seconds: Time of a frame on each device.
+        lengths: Allowed numbers of frames in a round. The shortest of equally good rounds is returned.
     """
     frame_counts = [0] * len(seconds)
     turns: list[int] = []

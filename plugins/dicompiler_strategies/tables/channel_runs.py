@@ -1,12 +1,10 @@
 """Channel runs: layers that are cut by channels together, so that nothing is exchanged between them.
 
-Example: in two consecutive matrix products, a device gets some columns of the first weight matrix and the same rows of
-the second. In an attention, it gets some heads.
+In two consecutive matrix products, a device gets some columns of the first weight matrix and the same rows of the
+second. In an attention, it gets some heads.
 
-A run ends with a layer that sums over channels. The other layers are found backwards from this layer, as for fused
-tiles. A range of the channels needs only a piece of the layer before, which needs only a piece of its own input, and so
-on. The operator rules give these regions. Therefore, the following need no special treatment: heads, channels that a
-Flatten spreads over many features, and key heads that several query heads share.
+A run ends with a layer that sums over channels. The other layers are found backwards from it: a range of the channels
+needs only a piece of the layer before, and so on. The operator rules give these regions.
 """
 
 from __future__ import annotations
@@ -32,17 +30,16 @@ from dicompiler.plugin_api.regions import (
 from dicompiler.plugin_api.utilities import memoized
 
 MAX_LOAD_RATIO = 1.05
-"""A cut of a channel run is acceptable if its busiest device has at most this many times the load of the most even cut.
+"""Largest load of the busiest device, relative to the most even cut.
 
-A channel run (layers that are cut by channels together) can be cut into different numbers of equal units, such as heads
-of an attention. Among the acceptable cuts, the one with the least total work is used, because it computes the fewest
-elements twice. Among equals, the one with the largest units is used.
+Layers that are cut by channels together can be cut into different numbers of equal units, such as heads of an
+attention. Among the acceptable cuts, the one that computes the fewest elements twice is used.
 """
 
 
 @dataclass(frozen=True)
 class ChannelRun:
-    """Layers that are cut by channels together; runs with equal keys have the same structure and get the same cuts.
+    """Layers that are cut by channels together. Runs with equal keys have the same structure and get the same cuts.
 
     Attributes:
         summing_layer: The layer that ends the run with a sum over channels.
@@ -75,28 +72,24 @@ class ChannelRunCut:
 
 @memoized
 def find_run_of(layers: LayerGraph, layer: Layer) -> tuple[ChannelRun, int] | None:
-    """Return the first channel run that cuts a layer, and the layer's position in `cut_layers`; None if there is none.
+    """Return the first run of layers that must be cut by channels together and has `layer` before its last layer.
 
-    A channel run consists of layers that are cut by channels together. A run that can be cut between any two channels
-    is ignored, because the layer is then cut like any other layer.
+    The second result is the layer's index in `cut_layers`. The result is None if the layer can be cut at every channel.
     """
     return _runs_by_layer(layers).get(layer.name)
 
 
 @memoized
 def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
-    """Return the channel run (layers that are cut by channels together) that ends with the layer `last`.
+    """Return the layers that are cut by channels together and end with `last`, which sums over these channels.
 
-    The last layer of a run sums over the channels that the run cuts. The result is None if `last` does not sum over an
-    axis. It is also None if two computed tensors have the axis that it sums over (as in QKᵀ).
+    The result is None if `last` does not sum over an axis, or if two computed tensors have this axis (as in QKᵀ).
     """
     if not (length := summed_length(layers, last)):
         return None
-    # A layer belongs to a channel run if the run's channels divide its whole output. It is enough to look at the
-    # regions of the output that the first and the last channel need: together they must span all of it. If only one of
-    # the two channels needs the layer, the layer contributes only to some of the channels (for example, before a
-    # Concat). If the two regions span less than the output, it is cut for another reason (for example, because a row is
-    # picked).
+    # A layer belongs to the run if the channels of `last` divide its whole output. It is enough to look at the regions
+    # that the first and the last channel need: together they must span the output. If only one of them needs the layer,
+    # the layer contributes only to some channels (for example, before a Concat).
     ends = ((0, 1), (length - 1, length))
     demands = [_demanded_regions(layers, last, end) if length > 1 else {} for end in ends]
     whole = frozenset(
@@ -110,8 +103,8 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
     extents = {length}
     for layer in chosen:
         cuts = zip(output_shape(layers, layer), first_end[layer.name], strict=True)
-        # If the first channel needs start..stop of an axis of length n, the axis has n / (stop - start) equal pieces.
-        # The channel run can be cut between them. In an attention, the pieces are the heads.
+        # If the first channel needs start..stop of an axis of length n, the axis has n / (stop - start) equal pieces,
+        # between which it can be cut. In an attention, the pieces are the heads.
         pieces = {n // (stop - start) for n, (start, stop) in cuts if n % (stop - start) == 0}
         extents.update(n for n in pieces if length % n == 0)
     positions = {layer.output: i for i, layer in enumerate(chosen)}
@@ -123,10 +116,9 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
 
 
 def cut_channel_run(layers: LayerGraph, run: ChannelRun, weights: Sequence[float]) -> ChannelRunCut:
-    """Cut a channel run (layers that are cut by channels together) into shares proportional to `weights`.
+    """Cut layers that are cut by channels together into shares proportional to `weights`, one for each device.
 
-    `weights` has one number for each device. Each device gets whole units (ranges of channels that cannot be cut
-    further), such as heads of an attention.
+    Units that cannot be cut further, such as heads of an attention, stay whole.
     """
     largest = max(weights)
     return _cut_run(layers, run, tuple(weight / largest for weight in weights))
@@ -153,10 +145,7 @@ def _cut_into_units(layers: LayerGraph, run: ChannelRun, weights: Sequence[float
 
 
 def _device_loads(layers: LayerGraph, run: ChannelRun, weights: Sequence[float], cut: ChannelRunCut) -> list[float]:
-    """Return the load of each device for a cut of a channel run: its multiply-accumulates divided by its weight.
-
-    A channel run has layers that are cut by channels together. The parts should be proportional to the weights.
-    """
+    """Return the load of each device for a cut: its multiply-accumulates divided by its weight."""
     loads = []
     for weight, interval, regions in zip(weights, cut.ranges, cut.regions, strict=True):
         macs = count_macs(layers, run.summing_layer, None, interval) if interval[0] < interval[1] else 0
@@ -167,7 +156,7 @@ def _device_loads(layers: LayerGraph, run: ChannelRun, weights: Sequence[float],
 
 
 def summed_length(layers: LayerGraph, layer: Layer) -> int:
-    """Return the length of the axis that a layer sums over; 0 if there is none, or if two input tensors have it."""
+    """Return the length of the axis that a layer sums over; 0 if there is none, or if two computed inputs have it."""
     length = None if layer.whole_reason else reduction_length(layers, layer)
     return length if length and len(_needed_regions(layers, layer, (0, length))) == 1 else 0
 
@@ -181,8 +170,8 @@ def _demanded_regions(
 ) -> dict[str, Region]:
     """Return, by layer name, the output region that a partial sum of the layer `last` over `interval` needs.
 
-    The regions are followed backwards from `last` through the layers named in `inside`. If `inside` is None, they are
-    followed through every layer of which only a piece is needed.
+    Regions are followed backwards through the layers named in `inside`, or else through every layer of which only a
+    piece is needed.
     """
     demands: dict[str, Region] = {}
     open_positions: list[int] = []
@@ -206,8 +195,7 @@ def _demanded_regions(
         region = task.outputs[TensorKey(layer.output)]
         if region is not None and (inside is not None or region != full_region(output_shape(layers, layer))):
             found[layer.name] = region
-            # A layer that sums over channels itself needs all channels of its inputs. It is therefore the first layer
-            # of the channel run, and its inputs are not followed further.
+            # A layer that sums over channels needs all channels of its inputs, so its inputs are not followed further.
             if not summed_length(layers, layer):
                 demand(task.needs)
     return found
@@ -226,10 +214,7 @@ def _runs_by_layer(layers: LayerGraph) -> dict[str, tuple[ChannelRun, int]]:
 
 @memoized
 def layer_signature(layers: LayerGraph, layer: Layer) -> Hashable:
-    """Return a key of a layer's structure. If layers with equal keys are split equally, regions and costs are equal.
-
-    The key does not contain names of nodes and tensors.
-    """
+    """Return a key of a layer's structure, without names. Layers with equal keys have equal regions and costs."""
     numbers: dict[str, int] = {}
     rows: list[Hashable] = [layer.anchor, bool(layer.whole_reason)]
     for node in layer.nodes:

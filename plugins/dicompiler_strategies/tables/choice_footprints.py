@@ -1,7 +1,7 @@
 """Footprints: the regions, seconds and bytes of each choice of a layer (way to split it) on each device, as arrays.
 
-A box is a region as an array: one interval [start, stop) for each axis of the tensor, then the presence interval 0..1.
-A missing box is 0..0 on every axis. The presence interval lets a scalar, which has no axes, be present or missing.
+A box is a region as an array: one interval [start, stop) for each axis of the tensor, then the interval 0..1. A missing
+box is 0..0 on every axis. The last interval tells a scalar, which has no axes, from a missing box.
 """
 
 from __future__ import annotations
@@ -27,14 +27,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class NeededBoxes:
-    """The box (region as an array) of one input tensor that a layer reads, for each choice and each device.
-
-    A choice is one way to split the layer. A box has a start and an end on each axis of the tensor, and on one more
-    axis, which says whether the box exists (0..1) or is missing (0..0).
+    """The region of one input tensor that a layer reads, for each choice (way to split the layer) and each device.
 
     Attributes:
-        boxes: Boxes in elements, an array of shape (choices, devices, axes + 1, 2).
-        sign: 1; or −1 if the boxes are subtracted, because two other arrays of boxes both include their elements.
+        boxes: Regions as intervals of elements, shape (choices, devices, axes + 1, 2). The last axis is 0..1, or 0..0
+            if the region is missing.
+        sign: 1; or −1 if the regions are subtracted, because two other arrays both include their elements.
     """
 
     boxes: Ints
@@ -45,14 +43,13 @@ class NeededBoxes:
 class ChoiceFootprint:
     """Regions, seconds and bytes of each choice of a layer (way to split it) on each device.
 
-    The arrays have the shape (choices, devices, …), with devices in platform order. A box is a region as an array.
-    Arrays of boxes have the shape (choices, devices, axes + 1, 2): a start and an end on each axis of the tensor, and
-    on one more axis, which says whether the box exists (0..1) or is missing (0..0).
+    The arrays have the shape (choices, devices, …), with devices in platform order. Regions are arrays of intervals,
+    shape (choices, devices, axes + 1, 2). The last axis is 0..1, or 0..0 if the region is missing.
 
     Attributes:
-        produced: By index of a layer output: the box of this output that each device computes.
-        shares: The boxes of `produced`, made disjoint: a device sends only elements of its share to other devices.
-        needs: By index of a layer input: the boxes of this input that each device reads. States (inputs that the
+        produced: By index of a layer output: the region of this output that each device computes.
+        shares: The regions of `produced`, made disjoint: a device sends only elements of its share to other devices.
+        needs: By index of a layer input: the regions of this input that each device reads. States (inputs that the
             previous frame computed) have the indices −1, −2, ….
         partial_seconds: Seconds to compute partial sums.
         final_seconds: Seconds to compute everything but partial sums.
@@ -74,13 +71,7 @@ def build_footprint(problem: Problem, layer: Layer, choices: Sequence[Choice]) -
 
 
 def footprint_key(problem: Problem, layer: Layer) -> Hashable:
-    """Return a key such that layers with equal keys have equal choices and footprints.
-
-    A choice is one way to split a layer; its footprint has the regions, seconds and bytes of each device. The key
-    contains the layer's structure, the channel runs that contain the layer or end with it, and the labels of its axes.
-    The analytic cost model does not use the layer's name. Other cost models may have times for layers by name, so the
-    key then contains the name too.
-    """
+    """Return a key such that layers with equal keys have equal choices (ways to split a layer) and equal costs."""
     layers = problem.layers
     inside, ended = find_run_of(layers, layer), find_run_before(layers, layer)
     labels = tuple(sorted(named_axes(layers).get(layer.output, {}).items()))
@@ -106,11 +97,7 @@ class _PartProbe:
 
 
 class _FootprintBuilder:
-    """A builder of a footprint: the regions, seconds and bytes of a layer's choices, as arrays.
-
-    A choice is one way to split the layer. A part is the piece of the layer on one device. The arrays are filled choice
-    by choice and part by part; equal parts are computed once.
-    """
+    """A builder of the arrays of a footprint, choice by choice. Equal parts are computed once."""
 
     def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:
         self.problem, self.layer, self.choices = problem, layer, choices
@@ -124,8 +111,7 @@ class _FootprintBuilder:
             if (shape := problem.layers.tensors[name].shape) is not None and (slot == 0 or layer.whole_reason)
         }
         self.shares = {slot: array.copy() for slot, array in self.produced.items()}
-        # Boxes (regions) of the layer's inputs that devices read, by (index of the input, 1 if read for partial sums,
-        # else 0).
+        # Regions of the layer's inputs, by (index of the input, 1 if read for partial sums, else 0).
         self.reads: dict[tuple[int, int], Ints] = {}
         self.partial_seconds, self.final_seconds = np.zeros(size), np.zeros(size)
         self.weight_bytes, self.merged_bytes = np.zeros(size, np.int64), np.zeros((*size, len(self.index)), np.int64)
@@ -164,11 +150,14 @@ class _FootprintBuilder:
             self.reads[key][c, d] = region_to_box(region)
 
     def _add_output(self, c: int, part: Part, probe: _PartProbe, share: Region | None, senders: Sequence[int]) -> None:
-        """Add the output region of a part (the piece of a device) to the arrays of choice (way to split) number `c`.
+        """Add the output region of `part`, the piece of a device, to the arrays of choice number `c`.
 
-        `share` is the region of which the part's device sends elements to others; None if it is the whole output
-        region. If the part adds up partial sums, `senders` are the devices that send them, and their bytes are added as
-        well.
+        Args:
+            c: Index of the choice (way to split the layer).
+            part: The piece of the layer on one device.
+            probe: Region and costs of the piece.
+            share: The region that the device sends to others; None for its whole output region.
+            senders: Indices of the devices that send partial sums to this one.
         """
         d = self.index[part.device]
         for slot in self.produced:
@@ -194,16 +183,13 @@ class _FootprintBuilder:
     def _part_seconds(self, probe: _PartProbe, part: Part, merge_count: int) -> float:
         device = self.problem.platform.device(part.device)
         share = LayerShare(None if self.layer.whole_reason else probe.region, part.reduce, merge_count)
-        # The analytic cost model uses only the properties of a device that are in the key. Devices with equal
-        # properties therefore share an entry.
+        # The analytic cost model uses only these properties, so devices with equal properties share an entry.
         is_analytic = type(self.problem.cost_model) is AnalyticModel
         rates = device.rate, device.memory_bandwidth, device.engine, device.engine_rates
         key = share, rates if is_analytic else device.name
         if key not in self.known_seconds:
             self.known_seconds[key] = self.problem.cost_model.seconds(self.problem.layers, self.layer, share, device)
-        # A part with `reduce` computes a partial sum. If the layer looks up rows of a table, the partial sum is a
-        # lookup in a range of the table. This lookup has additional nodes that copy data, for which the seconds are
-        # added here.
+        # A partial sum of a table lookup needs additional nodes that copy data. Their seconds are added here.
         if part.reduce is None:
             return self.known_seconds[key]
         copied = count_lookup_copies(self.problem.layers, probe.task)
@@ -217,10 +203,9 @@ class _FootprintBuilder:
 
 
 def state_slots(layers: LayerGraph, layer: Layer) -> dict[str, int]:
-    """Return a number for each state that a layer reads, by the model input of the state.
+    """Return the number −1, −2, … of each state that a layer reads, by the state's model input.
 
-    A state is an output of the model that becomes an input of the next frame. Footprints (arrays of regions and costs)
-    use these numbers like indices of layer inputs. The numbers are −1, −2, …, so that none is the index of an input.
+    A state is an output of the model that becomes an input of the next frame. No number is the index of a layer input.
     """
     names = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     return {name: -1 - place for place, name in enumerate(names)}
@@ -236,15 +221,15 @@ def _empty_boxes(size: tuple[int, int], shape: Sequence[Any]) -> Ints:
 
 
 def region_to_box(region: Region) -> Region:
-    """Return the box of a region: its intervals, then the interval 0..1, which says that the region is not missing."""
+    """Return the box of a region: its intervals, then the interval 0..1, which marks it as present."""
     return (*region, (0, 1))
 
 
 def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[NeededBoxes, ...]]:
-    """Return the boxes (regions as arrays) that devices need of each input of a layer, by index of the input.
+    """Return the regions that devices need of each input of a layer, by index of the input.
 
-    `reads` has the boxes that devices read, by (index of the input, 1 if read for partial sums). Elements that a device
-    reads both for a partial sum and for its final output are counted once.
+    `reads` has the regions by (index of the input, 1 if read for partial sums, else 0). Elements that a device reads
+    for both are counted once.
     """
     by_slot: dict[int, tuple[NeededBoxes, ...]] = {}
     for slot in sorted({slot for slot, _ in reads}):
@@ -259,7 +244,7 @@ def _build_needs(reads: Mapping[tuple[int, int], Ints]) -> dict[int, tuple[Neede
 
 
 def common_boxes(a: Ints, b: Ints) -> Ints:
-    """Return the intersections of two arrays of boxes (start and end on each axis) of shape (…, axes, 2).
+    """Return the intersections of two arrays of intervals on each axis, shape (…, axes, 2).
 
     An empty intersection is 0..0 on every axis.
     """
@@ -275,10 +260,7 @@ def box_elements(boxes: Ints) -> Ints:
 
 
 def output_bytes(layers: LayerGraph, layer: Layer, footprint: ChoiceFootprint) -> Floats:
-    """Return the bytes of a layer's outputs that each device computes, of shape (choices, devices).
-
-    A choice is one way to split the layer.
-    """
+    """Return the bytes of a layer's outputs that each device computes, shape (ways to split the layer, devices)."""
     nbytes = np.zeros(footprint.final_seconds.shape)
     for slot, boxes in footprint.produced.items():
         nbytes += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * box_elements(boxes)
@@ -300,10 +282,9 @@ def device_host_matrix(platform: Platform) -> Floats:
 
 
 def whole_tensor_boxes(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
-    """Return boxes (regions as arrays) that are the whole tensor on the named devices, and missing on all others.
+    """Return the whole tensor as a region of the named devices, and no region for all others.
 
-    The shape is (1, devices, axes + 1, 2): a start and an end on each axis, and on one more axis, which says whether
-    the box exists (0..1) or is missing (0..0).
+    The shape is (1, devices, axes + 1, 2): start and end on each axis, then 0..1, or 0..0 if there is no region.
     """
     shape = problem.layers.tensors[tensor].shape or ()
     boxes = _empty_boxes((1, len(problem.platform.devices)), shape)

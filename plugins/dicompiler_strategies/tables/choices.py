@@ -1,7 +1,4 @@
-"""The choices of a layer: the ways of splitting a layer over devices from which a search picks one.
-
-`list_choices` generates them from a problem and a `ChoiceSet`. Each choice is valid by the operator rules.
-"""
+"""The choices of a layer: the ways to split it over devices. Each is valid by the operator rules."""
 
 from __future__ import annotations
 
@@ -37,22 +34,24 @@ SHARE_KINDS = ("equal", "rate", "memory")
 SOURCE_SHARE = "source"
 """An additional kind of share: all devices finish the network's first layer at the same time.
 
-The device that has the network's input gets more rows, because it does not wait for the input.
+The device that has the network's input gets more rows, because it need not receive them.
 """
 ROW_CUTS = ("balanced", "nearest", "coarser")
 """Ways to place the borders between the rows of neighbouring devices.
 
-"balanced": each device has as many rows as its share requires, rounded to whole rows. "nearest": at the row nearest to
-the exact border. "coarser": at the borders of the next layer that has fewer rows, scaled to the rows of this layer.
+- "balanced": each device has as many rows as its share requires, rounded to whole rows.
+- "nearest": at the row nearest to the exact border.
+- "coarser": at the borders of the next layer that has fewer rows, scaled to the rows of this layer.
 """
 MERGE_KINDS = ("one", "channels", "rows", "all")
 """Ways to add up partial sums.
 
-"one": on one device. "channels", "rows": each device adds up a range of the channels or rows. "all": all devices add up
-all of them.
+- "one": on one device.
+- "channels", "rows": each device adds up a range of the channels or rows.
+- "all": all devices add up all of them.
 """
 MIN_LAYER_S = 1e-12
-"""Seconds that a layer is assumed to take at least, so that its speed is finite."""
+"""Least assumed seconds of a layer, so that its speed is finite."""
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,10 @@ class Choice:
 
     Attributes:
         kind: One of SPLIT_KINDS.
-        label: Short name of the choice. "height 4 +1" means height tiles on 4 devices, with one extra row on each side.
-        parts: The pieces of the layer, each on one device. A device computes at most one output region and one partial
-            sum.
-        shares: For each part, the region whose elements its device sends to others; None for a partial sum. Shares are
-            disjoint, also if several devices compute the same elements. Empty if the regions of the parts are disjoint.
+        label: Short name. "height 4 +1" means height tiles on 4 devices, with one extra row on each side.
+        parts: The pieces of the layer. A device computes at most one output region and one partial sum.
+        shares: For each part, the elements that its device sends to others; None for a partial sum. Shares are
+            disjoint, even if several devices compute the same elements. Empty if the parts are disjoint.
     """
 
     kind: str
@@ -80,20 +78,17 @@ class ChoiceSet:
 
     Attributes:
         kinds: Kinds of splits, from SPLIT_KINDS.
-        device_counts: Numbers of devices to split over; the fastest devices are used, the first of equal ones. Empty
-            means every number from 2 on.
+        device_counts: Numbers of devices to split over, the fastest ones. Empty means every number from 2 on.
         extra_rows: Largest number of rows (for grids also columns) that a tile computes beyond its share on each side.
             With extra rows, several consecutive layers need no exchange.
-        shares: How much of a layer each device computes. "equal": the same amount. "rate": in proportion to its compute
-            rate. "memory": in proportion to its host's memory, which the host's devices share equally. "source": the
-            device that has the network's input computes more rows of the first layers.
-        row_cuts: How borders between rows and columns are placed. "balanced": each device has as many rows as its share
-            requires, rounded to whole rows, so that equal shares differ by at most one row. "nearest": at the row
-            nearest to the exact border, so that the borders of layers of different sizes lie within a row of each
-            other. "coarser": at the borders of the next layer that has fewer rows, multiplied by the stride (the ratio
-            of the two numbers of rows). The limit `extra_rows` is also multiplied by the stride.
-        merges: How partial sums are added up: on one device ("one"), in shares of the channels ("channels") or
-            rows ("rows"), or on all devices ("all", for sequences and vectors only). With "all", layers without
+        shares: How much each device computes. "equal": the same amount. "rate": in proportion to its compute rate.
+            "memory": in proportion to its host's memory. "source": more rows of the first layers on the device that has
+            the network's input.
+        row_cuts: How borders between rows and columns are placed. "balanced": equal shares differ by at most one row.
+            "nearest": at the row nearest to the exact border. "coarser": at the borders of the next layer that has
+            fewer rows, multiplied by the stride (the ratio of the numbers of rows), as is `extra_rows`.
+        merges: How partial sums are added up: on one device ("one"), in shares of the channels ("channels") or rows
+            ("rows"), or on all devices ("all", for sequences and vectors only). With "all", layers without
             multiplications may also be computed whole on all devices.
         each_device: True if a whole layer may be on any device; False for the fastest device only.
         teams: Sets of devices to split over, by name. Empty means the sets that `device_counts` describes.
@@ -125,10 +120,7 @@ class ChoiceSet:
             raise UsageError("choices: extra_rows must be at least 0, and each of device_counts at least 2")
 
     def describe(self) -> str:
-        """Return one line of text that describes the ways to split layers in the set.
-
-        It is printed next to a lower bound that holds for this set.
-        """
+        """Return the options in one line, which is printed next to a lower bound for this set."""
         counts = ",".join(map(str, self.device_counts)) or "2.."
         text = f"{'+'.join(self.kinds)} on {counts} devices, 0..{self.extra_rows} extra rows, "
         text += f"{'+'.join(self.shares)} shares ({'+'.join(self.row_cuts)} cuts)"
@@ -144,9 +136,9 @@ def find_cuttable_axis(layers: LayerGraph, layer: Layer, label: str) -> int | No
 def list_choices(
     problem: Problem, layer: Layer, options: ChoiceSet = ChoiceSet(), max_choices: int | None = None
 ) -> tuple[Choice, ...]:
-    """Return the different choices of a layer (ways to split it), at most `max_choices` of them; None means all.
+    """Return the different ways to split a layer, at most `max_choices` of them; None means all.
 
-    Whole layers come first, beginning with the fastest device. Choices that the operator rule forbids are omitted.
+    Whole layers come first, beginning with the fastest device.
     """
     by_parts: dict[tuple[Part, ...], Choice] = {}
     for choice in _generate_choices(problem, layer, options):
@@ -163,8 +155,7 @@ def devices_by_rate(problem: Problem) -> tuple[Device, ...]:
 
 def _generate_choices(problem: Problem, layer: Layer, options: ChoiceSet) -> Iterator[Choice]:
     devices = devices_by_rate(problem)
-    # The whole layer on the fastest device is always among the choices, because a layer that cannot be split needs at
-    # least one choice.
+    # The whole layer on the fastest device is always a choice, because some layers cannot be split.
     whole_devices = devices if options.each_device and "whole" in options.kinds else devices[:1]
     for device in whole_devices:
         yield Choice("whole", f"whole {device.name}", (Part(device.name),))
@@ -183,7 +174,6 @@ def _generate_choices(problem: Problem, layer: Layer, options: ChoiceSet) -> Ite
 
 
 def _list_teams(fastest_first: tuple[Device, ...], options: ChoiceSet) -> list[tuple[Device, ...]]:
-    """Return the sets of devices over which a layer may be split."""
     if options.teams:
         by_name = {device.name: device for device in fastest_first}
         return [tuple(by_name[name] for name in team) for team in options.teams]
@@ -192,11 +182,11 @@ def _list_teams(fastest_first: tuple[Device, ...], options: ChoiceSet) -> list[t
 
 
 def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -> list[float] | None:
-    """Return a number of rows for each device such that all devices finish the network's first layer at the same time.
+    """Return the rows of each device such that all devices finish the network's first layer at the same time.
 
-    The source device has the network's input and computes at once. The other devices first receive their inputs, one
-    after another. Layers that only reshape the output of the first layer get the same numbers. The result is None for
-    all other layers, and if the problem does not have exactly one source among several devices.
+    The source, which has the network's input, computes at once. The other devices first receive their inputs. The
+    result is None for all layers but the first and those that only reshape its output, and if there is not exactly one
+    source.
     """
     layers, source_names = problem.layers, problem.source or (problem.platform.devices[0].name,)
     first = find_first_layers(layers).get(layer.name)
@@ -218,11 +208,9 @@ def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -
 
 @memoized
 def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
-    """Return the first layers of the network: those with multiplications that read only a network input, by name.
+    """Return the layers with multiplications that read only a network input, and the layers that reshape their output.
 
-    Layers that only reshape the output of a first layer are in the result too: their names map to this first layer.
-    Such a layer has no multiplications, has as many output elements as the layer before it, and is the only reader of
-    that layer.
+    Each name maps to the first layer itself.
     """
     found: dict[str, Layer] = {}
     for layer in layers.layers:
@@ -260,15 +248,15 @@ def _share_weights(problem: Problem, layer: Layer, devices: Sequence[Device], sh
 
 @dataclass(frozen=True)
 class _SplitInputs:
-    """Common arguments of the functions that generate choices (ways to split a layer).
+    """Common arguments of the functions that generate ways to split a layer.
 
     Attributes:
         problem: The problem.
         layer: The layer to split.
-        options: The kinds of choices that the search may use.
+        options: The ways to split layers that the search may use.
         devices: The devices to split over.
         weights: Weight of each device; the device's share of the layer is proportional to it.
-        label_suffix: Text at the end of a choice's label: how the weights were chosen, and the devices of a team.
+        label_suffix: Text at the end of a choice's label.
     """
 
     problem: Problem
@@ -281,7 +269,7 @@ class _SplitInputs:
     def find_axis(self, label: str) -> int | None:
         """Return the output axis with the label "height", "width" or "channel"; None if the axis cannot be cut.
 
-        After a Flatten, one axis has both rows and channels; such an axis has only the label "channel".
+        After a Flatten, one axis has both rows and channels; it counts only as "channel".
         """
         layers, layer = self.problem.layers, self.layer
         axis = find_cuttable_axis(layers, layer, label)
@@ -294,8 +282,7 @@ class _SplitInputs:
     def device_slices(self, label: str) -> list[tuple[Device, Region]]:
         """Return pairs of a device and its slice of the output along the axis `label`; [] if it cannot be cut.
 
-        If the layer belongs to a channel run (layers that are cut by channels together), its channels are cut with the
-        run.
+        Channels are cut at the same places as in other layers that must be cut together, such as those of an attention.
         """
         layers, layer = self.problem.layers, self.layer
         run_and_position = find_run_of(layers, layer) if label == "channel" else None
@@ -309,7 +296,7 @@ class _SplitInputs:
     def cut_axis(self, axis: int, intervals: Sequence[Interval]) -> list[tuple[Device, Region]]:
         """Return pairs of a device and its region: an interval of one output axis, and the other axes whole.
 
-        Devices with an empty interval are left out.
+        Devices with an empty interval are omitted.
         """
         pairs = zip(self.devices, intervals, strict=True)
         whole = self.full_region()
@@ -331,9 +318,12 @@ def _grow_tiles(
 ) -> Iterator[Choice]:
     """Yield one choice (way to split the layer) for each number of extra rows in `extra_counts`.
 
-    With n extra rows, each tile is extended by n elements at both ends of each axis in `grown_axes`. For grid tiles,
-    these axes are height and width; for all others, only the cut axis. Tiles with extra rows need fewer exchanges,
-    because consecutive layers can then be computed without one. The label of each choice begins with `name`.
+    Args:
+        split: The layer and the devices.
+        name: Beginning of the choices' labels.
+        tiles: Devices with disjoint regions.
+        grown_axes: Axes on which each tile is extended by the extra rows at both ends.
+        extra_counts: Numbers of extra rows. With extra rows, consecutive layers need no exchange.
     """
     whole = split.full_region()
     for extra in extra_counts if tiles else ():
@@ -352,11 +342,7 @@ _CutFunction = Callable[[str, Sequence[float]], Sequence[Interval]]
 
 
 def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str, range]]:
-    """Yield, for each row cut: a function that cuts an axis, a label suffix, and the numbers of extra rows to try.
-
-    A row cut is a way to place the borders between the rows of neighbouring devices, such as at the row that is nearest
-    to the exact border.
-    """
+    """Yield the ways to place borders between devices: function to cut an axis, label suffix, numbers of extra rows."""
     layers, layer = split.problem.layers, split.layer
 
     def cut(cut_kind: str, label: str, weights: Sequence[float]) -> Sequence[Interval]:
@@ -365,8 +351,8 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
         if cut_kind == "balanced":
             return split_axis(layers, layer, axis, weights)
         extent = split.full_region()[axis][1]
-        # If no later layer has a smaller extent of this axis, the extent in this layer is used. This may be so for the
-        # width although the height gets smaller, because strides such as [2, 1] reduce only one axis.
+        # No later layer may have a smaller width although the height gets smaller, because strides such as [2, 1]
+        # reduce only one axis.
         rows = (next_smaller_extent(layers, layer, label) if cut_kind == "coarser" else 0) or extent
         ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
         return align_cuts(layers, layer, axis, [round(end * extent / rows) for end in ends])
@@ -381,18 +367,16 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
             stride = round(split.full_region()[height_axis][1] / smaller_height)
             label_suffix = f" of {stride}"
             # A later layer may merge many rows into one (patches of an image become a sequence). A halo of a few rows
-            # is then useless, because it is only a fraction of a merged row. The number of extra rows therefore grows
-            # in steps of a quarter of `stride`.
+            # is then useless, so the number of extra rows grows in steps of a quarter of `stride`.
             extra_counts = range(0, stride * split.options.extra_rows + 1, max(1, stride // 4))
         yield partial(cut, cut_kind), label_suffix, extra_counts
 
 
 @memoized
 def next_smaller_extent(layers: LayerGraph, layer: Layer, label: str) -> int:
-    """Return the length of an axis, named by `label`, in the next layer in which it is shorter than in `layer`.
+    """Return the length of the axis `label` in the next layer in which it is shorter; 0 if there is none.
 
-    The search for this layer follows the first reader of each layer's output. The result is 0 if it finds no such
-    layer.
+    The search follows the first reader of each layer's output.
     """
     labels = named_axes(layers)
     longest = output_shape(layers, layer)[labels[layer.output][label]]
@@ -415,11 +399,10 @@ def _height_choices(split: _SplitInputs) -> Iterator[Choice]:
 
 
 def _grid_choices(split: _SplitInputs) -> Iterator[Choice]:
-    """Yield the choices (ways to split a layer) into grid tiles, in two columns and in the squarest grid."""
+    """Yield the splits into grid tiles, in two columns and in the squarest grid."""
     height, width = split.find_axis("height"), split.find_axis("width")
     count = len(split.devices)
-    # If an image was converted to a sequence of patches, one axis is both height and width, so that no grid is
-    # possible.
+    # If an image was converted to a sequence of patches, one axis is both height and width.
     if height is None or width is None or height == width:
         return
     squarest = max((c for c in range(2, int(count**0.5) + 1) if count % c == 0), default=0)
@@ -435,8 +418,7 @@ def _grid_tiles(
 ) -> list[tuple[Device, Region]]:
     """Return the tiles of a grid with this number of columns, each with its device.
 
-    The height of each row of tiles is proportional to the sum of its devices' weights. The row is then cut into columns
-    by these weights.
+    The height of each row of tiles is proportional to the sum of its devices' weights.
     """
     weights = split.weights
     starts = range(0, len(weights), columns)
@@ -450,10 +432,9 @@ def _grid_tiles(
 
 
 def _copy_choices(split: _SplitInputs) -> Iterator[Choice]:
-    """Yield the choice (way to split) in which every device computes the whole layer, so that its output is not sent.
+    """Yield the choice in which every device computes the whole layer, so that its output is not sent.
 
-    It exists only for layers without multiplications, with an output that has no separate width axis (a sequence or a
-    vector).
+    It exists only for layers without multiplications, with a sequence or a vector as output.
     """
     if (
         split.problem.layers.tensors[split.layer.output].shape is not None
@@ -490,9 +471,8 @@ def _make_disjoint(regions: Sequence[Region]) -> tuple[Region, ...]:
 def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
     layers, layer = split.problem.layers, split.layer
     length, run = reduction_length(layers, layer), find_run_before(layers, layer)
-    # A channel run is a sequence of layers that are cut by channels together, without an exchange between them. A
-    # product of two computed tensors (as in QKᵀ) does not end a run, because both tensors have the axis that it sums
-    # over. It cannot be cut together with earlier layers, so it is not split into partial sums.
+    # A product of two computed tensors (as in QKᵀ) cannot be cut together with earlier layers, so it is not split into
+    # partial sums.
     if length is None or (run is None and count_macs(layers, layer)) or _is_small_table(layers, layer):
         return
     ranges = cut_channel_run(layers, run, split.weights).ranges if run else split_proportionally(length, split.weights)
@@ -509,8 +489,7 @@ def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
 def _is_small_table(layers: LayerGraph, layer: Layer) -> bool:
     """Return True if the layer picks rows of a table that is no larger than the layer's output.
 
-    If such a table is cut, each device computes a partial result of the size of the output, which must be sent and
-    added. For a small table, this costs more than the memory that it saves is worth.
+    Sending partial results of the size of the output would cost more than a cut of the table saves.
     """
     if count_macs(layers, layer):
         return False

@@ -1,9 +1,8 @@
-"""Cost tables: the costs of all choices of all layers in the barrier model, as arrays.
+"""Cost tables: the costs of all choices of all layers, as arrays.
 
 A choice is one way to split a layer. There is one array for each layer, and one for each edge (pair of connected
-layers). A selection has one choice (by number) for each layer; it determines the plan, and the arrays give the seconds
-and bytes of this plan. The barrier model assumes that a layer starts when all devices have everything that they need
-for it.
+layers). A selection has one choice (by number) for each layer; it determines the plan. Costs follow the barrier model:
+a layer starts when all devices have everything that they need for it.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ TensorSlots = tuple[tuple[int, int], ...]
 BoxFlow = tuple[Ints, Ints, Sequence[NeededBoxes], int]
 """One tensor between two connected layers, as four values.
 
-They are the boxes (regions as arrays) that devices store, the same boxes made disjoint (the shares that devices send),
-the boxes that devices need, and the bytes of an element.
+They are the regions that devices store, the same regions made disjoint (the shares that devices send), the regions that
+devices need, and the bytes of an element.
 """
 _MAX_BLOCK_ELEMENTS = (
     1 << 17
@@ -52,33 +51,26 @@ _MAX_BLOCK_ELEMENTS = (
 FILLED_PARTS_PER_S: Mapping[bool, int] = {True: 16_000, False: 11_000}
 """Parts (pieces of layers) for which tables are filled in one second of the reference computer.
 
-The key is True for a network of one link on which every byte costs the same (`LinkLoads.is_uniform`). For other
-networks, 13 600 parts per second were measured on DenseNet-121 with 4 devices.
+The key is True for a network of one link on which every byte costs the same. For other networks, 13 600 parts per
+second were measured on DenseNet-121 with 4 devices.
 """
 
 
 @dataclass(frozen=True, eq=False)
 class CostTables:
-    """The barrier model of a problem: the seconds and bytes of each choice (way to split it) of each layer.
+    """The seconds and bytes of each choice (way to split it) of each layer, if layers do not overlap (barrier model).
 
         T(selection) = Σ_l node_seconds[l][c_l] + Σ_(i,j) edge_seconds[i,j][c_i, c_j]
 
-    A selection has the number c_l of a choice for each layer l. T is the latency of a frame in seconds.
+    A selection has the number c_l of a choice for each layer l. T is the latency of a frame in seconds. Assumptions:
 
-    Assumptions:
-
-    - Nothing overlaps: neither layers, nor computing and sending. There is one exception. If the problem has runtime
-      costs, the source computes while the network's inputs are sent to other devices.
+    - Nothing overlaps. Only if the problem has runtime costs, the source computes while the network's inputs are sent.
     - On a shared medium or a gateway, transfers go one after another. On a switch, all transfers of an edge go at the
       same time until the busiest link is done.
-    - An element that several devices store is sent by only one of them, the device that has it in its share (shares are
-      disjoint regions).
+    - An element that several devices store is sent by only one of them, the device that has it in its share.
     - Keys and values of an attention are sent in one message.
     - A tensor that two layers read is sent for each of the two, even if the receiver has it already.
     - A part is computed even if nothing reads it.
-
-    `cost.simulator.estimate_metrics` counts a tensor with two readers once and omits a part that nothing reads.
-    Otherwise the estimate agrees with the barrier model.
 
     Attributes:
         problem: The problem.
@@ -87,11 +79,11 @@ class CostTables:
         node_seconds: For each layer, the seconds of each choice: computing on the slowest device, the exchange of
             partial sums, and the transfers of network inputs and outputs.
         edge_seconds: For each edge (i, j), the seconds to send missing elements of layer i's output to the devices that
-            need them for layer j, an array of shape (choices of i, choices of j).
-        compute_seconds: For each layer, the seconds of computing, of shape (choices, devices) in platform order.
-        weight_bytes: For each layer, the bytes of weights, of shape (choices, devices).
-        node_bytes: For each layer, the bytes that are sent in the transfers of `node_seconds`, of shape (choices,).
-        edge_bytes: For each edge, the bytes that are sent in the transfers of `edge_seconds`, of the same shapes.
+            need them for layer j, shape (choices of i, choices of j).
+        compute_seconds: For each layer, the seconds of computing, shape (choices, devices) in platform order.
+        weight_bytes: For each layer, the bytes of weights, shape (choices, devices).
+        node_bytes: For each layer, the bytes that are sent in the transfers of `node_seconds`, shape (choices,).
+        edge_bytes: For each edge, the bytes that are sent in the transfers of `edge_seconds`, in the same shapes.
         footprints: Regions, seconds and bytes of the choices of each layer.
     """
 
@@ -110,10 +102,7 @@ class CostTables:
         return float(self.total_seconds_of(np.asarray([selection]))[0])
 
     def total_seconds_of(self, selections: NDArray[np.integer]) -> Floats:
-        """Return the seconds of a frame for each selection (one way to split each layer).
-
-        `selections` has the shape (selections, layers).
-        """
+        """Return the seconds of a frame for each row of `selections`: the number of each layer's choice."""
         return sum_tables(self.node_seconds, self.edge_seconds, selections)
 
     def plan(self, selection: Sequence[int]) -> Plan:
@@ -121,10 +110,7 @@ class CostTables:
         return self.problem.build_plan({layer.name: choices[number].parts for layer, choices, number in chosen})
 
     def find_selection(self, plan: Plan) -> tuple[int, ...] | None:
-        """Return the number of each layer's choice (way to split it) that has the plan's parts.
-
-        The result is None if a layer has no such choice.
-        """
+        """Return the number of each layer's split in the plan; None if the tables do not have one of the splits."""
         numbers = [
             next((number for number, choice in enumerate(choices) if choice.parts == plan.layers[layer.name]), None)
             for layer, choices in zip(self.problem.layers.layers, self.choices, strict=True)
@@ -138,41 +124,35 @@ class CostTables:
 
 
 def sum_tables(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats], selections: NDArray[np.integer]) -> Floats:
-    """Return the cost of each selection: the sum of the costs of its layers and of its edges.
-
-    A selection has one choice (way to split the layer) for each layer. An edge is a pair of connected layers.
+    """Return the cost of each selection (one way to split each layer), shape (selections,).
 
     Args:
         node: For each layer, the cost of each of its choices.
         edge: For two connected layers, the cost of each pair of their choices.
-        selections: The number of the choice of each layer, of shape (selections, layers).
-
-    Returns:
-        The costs, of shape (selections).
+        selections: The number of the choice of each layer, shape (selections, layers).
     """
     columns = np.ascontiguousarray(np.asarray(selections).T)
     sums = np.zeros(columns.shape[1])
     for layer_costs, column in zip(node, columns, strict=True):
         sums += layer_costs[column]
     for (i, j), table in edge.items():
-        # The tables are flattened, because NumPy looks up a flat index faster than a pair of indices.
+        # NumPy looks up a flat index faster than a pair of indices.
         sums += table.ravel()[columns[i] * table.shape[1] + columns[j]]
     return sums
 
 
 def to_original_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...]:
-    """Translate a selection (plan) from numbers among the kept choices of each layer to original choice numbers.
+    """Translate the number of each layer's choice among the `kept` choices to its original number.
 
-    A choice is one way to split a layer. Its number changes if other choices of the layer are dropped.
+    A choice is one way to split a layer. `kept` has the original numbers.
     """
     return tuple(int(numbers[chosen]) for numbers, chosen in zip(kept, selection, strict=True))
 
 
 def to_kept_numbers(kept: Sequence[NDArray[np.intp]], selection: Sequence[int]) -> tuple[int, ...] | None:
-    """Translate a selection (plan) from the original numbers of choices to their numbers among the kept choices.
+    """Translate the original number of each layer's choice to its number among the `kept` choices.
 
-    A choice is one way to split a layer. `kept` contains, for each layer, the original numbers of the kept choices. The
-    result is None if a choice of the selection is not kept.
+    A choice is one way to split a layer. `kept` has the original numbers. The result is None if a choice is not kept.
     """
     matches = [np.flatnonzero(numbers == chosen) for numbers, chosen in zip(kept, selection, strict=True)]
     return tuple(int(match[0]) for match in matches) if all(map(len, matches)) else None
@@ -188,10 +168,7 @@ def build_cost_tables(
     options: ChoiceSet = ChoiceSet(),  # noqa: B008
     budget: WorkBudget | None = None,
 ) -> CostTables:
-    """Return the cost tables of the choices (ways to split it) of every layer, by the barrier model.
-
-    In the barrier model, nothing overlaps: each layer begins when all devices have what they need for it. Equal layers
-    share their arrays.
+    """Return the costs of all `options` (ways to split) of every layer and of every pair of connected layers.
 
     Raises:
         DicompilerError: The budget is exceeded before the tables are filled.
@@ -218,8 +195,8 @@ def find_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
 def find_state_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
     """Return the edges from the layer that computes a state to the layers that read it in the next frame.
 
-    A state is an output of the network that becomes an input of the next frame. An edge may join a layer with itself,
-    and the reader may come before the producer in layer order.
+    A state is an output of the network that becomes an input of the next frame. The reader may come before the producer
+    in layer order, or be the same layer.
     """
     joined: dict[LayerEdge, list[tuple[int, int]]] = {}
     for j, layer in enumerate(layers.layers if layers.states else ()):
@@ -233,10 +210,8 @@ def find_state_edges(layers: LayerGraph) -> dict[LayerEdge, TensorSlots]:
 def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
     """Return the positions of layers whose output is sent in one message with another layer's output.
 
-    Matrix products with the same input tensor send their outputs in one message. The costs of the message are counted
-    for the first of these products, whose position is not in the result. The product that computes the queries of an
-    attention counts as the last one. Queries usually stay on their device, so that the message must be counted for
-    another product.
+    Matrix products with the same input tensor send their outputs in one message, which is counted for only one of them.
+    This is not the product that computes the queries of an attention, because queries are rarely sent.
     """
     products: dict[str, list[int]] = {}
     for i, layer in enumerate(layers.layers):
@@ -251,8 +226,7 @@ def coalesced_layers(layers: LayerGraph) -> frozenset[int]:
 def _find_queries(layers: LayerGraph) -> set[str]:
     """Return the names of the layers that compute the queries of an attention.
 
-    Such a layer is a matrix product whose result, possibly reshaped, is the first operand of a product of two computed
-    tensors (such as QKᵀ).
+    The result of such a matrix product is the first operand of a product of two computed tensors (such as QKᵀ).
     """
     found, seen = set[str](), set[str]()
     waiting = [layer.nodes[layer.anchor].inputs[0] for layer in layers.layers if _multiplies_two_tensors(layers, layer)]
@@ -276,11 +250,7 @@ def _multiplies_two_tensors(layers: LayerGraph, layer: Layer) -> bool:
 
 
 class _TableFiller:
-    """A builder of cost tables, which computes each distinct footprint and each distinct edge only once.
-
-    A footprint has the regions, seconds and bytes of a layer's choices (ways to split it). An edge is a pair of
-    connected layers.
-    """
+    """A builder of cost tables. Equal layers and equal pairs of connected layers are computed only once."""
 
     def __init__(self, problem: Problem, options: ChoiceSet, budget: WorkBudget) -> None:
         self.problem, self.options, self.budget = problem, options, budget
@@ -288,7 +258,7 @@ class _TableFiller:
         self.footprints: dict[Hashable, tuple[tuple[Choice, ...], ChoiceFootprint]] = {}
         self.edge_arrays: dict[Hashable, tuple[Floats, Floats]] = {}
         self.coalesced_layers = coalesced_layers(problem.layers)
-        # Cache: the seconds and bytes of the exchange of partial sums. Layers with the same footprint share an entry.
+        # Cache: the seconds and bytes of the exchange of partial sums.
         self.node_arrays: dict[ChoiceFootprint, tuple[Floats, Floats]] = {}
 
     def fill(self) -> CostTables:
@@ -297,8 +267,8 @@ class _TableFiller:
         footprints = tuple(footprint for _, footprint in pairs)
         edges = {edge: self._edge_arrays(footprints, edge, slots) for edge, slots in find_edges(layers).items()}
         nodes = [self._node_arrays(i, footprint) for i, footprint in enumerate(footprints)]
-        # A state is an output that is an input of the next frame. A device may need pieces of a state that another
-        # device computed in the previous frame. They are sent like tensors between two connected layers.
+        # A state is an output that is an input of the next frame. Pieces of it that another device computed are sent
+        # like tensors between two connected layers.
         for (i, j), slots in find_state_edges(layers).items():
             seconds, sent = self._edge_arrays(footprints, (i, j), slots)
             if i == j:
@@ -347,8 +317,7 @@ class _TableFiller:
     def _node_arrays(self, i: int, footprint: ChoiceFootprint) -> tuple[Floats, Floats]:
         """Return the seconds and the sent bytes of each choice (way to split it) of layer `i`.
 
-        The seconds include computing. Both include the exchange of partial sums, and the transfers of the network's
-        inputs and outputs. Neither includes transfers from other layers.
+        The seconds include computing. Transfers from other layers are not included.
         """
         if footprint not in self.node_arrays:
             merged = footprint.merged_bytes
@@ -367,10 +336,9 @@ class _TableFiller:
         return seconds, sent
 
     def _compute_seconds(self, footprint: ChoiceFootprint, arrival_s: Floats) -> Floats:
-        """Return, for each choice, the seconds until the slowest device has computed its part of the layer.
+        """Return, for each choice (way to split the layer), the seconds until the slowest device has computed its part.
 
-        A choice is one way to split the layer. `arrival_s` has, for each choice, the seconds until the network's inputs
-        have arrived. If the problem has runtime costs, the source device, which has the inputs, does not wait for them.
+        `arrival_s` has, for each choice, the seconds until the network's inputs have arrived.
         """
         is_waiting = np.ones(len(self.problem.platform.devices), bool)
         if arrival_s.any() and self.link_loads.runtime is not None:
@@ -388,10 +356,9 @@ class _TableFiller:
 def flows_on_edge(
     layers: LayerGraph, edge: LayerEdge, slots: TensorSlots, footprints: Sequence[ChoiceFootprint]
 ) -> list[BoxFlow]:
-    """Return a flow for each tensor that the consumer layer reads from the producer layer, if its regions are known.
+    """Return, for each tensor between two layers, the regions that devices store and those that they need.
 
-    A choice is one way to split a layer. A flow says which boxes (regions as arrays) of the tensor devices store with
-    each choice of the producer. It also says which boxes they need with each choice of the consumer.
+    Tensors without known regions are omitted.
     """
     producer, consumer, outputs = footprints[edge[0]], footprints[edge[1]], layers.layers[edge[0]].outputs
     return [
@@ -402,10 +369,7 @@ def flows_on_edge(
 
 
 def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) -> tuple[list[BoxFlow], list[BoxFlow]]:
-    """Return the flows of network inputs to a layer, and the flows of network outputs from it.
-
-    A flow says which boxes (regions as arrays) of a tensor the devices store, and which they need.
-    """
+    """Return, for each network input and each network output of a layer, the regions that devices store and need."""
     layers, (source, sink) = problem.layers, source_and_sink(problem)
     inputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.inputs):
@@ -421,10 +385,9 @@ def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) ->
 
 
 def transfer_arrays(links: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int, int]) -> tuple[Floats, Floats]:
-    """Return the seconds and the bytes of transferring the tensors of one edge between two layers.
+    """Return the seconds and the bytes of transferring the tensors `flows` between two layers.
 
-    Both arrays have the shape (producer choices, consumer choices), given as `shape`. A choice is one way to split a
-    layer. `flows` says for each tensor which boxes (regions as arrays) devices store and need.
+    Both arrays have the given `shape`: (ways to split the producer, ways to split the consumer).
     """
     seconds, sent_bytes = np.zeros(shape), np.zeros(shape)
     if not flows:
@@ -450,10 +413,7 @@ def transfer_arrays(links: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int
 
 
 def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
-    """Return the bytes that each device needs of the tensors of all `flows`, of shape (consumer choices, devices).
-
-    A consumer choice is one way to split the layer that reads the tensors.
-    """
+    """Return the bytes that each device needs of the tensors `flows`, shape (ways to split the consumer, devices)."""
     return reduce(
         np.add, (item * need.sign * box_elements(need.boxes) for _, _, needs, item in flows for need in needs)
     )
@@ -462,13 +422,15 @@ def _needed_bytes(flows: Sequence[BoxFlow]) -> Ints:
 def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
     """Return the bytes of a tensor that each device needs and does not store.
 
-    A choice is one way to split a layer. `held` are the boxes (regions as arrays) that devices store with each choice
-    of the producer. `needs` are the boxes that they need with each choice of the consumer. An element has `item_bytes`
-    bytes. The result has the shape (producer choices, consumer choices, devices).
+    The shape is (ways to split the producer, ways to split the consumer, devices).
+
+    Args:
+        held: Regions that devices store.
+        needs: Regions that devices need.
+        item_bytes: Bytes of an element.
     """
     (held, *wanted), factor = _drop_common_axes([held, *(need.boxes for need in needs)])
-    # `missing` has the shape (devices, producer choices, consumer choices), where a choice is one way to split a
-    # layer. Devices come first, because NumPy is fast on arrays with long rows.
+    # Devices come first, because NumPy is fast on arrays with long rows.
     missing = np.zeros((held.shape[1], len(held), len(wanted[0])), held.dtype)
     for need, boxes in zip(needs, wanted, strict=True):
         present = common_elements(held.swapaxes(0, 1)[:, :, None], boxes.swapaxes(0, 1)[:, None])
@@ -477,24 +439,22 @@ def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> 
 
 
 def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
-    """Return the bytes of a tensor that devices send to each other, for each choice (way to split) of two layers.
+    """Return the bytes of a tensor that each device sends to each other device.
 
-    A device sends the elements of its box in `shares` that the receiver needs and does not store. The result has the
-    shape (producer choices, consumer choices, senders, receivers).
+    The shape is (ways to split the producer, ways to split the consumer, senders, receivers).
 
     Args:
-        held: Boxes (regions as arrays) that devices store with each choice of the layer that produces the tensor.
-        shares: The same boxes, made disjoint, so that only one device sends each element.
-        needs: Boxes that devices need with each choice of the layer that consumes the tensor.
+        held: Regions that devices store with each split of the layer that produces the tensor.
+        shares: The same regions, made disjoint, so that only one device sends each element.
+        needs: Regions that devices need with each split of the layer that consumes the tensor.
         item_bytes: Bytes of an element.
     """
     devices = held.shape[1]
     (held, shares, *wanted), factor = _drop_common_axes([held, shares, *(need.boxes for need in needs)])
-    # Elements of a sender's share that the receiver stores too. They are not sent. The boxes (regions as arrays) have
-    # the shape (producer choices, senders, receivers, axes, 2).
+    # Elements of a sender's share that the receiver stores too, so that they are not sent. The shape is (producer
+    # choices, senders, receivers, axes, 2).
     both = common_boxes(shares[:, :, None], held[:, None, :])
-    # Such elements exist only for few combinations (p, s, r) of a way to split the producing layer, a sender and a
-    # receiver. They are subtracted only for these combinations.
+    # Such elements exist only for few combinations (p, s, r), so they are subtracted only for these.
     p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & ~np.eye(devices, dtype=bool))
     # Numbers of sent elements, of shape (producer choices, senders, consumer choices, receivers).
     sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)
@@ -506,13 +466,9 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
 
 
 def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
-    """Drop the axes on which all boxes have the same interval, to make later computations faster.
+    """Drop the axes on which all regions have the same interval, to make later computations faster.
 
-    Boxes are regions as arrays; boxes without elements are ignored. At least one axis is kept. The result has 32-bit
-    integers if they suffice.
-
-    Returns:
-        The boxes with the other axes, and the product of the lengths of the dropped axes.
+    The second result is the product of the lengths of the dropped axes. At least one axis is kept.
     """
     rows = np.concatenate([boxes.reshape(-1, *boxes.shape[-2:]) for boxes in arrays])
     rows = rows[box_elements(rows) > 0]
@@ -527,9 +483,9 @@ def _drop_common_axes(arrays: Sequence[Ints]) -> tuple[list[Ints], int]:
 
 
 def common_elements(a: Ints, b: Ints) -> Ints:
-    """Return the number of elements that boxes (regions) of `a` and `b` have in common.
+    """Return the number of elements that the regions of `a` and `b` have in common.
 
-    The arrays of boxes have the shape (…, axes, 2), with the start and the end on each axis, and are broadcast.
+    The arrays have the shape (…, axes, 2), with the start and the end on each axis, and are broadcast.
     """
     # Contiguous arrays are many times faster to compare, so each bound of each axis is copied to its own array.
     a_bounds, b_bounds = (np.ascontiguousarray(np.moveaxis(boxes, (-2, -1), (0, 1))) for boxes in (a, b))

@@ -1,8 +1,6 @@
 """Times of transfers as arrays: how long the network's links and the devices' runtimes are busy.
 
-`build_link_loads` returns the links of a problem's network. `LinkLoads.transfer_seconds` returns the seconds until the
-bytes that each device sends to each other device have arrived. Some arrays have an axis of choices. A choice is one way
-to split a layer over devices.
+Some arrays have an axis of choices. A choice is one way to split a layer over devices.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ class RuntimeArrays:
         calling: Seconds of a receiver to call the segment (piece of the model) that waited for messages.
         slice: Seconds of a receiver to prepare the joining of received pieces.
         copy: Seconds for each byte that a receiver copies to join pieces.
-        coalesced_share: Fraction of `send` and `receive` that a message costs if it is coalesced with others.
+        coalesced_share: Fraction of `send` and `receive` that a message costs if it is sent together with others.
     """
 
     send: Floats
@@ -41,21 +39,17 @@ class RuntimeArrays:
 
     @cached_property
     def coalesced(self) -> RuntimeArrays:
-        """Costs of messages that are coalesced (sent together) with another message to the same receiver.
-
-        The call of the receiver's segment is counted for the other message, so it costs 0 here.
-        """
+        """Costs of messages that are sent together with another message to the same receiver."""
         send, receive = self.send * self.coalesced_share, self.receive * self.coalesced_share
         return replace(self, send=send, receive=receive, calling=0 * self.calling)
 
     def handling_seconds(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
-        """Return the seconds that the devices' runtimes spend on messages: busiest sender plus busiest receiver.
+        """Return the seconds that the devices' runtimes spend on messages, shape (…): busiest sender plus busiest receiver.
 
         Args:
-            sent: Bytes from sender to receiver, an array of shape (…, senders, receivers). The result has the shape
-                (…).
-            needed: Bytes of the tensor that each receiver joins from received pieces, of shape (…, receivers); None if
-                nothing is joined.
+            sent: Bytes from sender to receiver, shape (…, senders, receivers).
+            needed: Bytes that each receiver joins from received pieces, shape (…, receivers); None if nothing is
+                joined.
         """
         messages = sent > 0
         sending = messages.sum(axis=-1) * self.send + sent.sum(axis=-1) * self.byte
@@ -65,13 +59,13 @@ class RuntimeArrays:
     def gathering_seconds(self, missing: Ints, holders: Ints, largest: Ints, needed: Ints) -> Floats:
         """Return a lower bound on the seconds that runtimes spend on a transfer, if its senders are unknown.
 
-        The result has the shape (producer choices, consumer choices), where a choice is one way to split a layer.
+        A choice is one way to split a layer. The result has the shape (producer choices, consumer choices).
 
         Args:
-            missing: Bytes that each receiver lacks, of shape (producer choices, consumer choices, receivers).
-            holders: Number of devices that have a share (disjoint region) of the tensor, for each producer choice.
-            largest: Bytes of the largest share, for each producer choice.
-            needed: Bytes that each receiver joins from pieces, of shape (consumer choices, receivers).
+            missing: Bytes that each receiver lacks, shape (producer choices, consumer choices, receivers).
+            holders: Number of devices that may send elements of the tensor, for each producer choice.
+            largest: Most bytes that one device may send, for each producer choice.
+            needed: Bytes that each receiver joins from pieces, shape (consumer choices, receivers).
         """
         messages = -(-missing // np.maximum(largest, 1)[:, None, None])
         sending = messages.sum(axis=-1) * self.send.max() + missing.sum(axis=-1) * self.byte.max()
@@ -90,12 +84,12 @@ class RuntimeArrays:
 class LinkLoads:
     """The links of the network, and for how many seconds bytes and messages keep each link busy.
 
-    A shared medium or a gateway is one link. A switch has two links for each host, one in each direction. Arrays over
-    pairs of devices have the index sender · number of devices + receiver.
+    A shared medium or a gateway is one link. A switch has two links for each host, one in each direction. Pairs of
+    devices have the index sender · number of devices + receiver.
 
     Attributes:
-        byte_seconds: Seconds for each byte, of shape (pairs, links); 0 within a host.
-        message_seconds: Seconds for each message, of shape (pairs, links); 0 within a host.
+        byte_seconds: Seconds for each byte, shape (pairs, links); 0 within a host.
+        message_seconds: Seconds for each message, shape (pairs, links); 0 within a host.
         pair_latency: Latency in seconds of each pair, including the latency of the receiver's runtime.
         is_uniform: True if there is one link on which every byte costs the same, so that the senders do not matter.
         runtime: Costs of the runtimes; None if they are free.
@@ -108,20 +102,21 @@ class LinkLoads:
     runtime: RuntimeArrays | None = None
 
     def busy_seconds(self, sent: Ints | Floats) -> Floats:
-        """Return the seconds for which the sent bytes keep each link busy, as an array of shape (…, links).
+        """Return the seconds for which sent bytes keep each link busy, shape (…, links).
 
-        `sent` are the bytes that each device sends to each other device, of shape (…, senders, receivers).
+        `sent` are the bytes that each device sends to each other device, shape (…, senders, receivers).
         """
         flat = sent.reshape(*sent.shape[:-2], -1)
         busy: Floats = flat.astype(np.float64, copy=False) @ self.byte_seconds
         return busy + (flat > 0).astype(np.float64) @ self.message_seconds if self.has_message_cost else busy
 
     def transfer_seconds(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
-        """Return the seconds until the bytes that each device sends to each other device have been received.
+        """Return the seconds until all sent bytes have been received, shape (…).
 
-        The bytes `sent` have the shape (…, senders, receivers), and the result has the shape (…). The latency is
-        counted once. `needed` has the bytes of the tensor that each receiver joins from received pieces, of shape (…,
-        receivers); it is None if nothing is joined.
+        Args:
+            sent: Bytes from sender to receiver, shape (…, senders, receivers).
+            needed: Bytes that each receiver joins from received pieces, shape (…, receivers); None if nothing is
+                joined.
         """
         seconds = self._network_seconds(sent)
         return seconds if self.runtime is None else seconds + self.runtime.handling_seconds(sent, needed)
@@ -136,29 +131,25 @@ class LinkLoads:
         return np.asarray(busy + latency.max(axis=-1))
 
     def uniform_seconds(self, nbytes: Ints | Floats) -> Floats:
-        """Return the seconds until `nbytes` bytes have arrived, for each entry of `nbytes`.
-
-        This method may only be called if `is_uniform` is True: every byte costs the same.
-        """
+        """Return the seconds until `nbytes` bytes have arrived, if `is_uniform` is True."""
         return np.asarray(nbytes * self.byte_seconds.max() + self.pair_latency.max(initial=0.0) * (nbytes > 0))
 
     @cached_property
     def coalesced(self) -> LinkLoads:
-        """The costs of messages that are coalesced (sent together) with others: no latency, and lower runtime costs."""
+        """The costs of messages that are sent together with others: no latency, and lower runtime costs."""
         if self.runtime is None:
             return self
         return replace(self, pair_latency=0 * self.pair_latency, runtime=self.runtime.coalesced)
 
     @cached_property
     def has_message_cost(self) -> bool:
-        """True if a message takes time in addition to its bytes."""
         return bool(self.message_seconds.any())
 
     @cached_property
     def common_latency(self) -> float | None:
-        """The latency in seconds that all pairs of devices on different hosts have in common.
+        """The latency in seconds between devices on different hosts.
 
-        The value is None if the latencies of such pairs differ, or if pairs of devices on one host have a latency too.
+        None if it is not the same for all, or if there is also a latency within a host.
         """
         is_linked = self.byte_seconds.any(axis=1)
         latencies = set(self.pair_latency[is_linked].tolist())
@@ -166,7 +157,7 @@ class LinkLoads:
 
 
 def build_link_loads(problem: Problem) -> LinkLoads:
-    """Return for how long bytes and messages keep the network's links busy, and the costs of the devices' runtimes."""
+    """Return how long bytes and messages keep the network's links and the devices' runtimes busy."""
     platform = problem.platform
     devices = platform.devices
     hosts = {host.name: i for i, host in enumerate(platform.hosts)}
@@ -192,10 +183,10 @@ def build_runtime_arrays(problem: Problem) -> RuntimeArrays:
 
 
 def pair_times(problem: Problem) -> tuple[Floats, Floats, Floats]:
-    """Return the seconds per byte, the seconds per message and the latency of each pair of devices, as three arrays.
+    """Return the seconds per byte, the seconds per message and the latency in seconds of each pair of devices.
 
-    The index of a pair is sender · number of devices + receiver. Bytes include the message headers. The latency is the
-    sum of the network's latency, which is 0 within a host, and of the latency of the receiver's runtime.
+    The index of a pair is sender · number of devices + receiver. Message headers and the latency of the receiver's
+    runtime are included.
     """
     byte_s, message_s, latency = problem.platform.transfer_times.reshape(3, -1)
     count = len(problem.platform.devices)

@@ -3,8 +3,7 @@
     CostTables → SentTensors → PeriodModel or HostMemoryModel
     model + selections → loads
 
-A selection represents a plan: it has one choice (way to split the layer) for each layer. The strategy `teams` searches
-for a selection whose largest load is small.
+A selection is a plan, as one choice (way to split the layer) for each layer.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from dicompiler_strategies.tables.cost_tables import (
 from dicompiler_strategies.tables.link_loads import RuntimeArrays, build_link_loads
 
 Selections = NDArray[np.intp]
-"""Selections (plans) as an array of shape (selections, layers): the number of each layer's choice (way to split it)."""
+"""Plans as an array of shape (selections, layers): the number of each layer's choice (way to split it)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +40,10 @@ class SentTensors:
     """The bytes that devices send to each other for each tensor, by the choices (ways to split a layer) of its layers.
 
     Attributes:
-        edges: For each layer whose outputs other layers read, two values: the position of the last reader, and the
-            bytes by edge. An edge (i, j) joins the layer i and a reader j. Its bytes have the shape (choices of i,
-            choices of j, senders, receivers). A receiver gets a tensor once, even if it computes several layers that
-            read it. The regions that these layers read mostly overlap, so that only the largest number of bytes counts.
-        inputs: For each layer, the bytes of network inputs that it reads, of shape (choices, senders, receivers).
+        edges: For each layer whose outputs other layers read: the position of the last reader, and the bytes by edge.
+            Those of the edge from layer i to reader j have the shape (choices of i, choices of j, senders, receivers).
+            A receiver gets a tensor only once, so only the edge with the most bytes counts.
+        inputs: For each layer, the bytes of network inputs that it reads, shape (choices, senders, receivers).
         outputs: For each layer, the bytes of network outputs that it sends to sinks, of the same shape.
     """
 
@@ -56,8 +54,8 @@ class SentTensors:
     def received_by(self, hosts: Floats) -> SentTensors:
         """Return the bytes that each host receives, instead of those that devices send to each other.
 
-        In all shapes, one axis of hosts replaces the axes of senders and receivers. `hosts` is a matrix of shape
-        (devices, hosts) that is 1 for each device on its host.
+        One axis of hosts replaces the axes of senders and receivers. `hosts` has the shape (devices, hosts); it is 1
+        for each device on its host.
         """
         known: dict[int, Floats] = {}
 
@@ -71,10 +69,7 @@ class SentTensors:
 
 
 def find_sent_tensors(tables: CostTables) -> SentTensors:
-    """Return the tensors that are sent under each choice (way to split a layer).
-
-    Equal edges (pairs of connected layers) share their arrays.
-    """
+    """Return the bytes that are sent for each tensor, by the choices (ways to split) of its layers."""
     problem, layers, footprints = tables.problem, tables.problem.layers, tables.footprints
     known: dict[object, Floats] = {}
     by_producer: dict[int, dict[LayerEdge, Floats]] = {}
@@ -101,11 +96,10 @@ def _sum_flows(tables: CostTables, flows: Sequence[BoxFlow], shape: tuple[int, i
 
 
 def find_sent_states(tables: CostTables) -> dict[LayerEdge, NDArray[np.bool_]]:
-    """Return, for each pair of layers that compute and read a state, the choices that would send the state.
+    """Return, for each pair of layers that compute and read a state, the pairs of choices that would send the state.
 
-    A state (an output that is an input of the next frame) must stay on its device. A choice is one way to split a
-    layer. The arrays are True for pairs of choices that would send the state to another device. Their shape is (choices
-    of the computing layer, choices of the reader).
+    A state is an output that is an input of the next frame, and must stay on its device. A choice is one way to split a
+    layer. The arrays have the shape (choices of the computing layer, choices of the reader).
     """
     layers, sent = tables.problem.layers, {}
     for (i, j), slots in find_state_edges(layers).items():
@@ -120,7 +114,7 @@ class StackedTables:
     """Tables one below the other in one array, so that rows of many tables are read at once.
 
     Attributes:
-        rows: The rows of all tables, of shape (rows, width). Tables that are the same object are stored once.
+        rows: The rows of all tables, shape (rows, width). Tables that are the same object are stored once.
         first_rows: For each table, the row at which it begins.
     """
 
@@ -139,14 +133,14 @@ class StackedTables:
 
 @dataclass(frozen=True, eq=False)
 class LayerTerms:
-    """Terms of loads that depend on one layer's choice (way to split it).
+    """Terms (summands) of loads that depend on one layer's choice (way to split it).
 
-    A load is the bytes of a host, or the seconds of a device or link. It is calculated from sums of terms.
+    A load is the bytes of a host, or the seconds of a device or link.
 
     Attributes:
         layers: The position of the layer of each term.
         targets: For each term, the row of the sums to which it is added, in ascending order.
-        tables: For each term, its loads by choice, of shape (choices, loads).
+        tables: For each term, its loads by choice, shape (choices, loads).
     """
 
     layers: NDArray[np.intp]
@@ -155,10 +149,9 @@ class LayerTerms:
 
     @classmethod
     def build(cls, terms: Sequence[tuple[int, int, Floats]]) -> LayerTerms:
-        """Return the terms (summands of loads) that are given by three values each.
+        """Return the terms (row of the sums, position of the layer, table) as arrays.
 
-        These values are the row of the sums to which the term is added, the position of the layer, and a table. The
-        table has the loads by choice (way to split the layer), of shape (choices, loads).
+        A table has the loads by choice (way to split the layer), shape (choices, loads).
         """
         ordered = sorted(terms, key=lambda term: term[:2])
         targets, layers, tables = zip(*ordered, strict=True)
@@ -168,19 +161,18 @@ class LayerTerms:
 
 @dataclass(frozen=True, eq=False)
 class TensorTerms:
-    """Terms of loads that depend on the choices (ways to split) of two connected layers: the bytes of sent tensors.
+    """Terms (summands) of loads that depend on the choices of two connected layers: the bytes of sent tensors.
 
-    An edge joins the layer that computes a tensor and a layer that reads it. The edges of a tensor follow each other.
-    The term of a tensor is the largest number of bytes of its edges, because the regions that the readers read mostly
-    overlap.
+    An edge joins the layer that computes a tensor and a layer that reads it. The term of a tensor is the largest number
+    of bytes of its edges, because readers mostly read the same region.
 
     Attributes:
-        producers: The layer that computes the tensor, for each edge.
-        readers: The layer that reads the tensor, for each edge.
-        reader_choices: The number of the reader's choices, for each edge.
-        tensors: The number of the edge's tensor.
+        producers: For each edge, the position of the layer that computes the tensor.
+        readers: For each edge, the position of the layer that reads the tensor.
+        reader_choices: For each edge, how many choices (ways to split it) the reader has.
+        tensors: For each edge, the number of its tensor, ascending.
         targets: For each tensor, the row of the sums to which it is added, in ascending order.
-        tables: For each edge, the bytes by the choices of both layers, of shape (choices · choices, pairs of devices or
+        tables: For each edge, the bytes by the choices of both layers, shape (choices · choices, pairs of devices or
             hosts).
     """
 
@@ -193,7 +185,7 @@ class TensorTerms:
 
     @classmethod
     def build(cls, sent: SentTensors, targets: Sequence[int]) -> TensorTerms:
-        """Return the terms (summands of loads) of the sent tensors: the bytes of each tensor.
+        """Return the terms (summands of loads) of the sent tensors.
 
         `targets` has, for each tensor, the row of the sums to which its bytes are added.
         """
@@ -215,13 +207,10 @@ class TensorTerms:
 
 @dataclass(frozen=True, eq=False)
 class TermGroups:
-    """Groups of the terms from which loads (bytes of hosts, or seconds of devices and links) are calculated.
-
-    The terms of a group are added up, and the total is added to one sum. There are sums for each run (sequence of
-    consecutive layers that are split in another way), in several rows.
+    """Groups of consecutive terms (summands of loads) that are added to the same sum.
 
     Attributes:
-        runs: For each group, the number of the run.
+        runs: For each group, the number of the run of layers that is split in another way.
         targets: For each group, the row of the sums.
         starts: For each group, the position of its first term.
     """
@@ -234,7 +223,9 @@ class TermGroups:
     def find(cls, runs: NDArray[np.intp], targets: NDArray[np.intp]) -> TermGroups:
         """Return groups of consecutive terms (summands of loads) that are added to the same sum.
 
-        `runs` has the number of each term's run of layers, and `targets` the row of the sums to which it is added.
+        Args:
+            runs: For each term, the number of its run of layers.
+            targets: For each term, the row of the sums.
         """
         is_first = np.append(True, (np.diff(runs) != 0) | (np.diff(targets) != 0))[: len(targets)]
         starts = np.flatnonzero(is_first)
@@ -243,7 +234,7 @@ class TermGroups:
     def add_to(self, sums: Floats, values: Floats) -> None:
         """Add the values of terms (summands of loads) to the sums, in place.
 
-        The values have the shape (terms, selections, loads), and the sums (rows, runs, selections, loads).
+        `values` has the shape (terms, selections, loads), and `sums` (rows, runs, selections, loads).
         """
         if len(self.starts):
             sums[self.targets, self.runs] += np.add.reduceat(values, self.starts, axis=0)
@@ -251,15 +242,14 @@ class TermGroups:
 
 @dataclass(frozen=True, eq=False)
 class TermSet:
-    """The terms of a load model that depend on the layers of some runs (sequences of consecutive layers).
+    """The terms (summands of loads) that depend on the layers of some runs (sequences of consecutive layers).
 
     Attributes:
-        layer_terms: The numbers of the layer terms.
-        layer_runs: For each layer term, the number of the run that contains its layer.
-        layer_groups: The sums to which the layer terms are added.
-        edges: The numbers of the edges of the tensor terms. If a run contains a layer of one edge, all edges of the
-            same tensor are included.
-        edge_runs: For each edge, the number of the run for which it is included.
+        layer_terms: The numbers of the terms of single layers.
+        layer_runs: For each of them, the number of the run that contains its layer.
+        layer_groups: The sums to which they are added.
+        edges: The numbers of the edges (pairs of connected layers) of sent tensors.
+        edge_runs: For each edge, the number of the run that changes its tensor.
         tensor_starts: For each tensor, the position of its first edge.
         tensor_groups: The sums to which the terms of the tensors are added.
     """
@@ -274,7 +264,7 @@ class TermSet:
 
     @classmethod
     def find(cls, layer_terms: LayerTerms, tensor_terms: TensorTerms, runs: Sequence[range]) -> TermSet:
-        """Return the terms (summands) of the loads that depend on the layers of each run (consecutive layers)."""
+        """Return the terms (summands of loads) that depend on the layers of each run (consecutive layers)."""
 
         first, last = np.array([(run.start, run.stop - 1) for run in runs]).T[:, :, None]
         layers, producers, readers = layer_terms.layers, tensor_terms.producers, tensor_terms.readers
@@ -298,15 +288,14 @@ class TermSet:
 
 @dataclass(frozen=True, eq=False)
 class LoadModel(ABC):
-    """A model that predicts the loads of selections: bytes of each host, or seconds of each device and link.
+    """A model that predicts the loads of plans: bytes of each host, or seconds of each device and link.
 
-    A selection has one choice (way to split the layer) for each layer. The loads are calculated from sums of terms.
-    Each term depends on one layer, or on the layers that compute and read a tensor. If a selection changes in few
-    layers, only their terms are read again.
+    Loads are sums of terms. Each term depends on one layer, or on the layers that compute and read a tensor. If a plan
+    changes in few layers, only their terms are read again.
 
     Attributes:
         layers: Number of layers.
-        sum_row_count: Number of rows of the sums. Each row is a sum of its own, from which the loads are calculated.
+        sum_row_count: Number of sums from which each load is calculated.
         layer_terms: The terms of single layers.
         tensor_terms: The terms of sent tensors.
     """
@@ -319,35 +308,32 @@ class LoadModel(ABC):
 
     @abstractmethod
     def loads_of_tensors(self, sent: Floats) -> Floats:
-        """Return the values that sent tensors add to the sums of terms, of shape (tensors, selections, loads).
+        """Return the values that sent tensors add to the sums of terms, shape (tensors, selections, loads).
 
-        `sent` has the bytes of each tensor for each selection (plan), of shape (tensors, selections, pairs of devices
-        or hosts).
+        `sent` has the bytes of each tensor for each plan, shape (tensors, selections, pairs of devices or hosts).
         """
 
     @abstractmethod
     def loads_of_sums(self, sums: Floats) -> Floats:
-        """Return the loads of each selection (plan), of shape (selections, loads), from the sums of their terms.
+        """Return the loads of each plan, shape (selections, loads), from the sums of their terms.
 
-        Terms are summands of loads. The sums have the shape (rows, selections, loads). The method may change them in
-        place.
+        The sums have the shape (rows, selections, loads). The method may change them in place.
         """
 
     def loads(self, selections: Selections) -> Floats:
-        """Return the loads (seconds or bytes) of each selection (plan), an array of shape (selections, loads)."""
+        """Return the loads (seconds or bytes) of each plan, shape (selections, loads)."""
         return self.loads_of_sums(self._sums(selections))
 
     def moved_loads(self, current: Selections, moved: Selections, runs: Sequence[range]) -> Floats:
-        """Return the loads (seconds or bytes) of selections (plans) that differ from `current` in a run of layers.
+        """Return the loads (seconds or bytes) of plans that differ from `current` in a run of layers.
+
+        The shape is (runs · selections, loads).
 
         Args:
-            current: One selection, of shape (layers).
-            moved: The changed selections, of shape (runs, selections, layers).
-            runs: The runs (ranges of consecutive layers). The selections moved[r] differ from `current` in the layers
-                of runs[r] only.
-
-        Returns:
-            An array of shape (runs · selections, loads).
+            current: One plan as choice numbers, shape (layers,).
+            moved: The changed plans, shape (runs, selections, layers). moved[r] differs from `current` in the layers
+                runs[r].
+            runs: Ranges of consecutive layers.
         """
         terms, shape = self._terms(tuple(runs)), (self.sum_row_count, *moved.shape[:2], self._widths[0])
         sums = np.empty(shape)
@@ -363,10 +349,7 @@ class LoadModel(ABC):
         return self.loads_of_sums(sums.reshape(self.sum_row_count, -1, shape[-1]))
 
     def entries(self, runs: Sequence[range]) -> int:
-        """Return the number of table entries that are read to evaluate one changed plan for each run of layers.
-
-        Each of the plans differs from a known plan only in the layers of the run.
-        """
+        """Return how many table entries are read to evaluate one changed plan for each run of layers."""
         terms = self._terms(tuple(runs))
         layer_width, tensor_width = self._widths
         sums = self.sum_row_count * len(runs) * layer_width
@@ -377,13 +360,12 @@ class LoadModel(ABC):
         return self.layer_terms.tables.rows.shape[1], self.tensor_terms.tables.rows.shape[1]
 
     def _terms(self, runs: tuple[range, ...]) -> TermSet:
-        """Return the terms (summands) of the loads that depend on the layers of each run (consecutive layers)."""
         if runs not in self._term_sets:
             self._term_sets[runs] = TermSet.find(self.layer_terms, self.tensor_terms, runs)
         return self._term_sets[runs]
 
     def _sums(self, selections: Selections) -> Floats:
-        """Return the sums of all terms for each selection (plan), of shape (rows, selections, loads)."""
+        """Return the sums of all terms for each plan, shape (rows, selections, loads)."""
         terms = self._terms((range(self.layers),))
         sums = np.zeros((self.sum_row_count, 1, len(selections), self._widths[0]))
         values = self._values(selections[None], terms)
@@ -392,10 +374,9 @@ class LoadModel(ABC):
         return sums[:, 0]
 
     def _values(self, selections: Selections, terms: TermSet) -> tuple[Floats, Floats]:
-        """Return the values of the terms of single layers, and those of the terms of sent tensors, for each selection.
+        """Return the values of the terms of single layers, and those of sent tensors, shape (terms, selections, loads).
 
-        A selection is a plan, and terms are summands of loads (seconds or bytes). `selections` has the shape (runs,
-        selections, layers), and the results have the shape (terms, selections, loads).
+        `selections` are plans as choice numbers, shape (runs, selections, layers).
         """
         tables, chosen = self.layer_terms.tables, terms.layer_terms
         choices = selections[terms.layer_runs, :, self.layer_terms.layers[chosen]]
@@ -411,14 +392,10 @@ class LoadModel(ABC):
 
 @dataclass(frozen=True, eq=False)
 class PeriodModel(LoadModel):
-    """Seconds for which each device and each link is busy for one frame. Each device and each link is a load.
-
-    The layer terms are the seconds of computing, and of sending the network's inputs to a layer and its outputs to
-    sinks. The sums of all terms have one row, which contains the loads.
+    """Seconds for which each device and each link is busy for one frame.
 
     Attributes:
-        byte_seconds: Seconds that a byte from one device to another adds to each load, of shape (pairs of devices,
-            loads).
+        byte_seconds: Seconds that a byte from one device to another adds to each load, shape (pairs of devices, loads).
         message_seconds: Seconds that a message from one device to another adds to each load, of the same shape.
     """
 
@@ -434,16 +411,12 @@ class PeriodModel(LoadModel):
 
 
 def _sending_seconds(sent: Floats, byte_seconds: Floats, message_seconds: Floats) -> Floats:
-    """Return the seconds that sent bytes add to each load, that is, to the time of each device and link.
-
-    The bytes `sent` have the shape (…, pairs of devices).
-    """
+    """Return the seconds that sent bytes, shape (…, pairs of devices), add to the time of each device and link."""
     seconds: Floats = sent @ byte_seconds + (sent > 0) @ message_seconds
     return seconds
 
 
 def build_period_model(tables: CostTables, sent: SentTensors) -> PeriodModel:
-    """Return the model that predicts for how many seconds each device and each link is busy for one frame."""
     links = build_link_loads(tables.problem)
     devices = len(tables.problem.platform.devices)
     byte_seconds, message_seconds = np.zeros((2, devices, devices, devices + links.byte_seconds.shape[1]))
@@ -469,7 +442,7 @@ def build_period_model(tables: CostTables, sent: SentTensors) -> PeriodModel:
 
 
 def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_seconds: Floats) -> None:
-    """Add to the arrays the seconds that the runtimes of sender and receiver take for each byte and each message."""
+    """Add the seconds that the runtimes of sender and receiver take for each byte and each message."""
     for device in range(len(byte_seconds)):
         byte_seconds[device, :, device] += runtime.byte[device]
         byte_seconds[:, device, device] += runtime.byte[device]
@@ -481,15 +454,14 @@ def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_s
 class HostMemoryModel(LoadModel):
     """Bytes that each host needs for one frame.
 
-    A host needs the weights of all its layers, and space for tensors. A received tensor takes space from the start of
-    the frame to the last layer that reads it. A computed tensor takes space from its layer to the last layer that reads
-    it. While a host computes layer t, its tensors therefore take
+    A received tensor takes space from the start of the frame to the last layer that reads it, a computed tensor from
+    its layer on. While a host computes layer t, its tensors therefore take
 
         Σ_{i > t} received_i + stored_t,    stored_t = inputs and outputs of t + Σ (computed before t and read after t).
 
-    Here, received_i are the bytes of received tensors whose last reader is layer i. The host needs the largest of these
-    sums. The model's sums have a row for stored_t of each layer t, and a row for received_t of each layer t. One more
-    row has the bytes that are stored during the whole frame: weights, and network outputs that sinks receive.
+    Here, received_i are the bytes of received tensors whose last reader is layer i. The model's sums have a row for
+    stored_t and one for received_t of each layer t. One more row has the bytes that are stored during the whole frame:
+    weights, and network outputs that sinks receive.
     """
 
     def loads_of_tensors(self, sent: Floats) -> Floats:
@@ -508,7 +480,6 @@ class HostMemoryModel(LoadModel):
 
 
 def build_memory_model(tables: CostTables, sent: SentTensors) -> HostMemoryModel:
-    """Return the model that predicts the bytes of memory that each host needs for one frame."""
     graph, hosts = tables.problem.layers, device_host_matrix(tables.problem.platform)
     received, count = sent.received_by(hosts), len(tables.choices)
     buffers = _source_buffers(tables)
@@ -528,10 +499,7 @@ def build_memory_model(tables: CostTables, sent: SentTensors) -> HostMemoryModel
 
 
 def _source_buffers(tables: CostTables) -> Floats:
-    """Return the bytes of network inputs that sources store until each layer is computed, of shape (layers, hosts).
-
-    A source stores a network input until the last layer that reads it, so that the bytes are in the row of that layer.
-    """
+    """Return the bytes of network inputs that sources store, in the row of their last reader, shape (layers, hosts)."""
     problem, layers = tables.problem, tables.problem.layers
     sources = {problem.platform.host_of[name] for name in source_and_sink(problem)[0]}
     is_source = np.array([host.name in sources for host in problem.platform.hosts], np.float64)

@@ -28,10 +28,7 @@ SUPPORTED_OBJECTIVES = ("throughput", "memory")
 MAX_FREE_DEVICES = 4
 """Up to this number of devices, every set of at least two devices is a team, which may split layers."""
 MAX_TEAM_DEVICES = 12
-"""Above this number of devices, the only team (set of devices that may split layers) is that of all devices.
-
-Cost tables of more teams would be too large.
-"""
+"""Above this number of devices, the only team is that of all devices. Tables of more teams would be too large."""
 RESTART_SHARE = 0.7
 """Fraction of the remaining budget that the search may use to begin again from changed plans."""
 
@@ -43,9 +40,8 @@ class Teams(Strategy):
         conv1 conv2 | conv3 … conv8 | conv9 … fc2      on pi01, pi02 and pi03 in rows | pi02 | pi04
 
     A team splits each layer of its run by rows or by output channels. A device may belong to several teams. A local
-    search moves runs of layers to other devices and teams until the largest load stops falling. The largest load is the
-    seconds of the busiest device or link, or the memory of the fullest host. Then the search changes two random runs
-    and begins again.
+    search moves runs of layers to other devices and teams as long as this reduces the largest load: the seconds of the
+    busiest device or link, or the memory of the fullest host. Then the search changes two random runs and begins again.
     """
 
     name: ClassVar[str] = "teams"
@@ -77,7 +73,7 @@ class Teams(Strategy):
     def plan_from(self, problem: Problem, budget: WorkBudget, known: Sequence[Plan] = ()) -> Plan:
         """Return the best plan that the search finds within the budget.
 
-        The search begins at several plans. The `known` plans that this strategy can express are among them.
+        It also begins at those of the plans `known` that this strategy can express.
         """
         if problem.objective not in SUPPORTED_OBJECTIVES:
             raise UsageError(
@@ -99,12 +95,9 @@ class Teams(Strategy):
         return single if search.best is None else search.best.plan
 
     def _selections(self, tables: CostTables, runs: RunSearch, known: Sequence[Plan]) -> Iterator[Selections]:
-        """Yield the selections (one way to split each layer) that the local search finds from several starts.
+        """Yield the plans (numbers of each layer's choice) that the local search finds from several starts.
 
-        The search begins with the plan of the strategy `pipeline`, with a single device, and with all devices as one
-        team. Then it begins again with random changes of the best selection. Finally, the search and its random changes
-        begin with the known plans. They come last: `auto`, which knows the plans of other strategies, then finds a plan
-        that is at least as good as without them.
+        The plans `known` are started from last, so that `auto` cannot find a worse plan with them than without them.
         """
         problem = tables.problem
         names = " ".join(device.name for device in devices_by_rate(problem))
@@ -120,7 +113,7 @@ class Teams(Strategy):
     def _improve_and_restart(
         self, runs: RunSearch, starts: Sequence[Selections], limit_s: float
     ) -> Iterator[Selections]:
-        """Yield the selections (plans) that the search finds from `starts`, and from random changes of the best one.
+        """Yield the plans that the search finds from `starts`, and from random changes of the best one.
 
         The random changes end when the budget's counted work reaches `limit_s`.
         """
@@ -138,19 +131,13 @@ class Teams(Strategy):
 
 
 def _find_selections(tables: CostTables, plans: Sequence[Plan]) -> list[Selections]:
-    """Return the selections (numbers of each layer's choice) of the plans that the tables' choices can express.
-
-    A choice is one way to split a layer.
-    """
+    """Return the plans whose splits are all in the tables, as the number of each layer's split."""
     selections = map(tables.find_selection, plans)
     return [np.array(selection, np.intp) for selection in selections if selection is not None]
 
 
 def team_choices(problem: Problem) -> ChoiceSet:
-    """Return the strategy's ways to split a layer: whole on each device, or by rows or output channels on each team.
-
-    A team is a set of devices.
-    """
+    """Return the strategy's ways to split a layer: whole on each device, or by rows or output channels on each team."""
     teams = tuple(tuple(device.name for device in team) for team in list_teams(devices_by_rate(problem)))
     return ChoiceSet(
         ("whole", "height", "lop") if teams else ("whole",),
@@ -165,11 +152,8 @@ def team_choices(problem: Problem) -> ChoiceSet:
 def list_teams(devices: Sequence[Device]) -> list[Sequence[Device]]:
     """Return the teams (sets of devices that may split layers) of a cluster.
 
-    `devices` are the devices that compute, the fastest first.
-
     With at most MAX_FREE_DEVICES devices, every set of at least two is a team. With at most MAX_TEAM_DEVICES, devices
-    that follow each other in `devices` form teams of 2, 4 and 8, and all devices form a team. With more, the only team
-    is that of all devices.
+    that follow each other in `devices` form teams of 2, 4, 8 and all devices. With more, only all devices form a team.
     """
     count = len(devices)
     if count <= MAX_FREE_DEVICES:
@@ -189,8 +173,8 @@ def build_objective(tables: CostTables) -> RunObjective:
     sent_states = find_sent_states(tables)
     if problem.objective == "memory":
         return RunObjective(memory, sent_states=sent_states)
-    # On one device, all weights and tensors are on one host. A team (devices that split a layer) may store some tensors
-    # twice. Memory is therefore not checked if every host has twice the memory that a single device needs.
+    # A team (devices that split a layer) may store some tensors twice. Memory is therefore not checked if every host
+    # has twice the memory that a single device needs.
     single = memory.loads(np.zeros((1, len(tables.choices)), np.intp)).max()
     is_limited = 2 * single > limits.min()
     return RunObjective(build_period_model(tables, sent), memory if is_limited else None, limits, sent_states)
