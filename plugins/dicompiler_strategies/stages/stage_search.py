@@ -100,8 +100,8 @@ def find_best_stages(model: StageModel, is_ordered: bool = False) -> StageSoluti
     if solution is None or solution.round_length <= MAX_ROUND_FRAMES:
         return solution
     limited = []
-    # The round of the plan is the least common multiple of the stages' rounds, and is too long. Only stages whose
-    # rounds divide 12 (or 16) are therefore allowed now.
+    # The round of the plan is the least common multiple of the stages' rounds, and is too long. Stages are therefore
+    # limited to rounds that divide 12 (or 16).
     for frames in (12, 16):
         units = tuple(unit for unit in model.units if frames % len(unit.turns) == 0)
         limited.append(_find_stages(replace(model, units=units), is_ordered))

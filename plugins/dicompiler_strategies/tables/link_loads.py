@@ -44,7 +44,7 @@ class RuntimeArrays:
         return replace(self, send=send, receive=receive, calling=0 * self.calling)
 
     def handling_seconds(self, sent: Ints | Floats, needed: Ints | Floats | None = None) -> Floats:
-        """Return the seconds that the devices' runtimes spend on messages, shape (…): busiest sender plus busiest receiver.
+        """Return the seconds that the runtimes spend on messages: busiest sender plus busiest receiver, shape (…).
 
         Args:
             sent: Bytes from sender to receiver, shape (…, senders, receivers).
