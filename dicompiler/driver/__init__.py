@@ -1,1 +1,1 @@
-"""Driver: from a model to an artifact (`compile`), and the use of an artifact (run, install, verify)."""
+"""Compilation of a model into an artifact, and functions that run, install and verify artifacts."""

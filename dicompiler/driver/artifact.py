@@ -1,7 +1,4 @@
-"""Functions that use an artifact: run it, install it on boards, verify it, reopen it.
-
-An artifact is the directory that `dicompiler.compile` writes.
-"""
+"""Functions that use an artifact (the directory that `dicompiler.compile` writes): run, install, verify, reopen."""
 
 from __future__ import annotations
 
@@ -55,11 +52,12 @@ WEIGHTS_FILE = f"{REFERENCE_FILE}.data"
 def _open_artifact(
     directory: str | Path, with_weights: bool = False, will_run: bool = False
 ) -> tuple[Path, Target, Model]:
-    """Return an artifact's directory, target and reference model, after checking its files.
+    """Return an artifact's directory, target and reference model (the unsplit model), after checking its files.
 
-    The digests of the plan, the platform and the reference model are checked. With `with_weights`, this includes the
-    weights of the reference model. With `will_run`, the files of the devices are checked too, unless the target itself
-    checks them in a run.
+    Args:
+        directory: The artifact.
+        with_weights: True to check the weights of the reference model too.
+        will_run: True to check the devices' files too, unless the target checks them in a run.
     """
     path = Path(directory)
     document = load_artifact(path)
@@ -71,14 +69,12 @@ def _open_artifact(
         checked |= files.keys() - shared
     check_files(path, files, sorted(checked))
     if "target" in (provenance := _load_provenance(path)):
-        # artifact.json names the target without its options. provenance.json has the options too, so the target object
-        # is created again from it.
+        # artifact.json names the target without its options, but provenance.json states them.
         target = registry().make("targets", provenance["target"])
     return path, target, Model.load(path / REFERENCE_FILE)
 
 
 def _load_provenance(path: Path) -> dict[str, Any]:
-    """Return the content of provenance.json; empty if there is no such file."""
     document = load_json(path / PROVENANCE_FILE) if (path / PROVENANCE_FILE).is_file() else {}
     if document:
         validate(document, "provenance", str(path / PROVENANCE_FILE))
@@ -101,20 +97,19 @@ def memory_by_host(directory: str | Path) -> Mapping[str, int]:
 def reopen_artifact(
     directory: str | Path, cost: str = "", platform: Platform | None = None, will_run: bool = False
 ) -> tuple[PipelineState, Target, Problem]:
-    """Return the compilation, the target and the problem of an artifact.
+    """Recreate what `compile` returned for an artifact: the pipeline state, the target and the problem.
 
-    The problem consists of the layers, the platform, the cost model and the objective. The compilation is like the one
-    that `compile` returned. It is computed again from the files of the artifact, which takes a second or two.
+    The problem is what the strategy solved: layers, platform, cost model and objective.
 
     Args:
         directory: The artifact.
-        cost: The cost model. Default: the one that the artifact was compiled with, if that one needs no options.
+        cost: The cost model. Default: the one that the artifact was compiled with.
         platform: A platform to use instead of the artifact's.
-        will_run: Whether the artifact will be run, so that the files of the devices must be checked too.
+        will_run: True if the artifact will be run: the files of its devices are checked too.
 
     Raises:
         DicompilerError: A file is missing or broken.
-        UsageError: `cost` is empty, and the cost model that the artifact was compiled with needs options.
+        UsageError: `cost` is empty, and the artifact's cost model needs options, which artifacts do not store.
     """
     path, target, model = _open_artifact(directory, will_run=will_run)
     decision, objective, cost_spec = None, "latency", cost or DEFAULT_COST_MODEL
@@ -156,13 +151,13 @@ def run(
     timeout: float | None = None,
     options: RunOptions | None = None,
 ) -> RunResult:
-    """Run an artifact on this host, one process per device, and give every frame the same inputs.
+    """Run an artifact on this host, with one process for each device.
 
     Args:
         directory: The artifact.
         inputs: Arrays by the names of the graph inputs. Default: seeded random arrays. Arrays for states (inputs that
             are outputs of the previous frame) are used in the first frame only.
-        frames: Number of frames. They run one after another, unless `options` allows several in flight.
+        frames: Number of frames. All get the same inputs.
         timeout: Seconds for the whole run. Default: the timeout in `options`.
         options: Options of the run, such as the hosts to run on.
 
@@ -201,10 +196,15 @@ def run_opened(
     frames: int,
     options: RunOptions,
 ) -> RunResult:
-    """Run an artifact that is already open, and give every frame the same inputs.
+    """Run an artifact of which the files are already checked, and give every frame the same inputs.
 
-    `path` is its directory, `target` its target, and `model` its reference model (the model before the split), or
-    another model with the same inputs.
+    Args:
+        path: The artifact's directory.
+        target: The artifact's target.
+        model: The unsplit model, or another model with the same inputs.
+        inputs: Arrays by the names of the graph inputs; None for seeded random arrays.
+        frames: Number of frames.
+        options: Options of the run.
     """
     from dicompiler.verify.run_inputs import first_and_later_inputs, hint_on_input_error
 
@@ -218,8 +218,10 @@ def run_opened(
 def install(directory: str | Path, options: RunOptions, timeout: float | None = None) -> tuple[InstalledDevice, ...]:
     """Copy an artifact to the hosts that lack it, and check that it can run there.
 
-    `options` are those of the later run, and `options.hosts` are the hosts. `timeout` is in seconds for all hosts
-    together; by default it is the timeout in `options`.
+    Args:
+        directory: The artifact.
+        options: Options of the later run. `options.hosts` are the hosts.
+        timeout: Seconds for all hosts together. Default: the timeout in `options`.
 
     Returns:
         For each device, its directory on the host, the copied bytes, and the versions of the installed software.
@@ -232,9 +234,7 @@ def install(directory: str | Path, options: RunOptions, timeout: float | None = 
 
 
 def uninstall(directory: str | Path, options: RunOptions) -> Mapping[str, bool]:
-    """End the devices of an artifact that keep running between runs, and remove its files and keys from their hosts.
-
-    `options.hosts` are the hosts.
+    """End an artifact's devices that keep running between runs, and remove its files and keys from `options.hosts`.
 
     Returns:
         For each device, by name, whether something was removed.
@@ -248,7 +248,7 @@ def uninstall(directory: str | Path, options: RunOptions) -> Mapping[str, bool]:
 
 
 def open_service(directory: str | Path, options: RunOptions) -> Service:
-    """Return the service of an artifact: it starts, stops and queries devices that keep running between runs."""
+    """Return an object that starts, stops and queries devices that keep running between runs."""
     path = Path(directory)
     target: Target = registry().make("targets", load_artifact(path)["target"])
     return target.service(path, options)
@@ -266,8 +266,10 @@ def verify(
     3. The target's own checks pass.
     4. Every transfer has the predicted number of bytes.
 
-    `inputs` are arrays by the names of the graph inputs; by default seeded random arrays. `timeout` is in seconds for
-    all checks together; by default it is that of `RunOptions`.
+    Args:
+        directory: The artifact.
+        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
+        timeout: Seconds for all checks together. Default: the timeout of `RunOptions`.
 
     Returns:
         All checks, passed or failed.
@@ -327,7 +329,7 @@ def verify(
 
 @dataclass(frozen=True)
 class _ModelPartitioner:
-    """A builder of programs: it splits a model by a plan, for the devices of one platform."""
+    """A builder of programs for the devices of one platform."""
 
     platform: Platform
 
@@ -337,10 +339,7 @@ class _ModelPartitioner:
         return compilation.program, compilation.routing
 
     def make_program(self, model: Model, plan: Plan | None = None) -> Program:
-        """Return the program of a model that is split by a plan.
-
-        Without a plan, the program runs the whole model on the fastest device.
-        """
+        """Return the program of a model, split by `plan`. Default: the whole model on the fastest device."""
         layers = prepare(model).layers
         assert layers is not None
         return self.partition(model, plan or single_device_plan(layers, self.platform.fastest_device.name))[0]
@@ -348,12 +347,12 @@ class _ModelPartitioner:
 
 @dataclass(frozen=True)
 class _VerifiedRun:
-    """A run of an artifact, and the inputs of each of its frames.
+    """A run of an artifact, with the inputs that it got.
 
     Attributes:
-        frames: Arrays by the names of the graph inputs, for each frame.
+        frames: For each frame, its inputs: arrays by the names of the graph inputs.
         result: The result of the run.
-        failed: The devices that were regarded as down at the start of the run.
+        failed: Names of the devices that were regarded as down at the start of the run.
     """
 
     frames: Sequence[Mapping[str, NDArray[Any]]]
@@ -361,10 +360,13 @@ class _VerifiedRun:
     failed: Sequence[str] = ()
 
     def checks(self, model: Model, target: Target, routing: Routing, engines: Mapping[str, str]) -> list[Check]:
-        """Return the checks that compare the outputs of the run with those of onnxruntime.
+        """Compare each output with that of onnxruntime.
 
-        `routing` says which regions of tensors devices send to each other. Sending tensors in narrower types increases
-        the tolerance. `engines` has the engines other than onnxruntime, by device name.
+        Args:
+            model: The unsplit model.
+            target: The artifact's target.
+            routing: The transfers between devices. The tolerance is larger if they use narrower types.
+            engines: Engines other than onnxruntime, by device name.
         """
         from dicompiler.verify.wire_error import wire_error_bound
 
@@ -375,11 +377,15 @@ class _VerifiedRun:
 def verify_run(
     directory: str | Path, result: RunResult, inputs: Mapping[str, NDArray[Any]] | None = None
 ) -> Verification:
-    """Compare the first frame of a run with onnxruntime.
+    """Compare the outputs of a run's first frame with those of onnxruntime.
 
-    If the plan has replicas (copies on other devices, which compute frames in turn), the first frame of each replica is
-    compared. `directory` is the artifact that was run, `result` the result of `run`, and `inputs` the inputs of the
-    run.
+    Plans may have replicas, i.e. copies on other devices that compute frames in turn. Each replica's first frame is
+    compared.
+
+    Args:
+        directory: The artifact that was run.
+        result: The result of `run`.
+        inputs: The inputs of the run, by the names of the graph inputs.
     """
     return _verify_frames(directory, lambda _inputs, _count: result, inputs)
 
@@ -388,15 +394,12 @@ def verify_session(
     directory: str | Path,
     stream: Callable[[Sequence[Mapping[str, NDArray[Any]]]], Iterable[Mapping[str, NDArray[Any]]]],
 ) -> Verification:
-    """Compute a frame with random inputs in a session, and compare its outputs with onnxruntime.
+    """Compute frames with random inputs in a session, and compare their outputs with those of onnxruntime.
 
     Args:
         directory: The artifact of the session.
-        stream: The method `stream` of the session. If the plan has replicas (copies on other devices, which compute
-            frames in turn), it gets one frame for each replica, so that all replicas compute at the same time.
-
-    Returns:
-        The comparison of each output.
+        stream: The method `stream` of the session. It gets one frame, or one for each replica (copy of the plan on
+            other devices).
 
     Raises:
         DicompilerError: The directory is not an artifact.
@@ -412,10 +415,12 @@ def _verify_frames(
     compute: Callable[[Mapping[str, NDArray[Any]], int], RunResult],
     inputs: Mapping[str, NDArray[Any]] | None,
 ) -> Verification:
-    """Compare frames of an artifact with onnxruntime.
+    """Compare computed frames with onnxruntime.
 
-    `compute` takes the inputs of a frame and the number of frames to compute. This number is that of the replicas
-    (copies of the plan, which compute frames in turn), or 1.
+    Args:
+        directory: The artifact.
+        compute: Function that computes frames, given the inputs of each frame and the number of frames.
+        inputs: Arrays by the names of the graph inputs; None for seeded random arrays.
     """
     from dicompiler.verify.comparison import Verification
     from dicompiler.verify.run_inputs import first_and_later_inputs
@@ -442,18 +447,16 @@ def _compare_outputs(
     extra_tolerance: float,
     failed: Sequence[str] = (),
 ) -> list[Check]:
-    """Compare each output that a device delivered with the output of onnxruntime, and return a check for each.
+    """Compare the outputs that devices delivered with those of onnxruntime, and return one check for each.
 
     Args:
-        model: The reference model: the model before it was split.
-        inputs: Inputs of the frames to compare. If the model has states (outputs that the next frame reads), these are
-            consecutive frames. Otherwise there is one frame for each replica (copy of the plan on other devices).
+        model: The unsplit model.
+        inputs: The inputs of each frame to compare, by the names of the graph inputs.
         result: The result of the run.
         target: The target, which may define tolerances of its own.
         engines: Engines other than onnxruntime by device name, which may define tolerances too.
-        extra_tolerance: Additional tolerance as a fraction of max|reference|, for tensors that are sent in narrower
-            types.
-        failed: The devices that were regarded as down at the start of the run.
+        extra_tolerance: Additional tolerance for tensors sent in narrower types, as a fraction of max|reference|.
+        failed: Names of the devices that were regarded as down at the start of the run.
     """
     from dicompiler.ir.random_ops import random_tensors
     from dicompiler.verify import comparison

@@ -1,4 +1,4 @@
-"""The options of `dicompiler.compile` as one record, with their checks."""
+"""The options of `dicompiler.compile`: a record that checks their types."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _EXPECTED_VALUES: Mapping[str, str] = {
     "instruments": "a list of instruments",
     "progress": "a function that takes a string",
 }
-"""Descriptions of allowed values for error messages, by option name. Only these options are checked for their type."""
+"""The allowed values of each option, as text for error messages. Only these options have their type checked."""
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ class CompileOptions:
         target: The target that writes the programs.
         engine: The engine that computes on devices with CPU cores: "onnxruntime", "ncnn", another one from a plugin, or
             "auto" (the fastest one of each device). Default: the engines in the plan or the platform.
-        precision: The precision of engines that can compute with it: "fp32", "fp16" or "bf16". onnxruntime always
-            computes in the types of the model. Default: the precisions in the plan or the platform, otherwise "fp32".
+        precision: The precision of engines other than onnxruntime, which always computes in the types of the model:
+            "fp32", "fp16" or "bf16". Default: the precisions in the plan or the platform, otherwise "fp32".
         objective: Quantity to minimize: latency, throughput, energy, memory, communication, or a weighted sum.
         cost: The cost model.
-        output: Directory to write the artifact to. If it is given, a plan must also leave room for the memory that the
-            target adds.
+        output: Directory to write the artifact to. Only with it, plans must leave room for the memory that the target
+            adds.
         shape: Shapes of inputs with dynamic dimensions: {"input": (1, 3, 224, 224)} or "input=1x3x224x224".
         state: Graph inputs and outputs that devices keep between frames: `past*=present*`, "auto" (inputs and outputs
             with common names) or "none".
@@ -90,8 +90,8 @@ class CompileOptions:
         tolerate_failures: Device failures to make plans for: the maximum number of failed devices, "hosts" (all devices
             of one host), or names of devices ("pi02,pi03").
         allow_worse: True to log no warning if the plan is worse than one device.
-        require_complete_search: True to raise an error if the budget or an interrupt ended the search, because another
-            run may then give another plan.
+        require_complete_search: True to raise an error if a budget or an interrupt ended the search early, because such
+            a plan is not reproducible.
         executor: Executor, opened by `open_executor`, that evaluates the plans of a search in parallel. Default: this
             process evaluates them.
         instruments: Objects with the methods of `Instrument`, which are called before and after each pass.
@@ -128,10 +128,7 @@ class CompileOptions:
 
 @functools.cache
 def _option_classes() -> Mapping[str, tuple[type, ...]]:
-    """Return the allowed classes of each option in _EXPECTED_VALUES, by option name.
-
-    The classes are taken from the annotations of `CompileOptions`.
-    """
+    """Return the allowed classes of each option by its name, from the annotations of `CompileOptions`."""
     annotations = get_type_hints(CompileOptions)
     return {name: _runtime_classes(annotations[name]) for name in _EXPECTED_VALUES}
 
@@ -144,7 +141,7 @@ def _runtime_classes(annotation: object) -> tuple[type, ...]:
 def takes_fields_of(
     record: Callable[P, T],
 ) -> Callable[[Callable[[ModelSource, T], R]], Callable[Concatenate[ModelSource, P], R]]:
-    """Return a decorator that replaces the second parameter of `function(model, record)` by its fields.
+    """Return a decorator that turns `function(model, record)` into a function that takes the fields of the record.
 
     After the decoration, `function(model, x=1)` calls the original function with `record(x=1)`.
     """
@@ -168,7 +165,7 @@ def takes_fields_of(
 
 
 def format_shapes(shapes: Shapes) -> tuple[str, ...]:
-    """Return shapes as strings: {"input": (1, 3, 224, 224)} ⇒ ("input=1x3x224x224",)."""
+    """Return the shapes of inputs as strings: {"input": (1, 3, 224, 224)} ⇒ ("input=1x3x224x224",)."""
     if isinstance(shapes, str):
         return (shapes,)
     if not isinstance(shapes, Mapping):
@@ -183,7 +180,7 @@ def format_shapes(shapes: Shapes) -> tuple[str, ...]:
 
 
 def check_instruments(instruments: Sequence[object]) -> None:
-    """Raise UsageError if one of the objects lacks a method of `Instrument`, or is a class instead of an instance."""
+    """Raise UsageError if an object is not an instance with all methods of `Instrument`."""
     for instrument in instruments:
         has_methods = all(callable(getattr(instrument, name, None)) for name in INSTRUMENT_METHODS)
         if isinstance(instrument, type) or not has_methods:

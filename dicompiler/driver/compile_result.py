@@ -1,8 +1,4 @@
-"""The result of `dicompiler.compile`, with its representation in a console and in a notebook.
-
-The summary of a result has four lines: origin of the plan, predicted times, bottleneck, advice. It is also stored in
-the file provenance.json of an artifact.
-"""
+"""The result of `dicompiler.compile`, and its summary: origin of the plan, predicted times, bottleneck, advice."""
 
 from __future__ import annotations
 
@@ -49,19 +45,17 @@ class CompileSummary:
 
     Attributes:
         strategy: Name of the strategy; empty if the user supplied the plan.
-        chosen_strategy: Name of the strategy that made the plan, if `strategy` tried several strategies; otherwise
-            empty.
+        chosen_strategy: Name of the strategy that made the plan, if `strategy` tried several; otherwise empty.
         device_count: Number of devices that compute.
-        latency_s: Seconds from the time when the sources have the inputs of a frame to the time when the sinks have its
-            outputs. Sources are the devices that first have the inputs, and sinks the devices that deliver the outputs.
-        input_output_s: Additional seconds to bring the inputs to the sources and to fetch the outputs.
+        latency_s: Seconds of a frame, from its inputs on the first devices to its outputs on the last ones.
+        input_output_s: Additional seconds to bring a frame's inputs to the devices and to fetch its outputs.
         period_s: Seconds between consecutive frames of a stream.
-        single_device_s: Seconds of a frame on the best single device, without inputs and outputs.
-        single_device_input_output_s: Additional seconds to bring inputs and outputs to and from the best single device.
-        single_device_period_s: Seconds between consecutive frames on the best single device.
+        single_device_s: `latency_s` on the best single device.
+        single_device_input_output_s: `input_output_s` on the best single device.
+        single_device_period_s: `period_s` on the best single device.
         bottleneck: Sentence that names the device or link that limits the speed.
         advice: Suggestion to relieve the bottleneck.
-        engines: Name of the engine of each device that does not compute with onnxruntime, by device name.
+        engines: Names of the engines other than onnxruntime, by device name.
     """
 
     strategy: str
@@ -85,12 +79,10 @@ class CompileSummary:
 
     @property
     def frame(self) -> FramePrediction:
-        """The predicted time of a frame: its latency, and the time for its inputs and outputs."""
         return FramePrediction(self.latency_s, self.input_output_s)
 
     @property
     def single_device_frame(self) -> FramePrediction:
-        """The predicted time of a frame on the best single device: its latency, and the time for inputs and outputs."""
         return FramePrediction(self.single_device_s, self.single_device_input_output_s)
 
     @property
@@ -111,11 +103,7 @@ class CompileSummary:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the content of the key `summary` in provenance.json.
-
-        The names of strategies are omitted, because provenance.json has other keys for them. `engines` is omitted if it
-        is empty.
-        """
+        """Return the content of the key `summary` in provenance.json, which states the strategies under other keys."""
         omitted = ("strategy", "chosen_strategy", *([] if self.engines else ["engines"]))
         return {key: value for key, value in asdict(self).items() if key not in omitted}
 
@@ -133,7 +121,7 @@ def _format_times(frame: FramePrediction, period_s: float) -> str:
 
 
 def summarize(compilation: PipelineState, decision: Decision, metrics: Metrics, single: Metrics) -> CompileSummary:
-    """Return the summary of a compilation, given the metrics of its plan and of the best single device."""
+    """Return the summary of a compilation; `single` are the metrics of the best single device."""
     assert compilation.plan is not None
     bottleneck, description = find_bottleneck(metrics, decision.objective)
     return CompileSummary(
@@ -153,7 +141,7 @@ def summarize(compilation: PipelineState, decision: Decision, metrics: Metrics, 
 
 
 def load_summary(directory: Path) -> CompileSummary | None:
-    """Return the summary that is stored in an artifact; None if there is none."""
+    """Return the summary that is stored in an artifact's directory; None if there is none."""
     path = directory / PROVENANCE_FILE
     document: Mapping[str, Any] = load_json(path) if path.is_file() else {}
     if not document:
@@ -165,15 +153,12 @@ def load_summary(directory: Path) -> CompileSummary | None:
 
 
 def find_bottleneck(metrics: Metrics, objective: str) -> tuple[Bottleneck, str]:
-    """Return the kind of the bottleneck, and a description for users.
+    """Return the kind of the bottleneck, and a description of it for users.
 
-    The bottleneck is the busiest device or the busiest direction of a link. If neither is busy for half of the time,
+    The bottleneck is the busiest device, or the busiest direction of a link. If neither is busy for half of the time,
     the kind is "waiting".
-
-    For the objective throughput, "the time" is the period between frames. For other objectives, it is the latency of a
-    frame. If devices or links still work after the outputs were delivered (to send states, for example), it is the time
-    until this work is done, `Metrics.active_s`.
     """
+    # Devices and links may still work after the outputs were delivered, for example to send states of the next frame.
     frame_s = metrics.period_s if speed_metric(objective) == "period_s" else max(metrics.latency_s, metrics.active_s)
     device = metrics.busiest_device
     link, link_s = max(metrics.link_loads.items(), key=lambda entry: entry[1], default=("", 0.0))
@@ -197,8 +182,12 @@ def _computing_count(metrics: Metrics) -> int:
 def _suggest(bottleneck: Bottleneck, decision: Decision, metrics: Metrics, single: Metrics, is_narrowed: bool) -> str:
     """Return advice on how to relieve the bottleneck.
 
-    `single` are the metrics of the best single device. `is_narrowed` says whether tensors are already sent in narrower
-    types than their own.
+    Args:
+        bottleneck: Kind of the bottleneck.
+        decision: The strategy and the objective.
+        metrics: Metrics of the plan.
+        single: Metrics of the best single device.
+        is_narrowed: Whether tensors are already sent in narrower types than their own.
     """
     if _computing_count(metrics) < 2:
         return (
@@ -225,18 +214,14 @@ MAX_TABLE_DEVICES = 16
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class CompileResult(PipelineState):
-    """The result of `dicompiler.compile`: a `PipelineState` in which all fields below have values.
-
-    A `PipelineState` is the record that each step of a compilation extends.
+    """The result of `dicompiler.compile`.
 
     Attributes:
         layers: The layers of the model.
         platform: The cluster.
         plan: The parts (regions that devices compute) of each layer.
-        routing: The tasks that follow from the plan (the work of a device on a part), and the regions that they
-            exchange.
-        reference: The model with which outputs are compared: the one before the pass `trim` (which removes unread
-            elements) or, if nothing was removed, before the pass `partition`.
+        routing: The regions of tensors that devices exchange, as the plan requires.
+        reference: The unsplit model, with which outputs are compared.
         program: Steps of each device, and transfers between devices.
         metrics: Predicted metrics of the plan.
         single_device_metrics: Predicted metrics of the best single device.
@@ -264,7 +249,7 @@ class CompileResult(PipelineState):
         """Return the pipeline state of a finished compilation as a result.
 
         Args:
-            state: A state in which all steps are done; only the artifact may be missing.
+            state: A state after all steps; only the artifact may be missing.
             problem: The problem that the strategy solved.
             memory_use: Memory that the program needs, by device name, if it is known.
 
@@ -287,17 +272,17 @@ class CompileResult(PipelineState):
 
     @property
     def unused_devices(self) -> tuple[str, ...]:
-        """Names of the devices that could compute, but compute nothing and handle no input or output of the network."""
+        """Names of the devices with compute that the plan does not use."""
         return tuple(d.name for d in self.platform.computing_devices if d.name not in self.plan.devices)
 
     @property
     def summary(self) -> CompileSummary:
-        """A summary of the plan: its origin, its predicted times, its bottleneck, and advice."""
+        """The origin of the plan, its predicted times, its bottleneck, and advice."""
         return summarize(self, self.decision, self.metrics, self.single_device_metrics)
 
     @property
     def memory_summary(self) -> str:
-        """Text with the memory of the fullest host: the needed bytes, by purpose, and its limit; "" if not known."""
+        """Memory that the fullest host needs, by purpose, and its limit, as text; "" if not known."""
         target = self.problem.target
         if self.memory_use is None or target is None or self.footprints:
             return ""

@@ -5,13 +5,11 @@ Each step is a function of this module:
 1. `resolve_options` checks the options, and creates the strategy, cost model and target that strings describe.
 2. `prepare_model` loads the model and forms its layers.
 3. `build_problem` combines the layers, the platform and the cost model.
-4. `make_plan` chooses the device and the region of each part of each layer.
+4. `make_plan` assigns regions of each layer's output to devices.
 5. `lower_plan` splits the model by the plan.
 6. `check_program` checks that the target supports the program, and that the memory of each device suffices.
 7. `add_metrics` predicts times.
 8. `write_artifact` writes the programs to a directory.
-
-Numerical verification is a separate command, `dicompiler.driver.artifact.verify`.
 """
 
 from __future__ import annotations
@@ -89,9 +87,9 @@ from dicompiler.target.target_base import Target
 log = logging.getLogger("dicompiler")
 
 MIN_WARNED_SLOWDOWN = 1.001
-"""A warning is logged if the objective of a plan exceeds this multiple of the best single device's objective.
+"""A warning is logged if a plan is worse than one device by more than this factor.
 
-The warning would not show smaller differences, because its numbers are rounded.
+The rounded numbers in the warning would not show smaller differences.
 """
 
 
@@ -140,7 +138,7 @@ def plan(model: ModelSource, options: CompileOptions) -> CompileResult:
 
 
 def compile_with_options(model: ModelSource, options: CompileOptions) -> CompileResult:
-    """Do the work of `compile` and `plan`. Without the option `output`, no artifact is written."""
+    """Compile a model as `compile` and `plan` do. Without the option `output`, no artifact is written."""
     with forward_progress(options.progress), plans.plan_file_in_errors(options.plan):
         setup = resolve_options(model, options)
         compilation = prepare_model(setup)
@@ -164,10 +162,9 @@ class CompileSetup:
         strategy: The strategy that makes the plan; None if the caller gave a plan.
         given_plan: The plan that the caller gave; None if a strategy makes it.
         wire_format: Element types in which tensors are sent.
-        failures: Device failures that need a failure plan (a plan for the remaining devices).
+        failures: Device failures for which plans for the remaining devices are made.
         shapes: Shapes of inputs, such as "input=1x3x224x224".
-        states: Graph inputs and outputs that devices keep between frames, such as "past*=present*"; ("auto",) for those
-            with common names, ("none",) for none.
+        states: Graph inputs and outputs that devices keep between frames, such as "past*=present*", "auto" or "none".
         output: Directory to write the artifact to; None to write nothing.
     """
 
@@ -186,11 +183,7 @@ class CompileSetup:
 
 
 def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup:
-    """Check the options of a compilation, and create the objects that they describe.
-
-    All options are checked before any work is done, so that mistakes are reported at once. The next step is
-    `prepare_model`.
-    """
+    """Check all options of a compilation before any work is done, and create the objects that they describe."""
     expected = "the path of an ONNX file, its bytes or a ModelProto"
     check_type(model, (str, Path, bytes, onnx.ModelProto, Model), "compile: model", expected)
     if options.strategy is not None and options.plan is not None:
@@ -235,9 +228,7 @@ def resolve_options(model: ModelSource, options: CompileOptions) -> CompileSetup
 
 
 def prepare_model(setup: CompileSetup) -> PipelineState:
-    """Load the model, normalize it and form its layers, and choose the engine of each device.
-
-    The result has a model, layers and a platform. The next step is `build_problem`.
+    """Load the model, form its layers, and choose the engine of each device.
 
     Raises:
         DicompilerError: The model is not valid, or the installed onnxruntime cannot load it.
@@ -264,10 +255,6 @@ def prepare_model(setup: CompileSetup) -> PipelineState:
 
 
 def build_problem(compilation: PipelineState, setup: CompileSetup) -> Problem:
-    """Return the problem that a strategy solves, made of the layers, the platform, the cost model and the objective.
-
-    The next step is `make_plan`.
-    """
     problem = make_problem(compilation, setup.options.objective, setup.cost_model, setup.target)
     return replace(problem, executor=setup.options.executor)
 
@@ -275,8 +262,7 @@ def build_problem(compilation: PipelineState, setup: CompileSetup) -> Problem:
 def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup) -> PipelineState:
     """Add the plan to the compilation: the strategy's plan, or the plan that the caller gave.
 
-    Failure plans (plans for the remaining devices if some fail) and the value ranges for sending as int8 are added if
-    they are requested. The next step is `lower_plan`.
+    If the options request them, plans for failures and value ranges for sending as int8 are added too.
     """
     if setup.strategy is not None:
         plan = run_strategy(problem, setup.strategy)
@@ -297,7 +283,7 @@ def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup)
 
 
 def run_strategy(problem: Problem, strategy: Strategy) -> Plan:
-    """Run a strategy and return its plan, to which the digest of the model is added.
+    """Run a strategy, check its plan, and return it with the digest of the model.
 
     Raises:
         DicompilerError: The strategy finds no plan, or its plan is not feasible.
@@ -313,7 +299,7 @@ def run_strategy(problem: Problem, strategy: Strategy) -> Plan:
 
 
 def check_search_is_complete(plan: Plan) -> None:
-    """Raise DicompilerError if a plan's note says that its search was ended early by a budget or an interrupt."""
+    """Raise DicompilerError if the plan's note says that a budget or an interrupt ended its search early."""
     if any(text in plan.note for text in (BUDGET_NOTE, INTERRUPTED_NOTE)):
         raise DicompilerError(
             f"plan: {plan.note}, so that another run may give another plan: use a larger budget, as in "
@@ -338,19 +324,15 @@ def check_given_plan(problem: Problem, plan: Plan) -> Plan:
 
 
 def with_engines(plan: Plan, platform: Platform) -> Plan:
-    """Return the plan with the engines of those of its devices that do not compute with onnxruntime.
-
-    The engines (libraries that compute) are those that the platform states.
-    """
+    """Return the plan with the names of the platform's engines other than onnxruntime, by device name."""
     engines = platform.engines
     return replace(plan, engines={name: engines[name] for name in plan.devices if name in engines})
 
 
 def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
-    """Return the plan without its unread parts.
+    """Return the plan without parts of layers of which nothing needs the result.
 
-    A part is a piece of a layer on one device. It is unread if neither another part nor a network output needs its
-    result. A layer keeps all of its parts if it has partial sums, or if no part of it is read.
+    A layer keeps all of its parts if it has partial sums, or if none of its parts is read.
     """
     routing = route_on_platform(problem.platform, problem.layers, replace(plan, failures=()))
     dropped = set(routing.dropped_tasks)
@@ -364,14 +346,11 @@ def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:
 
 
 def lower_plan(compilation: PipelineState, setup: CompileSetup) -> PipelineState:
-    """Add the placed model (every node has a device) and the program of each device to the compilation.
-
-    Instruments (observers of passes) see the pass `partition`. The next step is `check_program`.
-    """
+    """Split the model by the plan: add a model in which every node has a device, and a program for each device."""
     assert compilation.plan is not None
     log.info("building programs for %d devices", len(compilation.plan.devices))
-    # The warning about unread parts is for users who wrote the plan. `drop_unread_parts` has removed the unread parts
-    # of plans that strategies made.
+    # The pass warns about unread parts of a plan. Only users need this warning, because `drop_unread_parts` has removed
+    # these parts from the plans of strategies.
     partition = registry().make("passes", "partition" if setup.strategy is None else "partition{quiet=true}")
     pass_manager = PassManager([partition], setup.options.instruments)
     with gc_paused():
@@ -386,15 +365,14 @@ def check_program(
 ) -> tuple[PipelineState, Mapping[str, MemoryUse] | None]:
     """Check that the target supports the program, and that each device has enough memory for it.
 
-    Some targets measure the RAM and flash of a program. This takes seconds, so they are added to the compilation and
-    checked only if an artifact is written. The next step is `add_metrics`.
-
-    Returns the compilation and the memory use by device. The memory use is None if no artifact is written.
+    Returns:
+        The compilation, and the memory use by device name; None instead of it if no artifact is written.
     """
     assert compilation.plan is not None
     check_target_support(compilation.plan, setup.target)
     memory = problem.program_memory_use(compilation)
     if setup.output is not None:
+        # This takes seconds, because the target may build the program, so `plan` omits it.
         compilation = measure_footprints(compilation, problem)
     elif any(host.flash for host in setup.platform.hosts):
         return compilation, None
@@ -405,8 +383,7 @@ def check_program(
 def measure_footprints(compilation: PipelineState, problem: Problem) -> PipelineState:
     """Add the RAM and flash that the target measures for each device, and for one device with the whole model.
 
-    Nothing is added if the plan has replicas (copies on other devices, which compute frames in turn), or if the target
-    measures neither.
+    Nothing is added if the target measures neither, or if copies of the plan on other devices compute frames in turn.
     """
     assert problem.target is not None and compilation.program is not None
     if compilation.plan is not None and compilation.plan.replicas:
@@ -427,11 +404,15 @@ def measure_footprints(compilation: PipelineState, problem: Problem) -> Pipeline
 def add_metrics(
     compilation: PipelineState, problem: Problem, memory: Mapping[str, MemoryUse] | None, setup: CompileSetup
 ) -> PipelineState:
-    """Add the simulated metrics of the plan, of its failure plans and of the best single device to the compilation.
+    """Add the predicted metrics of the plan, of its failure plans and of the best single device.
 
-    Failure plans are plans for the remaining devices after a failure. `memory` is the memory use by device; None if
-    `check_program` has not computed it. A warning is logged if the plan is worse than one device, or if the predicted
-    gain is implausible. The next and last step is `write_artifact`, which is skipped without an output directory.
+    A warning is logged if the plan is worse than one device, or if the predicted gain is implausible.
+
+    Args:
+        compilation: The compilation after `check_program`.
+        problem: The problem that the strategy solved.
+        memory: Memory use by device name; None if it is not yet known.
+        setup: The options of the compilation.
     """
     assert compilation.plan is not None
     with gc_paused():
@@ -458,9 +439,9 @@ def add_metrics(
 
 
 def write_artifact(compilation: PipelineState, target: Target, output: Path) -> PipelineState:
-    """Write the artifact: the target's files, the plan, the platform and the reference model (before the split).
+    """Write the artifact: the target's files, the plan, the platform and the unsplit model.
 
-    The directory appears as a whole or not at all. Return the state of the compilation with the path of the artifact.
+    The directory appears as a whole or not at all. The result is the compilation with the artifact's path.
     """
     assert compilation.plan is not None and compilation.platform is not None and compilation.reference is not None
     from dicompiler.verify.lookup_tables import find_lookup_tables
@@ -475,18 +456,14 @@ def write_artifact(compilation: PipelineState, target: Target, output: Path) -> 
         provenance = json.dumps(provenance_document(compilation, target), indent=1)
         (stage / PROVENANCE_FILE).write_text(f"{provenance}\n", encoding="utf-8")
         inputs = [value.name for value in compilation.reference.proto.graph.input]
-        # With the sizes of lookup tables (Gather), clients reject a frame with an index beyond a table before they send
-        # it.
+        # Clients use the sizes of lookup tables (Gather) to reject a frame with an index beyond the table.
         tables = find_lookup_tables(compilation.reference, inputs)
         write_digests_and_checksum(stage, {"lookup_tables": tables} if tables else {})
     return replace(compilation, artifact_directory=output)
 
 
 def provenance_document(compilation: PipelineState, target: Target) -> dict[str, Any]:
-    """Return the content of provenance.json: how the plan was made, the memory that hosts need, and a summary.
-
-    The document names the strategy, the objective, the cost model and the target.
-    """
+    """Return the content of provenance.json: how the plan was made, the memory that hosts need, and a summary."""
     decision, metrics, single = compilation.decision, compilation.metrics, compilation.single_device_metrics
     assert decision is not None and metrics is not None and single is not None and compilation.platform is not None
     document: dict[str, Any] = {"format": PROVENANCE_FORMAT, **asdict(decision), "target": str(target.spec)}

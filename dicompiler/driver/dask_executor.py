@@ -1,4 +1,4 @@
-"""An executor that runs calls on a Dask cluster. The scheduler repeats the calls of workers that fail."""
+"""An executor that runs calls on a Dask cluster."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dicompiler.base.errors import DicompilerError, UsageError, describe_excepti
 T = TypeVar("T")
 
 CONNECT_TIMEOUT_S = 20.0
-"""Seconds for the scheduler to answer, and for the first worker to join, before an error is raised."""
+"""Seconds to wait for the scheduler's answer, and for the first worker."""
 MAX_WITHOUT_WORKERS_S = 60.0
 """Seconds without any worker in the cluster after which `map` raises an error."""
 
@@ -23,8 +23,10 @@ MAX_WITHOUT_WORKERS_S = 60.0
 class DaskExecutor(Executor):
     """An executor that runs calls on the workers of a Dask scheduler.
 
-    Raises UsageError if Dask is not installed. Raises DicompilerError if the scheduler does not answer or has no
-    worker. The error is also raised if the cluster has other versions of packages than this host.
+    Raises:
+        UsageError: Dask is not installed.
+        DicompilerError: The scheduler does not answer, has no worker, or uses other versions of packages than this
+            host.
     """
 
     def __init__(self, address: str) -> None:
@@ -33,8 +35,7 @@ class DaskExecutor(Executor):
         except ImportError:
             raise UsageError("executor dask: Dask is not installed: pip install 'dicompiler[dask]'") from None
         for name in ("distributed", *(name for name in logging.root.manager.loggerDict if name[:12] == "distributed.")):
-            # Dask's log messages are turned off. Every error that matters is raised as an exception, so they would
-            # only repeat it.
+            # Dask also raises each logged error as an exception, so its log messages are turned off.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._name = f"executor dask={address}"
         try:
@@ -56,9 +57,10 @@ class DaskExecutor(Executor):
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """Return the result of each call of `fn`, in order. `timeout` and `chunksize` are ignored.
+        """Return the results of `fn` in order, or raise its first exception. `timeout` and `chunksize` are ignored.
 
-        Raises the first exception of `fn`, and DicompilerError if the cluster fails.
+        Raises:
+            DicompilerError: The cluster failed.
         """
         del timeout, chunksize
         calls = list(zip(*iterables, strict=False))
@@ -111,12 +113,13 @@ class DaskExecutor(Executor):
     def _check_versions(self) -> Mapping[str, Any]:
         """Return the workers of the cluster by address.
 
-        Raises DicompilerError if the versions of packages differ from those of this process.
+        Raises:
+            DicompilerError: The cluster has other versions of packages than this process.
         """
         reports = self._client.get_versions(packages=["dicompiler"])
         workers: Mapping[str, Any] = reports["workers"]
         own = _relevant_versions(reports["client"])
-        # The scheduler computes nothing and may lack dicompiler, so its version of dicompiler is not compared.
+        # The scheduler computes nothing and needs no dicompiler, so its version of dicompiler counts as equal.
         scheduler = _relevant_versions(reports["scheduler"]) | {"dicompiler": own["dicompiler"]}
         others = {"the scheduler": scheduler}
         others |= {f"worker {address}": _relevant_versions(report) for address, report in workers.items()}
@@ -138,9 +141,9 @@ class DaskExecutor(Executor):
 
 
 def _call_function(arguments: tuple[Any, ...], fn: Callable[..., Any]) -> tuple[Any, Exception | None]:
-    """Call a function; return (result, None), or (None, exception) if the call fails.
+    """Call a function and return (result, None), or (None, exception) if it fails.
 
-    Exceptions of the function are returned, so that `map` can distinguish them from errors of the cluster.
+    Returned exceptions are those of the function. Raised ones are errors of the cluster.
     """
     try:
         return fn(*arguments), None

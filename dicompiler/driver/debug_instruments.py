@@ -1,4 +1,4 @@
-"""Instruments for debugging passes: VerifyEach, PartitionStatistics and Reproducer."""
+"""Instruments for debugging passes. An instrument is an object that is called before and after each pass."""
 
 from __future__ import annotations
 
@@ -21,13 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass
 class VerifyEach(NoOpInstrument):
-    """An instrument (an object that is called after each pass) that checks the outputs of the model.
+    """An instrument that runs the model after each pass, and raises DicompilerError if an output has changed.
 
-    It runs the model after each pass, and compares the outputs with those before the pass.
-
-    The model runs in onnxruntime. Comparisons begin when all graph inputs have static shapes. After a pass with
-    `preserves_outputs = False`, such as `quantise`, the new outputs become the reference. A difference raises
-    DicompilerError, which names the pass and the output.
+    The model runs in onnxruntime. Nothing is compared until all graph inputs have static shapes, nor after a pass that
+    may change outputs, such as `quantise`.
 
     Attributes:
         inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
@@ -49,8 +46,8 @@ class VerifyEach(NoOpInstrument):
         references = self._reference_outputs if step.preserves_outputs else {}
         random = random_tensors(state.model.proto)
         for name, reference in references.items() if outputs else ():
-            # Two kinds of outputs cannot be compared. A state (an output that the next frame reads) is missing after a
-            # pass has cut it into pieces. A random output differs in each run.
+            # States (outputs that the next frame reads) are missing after a pass has split them. Random outputs differ
+            # in each run.
             if name not in outputs or name in random:
                 continue
             check = compare_value(name, reference, outputs[name])
@@ -66,7 +63,7 @@ class VerifyEach(NoOpInstrument):
 
         if self.inputs is None and any(value.shape is None for value in graph_inputs(model)):
             return {}
-        # Inputs are chosen only once, because a later pass may remove the nodes that limit the values of an input.
+        # Valid values of an input are found from the nodes that read it. A later pass may remove these nodes.
         self._run_inputs = self._run_inputs or prepare_inputs(model, self.inputs)
         with hint_on_input_error(model, self.inputs):
             return run_model(model, self._run_inputs)
@@ -74,7 +71,7 @@ class VerifyEach(NoOpInstrument):
 
 @dataclass(frozen=True)
 class LayerStatistics:
-    """Effects of partitioning on one layer.
+    """Effects of the pass `partition` on one layer.
 
     Attributes:
         layer: Name of the layer.
@@ -95,12 +92,10 @@ class LayerStatistics:
 
 @dataclass
 class PartitionStatistics(NoOpInstrument):
-    """An instrument that counts the pieces, received elements and redundant multiply-adds of each partitioned layer.
-
-    An instrument is an object that is called before and after each pass. This one counts after the pass `partition`.
+    """An instrument that counts the pieces, received elements and multiply-adds of each layer after `partition`.
 
     Attributes:
-        rows: One entry for each layer; empty before `partition`.
+        rows: One entry for each layer; empty before the pass `partition`.
     """
 
     rows: list[LayerStatistics] = field(default_factory=list)
@@ -133,7 +128,7 @@ class PartitionStatistics(NoOpInstrument):
 class Reproducer(NoOpInstrument):
     """An instrument that writes files with which the failure of a pass can be reproduced.
 
-    An instrument is an object that is called before and after each pass. This one writes:
+    The files are:
 
     - `reproducer.onnx`: the model before the first pass, with zeros instead of its weights.
     - `reproducer.plan.json`: the plan, if there was one.
@@ -170,10 +165,7 @@ class Reproducer(NoOpInstrument):
 
 
 def strip_weights(model: Model) -> bytes:
-    """Return the model as ONNX bytes, with ConstantOfShape nodes of value 0 instead of large weights.
-
-    Names, shapes and types stay the same.
-    """
+    """Return the model as ONNX bytes, with zeros of the same shape and type instead of large weights."""
     import numpy as np
     import onnx
     from onnx import helper, numpy_helper

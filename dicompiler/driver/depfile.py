@@ -1,4 +1,4 @@
-"""Depfiles: the files that a command reads, as a rule in the syntax that Make and Ninja share."""
+"""Depfiles: the files that a command reads, as a rule for Make or Ninja."""
 
 from __future__ import annotations
 
@@ -16,19 +16,23 @@ from dicompiler.ir.platform import platform_file
 from dicompiler.plugin.entry_points import Plugin, is_builtin_distribution, top_level_package
 from dicompiler.plugin.registry import registry
 
-# This pattern matches the file names that cannot be written such that both Make and Ninja read them. All characters
-# were tried in GNU Make 4.3 and Ninja 1.11.
+# A pattern of file names that Make or Ninja cannot read, found by trying all characters in GNU Make 4.3 and Ninja 1.11.
 _UNSUPPORTED_NAME = re.compile(r"""["&'*;<=>?\[^`|\x00-\x1f\x7f]|^~|[ :\\]$|\\(?=[ #$:])|\(.*\)$""")
 _PATTERN_CHARACTER = "%"
-"""A rule with this character in its target is a pattern rule for Make. Prerequisites may contain the character."""
+"""Make treats a rule with this character in its target as a pattern rule. Prerequisites may contain it."""
 
 
 def format_rule(target: str, prerequisites: Iterable[str | Path], has_empty_rules: bool = False) -> str:
-    """Return the text of a depfile; raise DicompilerError if Make or Ninja cannot read one of the names.
+    """Return a depfile as text: a rule that makes `target` depend on `prerequisites`.
 
-    With `has_empty_rules`, each prerequisite has an empty rule, as with gcc's -MP, so that Make does not stop if a
-    prerequisite was deleted. Omit these rules for CMake 4. It does not rebuild a file that one depfile describes if
-    another depfile has an empty rule for this file.
+    Args:
+        target: The file that the command writes.
+        prerequisites: The files that the command reads.
+        has_empty_rules: True to add an empty rule for each prerequisite, as gcc's -MP does. Make then does not stop if
+            a prerequisite was deleted.
+
+    Raises:
+        DicompilerError: Make or Ninja cannot read one of the names.
     """
     if _PATTERN_CHARACTER in target:
         raise _unsupported_name_error(target, _PATTERN_CHARACTER)
@@ -53,13 +57,12 @@ def _unsupported_name_error(name: str, part: str) -> DicompilerError:
 def find_prerequisites(model: Path, options: CompileOptions, plugins: Iterable[object]) -> tuple[Path, ...]:
     """Return the files that a compilation reads, each once.
 
-    These are:
+    These are the model with its external data, the files that options name, and the modules of third-party plugins.
 
-    - the model and its external data;
-    - the files that the options name: platform, plan, and samples for quantization and for the value ranges of sent
-      tensors;
-    - the files that the options of `plugins` (passes, strategies, cost models and targets) name;
-    - the loaded modules of third-party plugins.
+    Args:
+        model: The path of the model.
+        options: The options of the compilation.
+        plugins: The used passes, strategies, cost models and targets, of which options may name files.
 
     Raises:
         DicompilerError: The model cannot be read.
@@ -75,7 +78,6 @@ def find_prerequisites(model: Path, options: CompileOptions, plugins: Iterable[o
 
 
 def plugin_modules(plugins: Iterable[Plugin]) -> list[Path]:
-    """Return the files of all loaded modules of third-party plugins, sorted."""
     third_party = [plugin for plugin in plugins if not is_builtin_distribution(plugin.distribution)]
     packages = set[str]().union(*map(_top_level_names, third_party))
     modules = [module for name, module in list(sys.modules.items()) if top_level_package(name) in packages]
@@ -84,11 +86,8 @@ def plugin_modules(plugins: Iterable[Plugin]) -> list[Path]:
 
 
 def _top_level_names(plugin: Plugin) -> set[str]:
-    """Return the top-level modules and packages of a plugin's distribution.
-
-    An editable installation does not list its files. In this case, only the package of the module that the entry point
-    names is returned.
-    """
+    """Return the names of the top-level modules and packages of a plugin's distribution."""
+    # An editable installation does not list its files, so the package of the plugin's entry point is always added.
     files = metadata.distribution(plugin.distribution).files or ()
     names = {file.parts[0].removesuffix(".py") for file in files if file.suffix == ".py"}
     return {top_level_package(plugin.value), *names}

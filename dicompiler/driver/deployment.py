@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Deployment:
-    """The result of copying an artifact to boards and running it there (`deploy`).
+    """The result of `deploy`, which copies an artifact to boards and runs it there.
 
     Attributes:
         installed: For each device, its host and directory, and the copied bytes.
         resident: Names of the devices that keep running for later runs.
         result: Outputs and measurements of the run; None if nothing was run.
-        verification: Comparison of the outputs with onnxruntime; it has no checks if `verify` was False.
+        verification: Comparison of the outputs with onnxruntime; without any check if `verify` was False.
     """
 
     installed: tuple[InstalledDevice, ...]
@@ -48,8 +48,7 @@ def deploy(
 ) -> Deployment:
     """Copy an artifact to the boards of a cluster over ssh, and run it there.
 
-    Only missing and changed files are copied. All frames get the same inputs; for other inputs in each frame, open a
-    session by `connect` with the option `hosts`.
+    Only missing and changed files are copied. To give each frame other inputs, use `connect` with `hosts` instead.
 
     Args:
         directory: The artifact.
@@ -67,14 +66,14 @@ def deploy(
 
     Raises:
         RunError: A host cannot be used, or a device has failed. The message names the device and its host.
-        UsageError: The arguments exclude each other.
+        UsageError: `copy_only` is combined with `resident` or `verify`.
     """
     if copy_only and (resident or verify):
         raise UsageError("deploy: with copy_only nothing is run: omit resident and verify")
     options = replace(
         options or RunOptions(in_flight=0), hosts=hosts if isinstance(hosts, Hosts) else Hosts.load(hosts)
     )
-    # With `copy_only`, no tensors are sent that would need encryption, so no keys are required.
+    # With `copy_only`, no tensors are sent, so encryption keys are not required.
     options = replace(
         options, keys=options.keys if keys is None else Path(keys), insecure=options.insecure or copy_only
     )

@@ -1,11 +1,6 @@
-"""The choice of the engine of each device, and its effects on programs and tolerances.
+"""The choice of each device's engine: the library, such as onnxruntime or ncnn, that computes ONNX submodels.
 
-An engine is the library that computes segments (ONNX submodels) on a device: onnxruntime by default, or ncnn.
-
-PipelineState with layers + option `engine` + CostModel ⇒ Platform with an engine for each device
-
-Segments are split at operators that the engine of their device does not support. In the resulting program, each segment
-is computed either by the engine of its device or by onnxruntime.
+A submodel (segment) is split at operators that its device's engine does not support. onnxruntime computes these.
 """
 
 from __future__ import annotations
@@ -42,12 +37,11 @@ from dicompiler.verify.tolerances import RELATIVE_TOLERANCES, Tolerance
 log = logging.getLogger("dicompiler")
 
 AUTO_ENGINE = "auto"
-"""Value of the option `engine` for which the fastest engine of each device is chosen."""
+"""Value of the option `engine` that selects the fastest engine of each device."""
 MIN_STATED_SHARE = 0.5
-"""Smallest share of a network's operations for which "auto" chooses an engine by its rates for some kinds of layers.
+"""Smallest share of a network's FLOPs with known rates for which "auto" chooses an engine.
 
-A platform may state rates of an engine for certain kinds of layers only, such as convolutions. The engine is chosen if
-layers of these kinds have at least this share of the operations.
+A platform may state an engine's rates for some kinds of layers only, such as convolutions.
 """
 
 
@@ -78,12 +72,7 @@ def check_engine(engine: str | None, target: Target | None, place: str = "engine
 
 
 def check_precision(precision: str | None, engine: str | None) -> None:
-    """Raise UsageError if the option `precision` is unknown, or if the engine cannot compute with it.
-
-    Args:
-        precision: Value of the option `precision`; None if it was not given.
-        engine: Value of the option `engine`; None if it was not given.
-    """
+    """Raise UsageError if the option `precision` is unknown, or if the engine cannot compute with it."""
     known = get_args(Precision)
     if precision is not None and precision not in known:
         raise UsageError(f"precision: unknown precision {precision!r}{did_you_mean(precision, known)}")
@@ -93,7 +82,7 @@ def check_precision(precision: str | None, engine: str | None) -> None:
 
 
 def _check_precision(engine: Engine, place: str) -> None:
-    """Raise UsageError if an engine cannot compute with the precision in its options, such as `precision=fp16`."""
+    """Raise UsageError if an engine cannot compute with the precision in its options."""
     if engine.precision not in (FULL_PRECISION, *engine.precisions):
         able = [name for name in registry().engines if engine.precision in make_engine(name).precisions]
         remedy = f"use --engine {' or '.join(able)}, or " if able else "use "
@@ -119,20 +108,18 @@ def choose_engines(
     given: Mapping[str, str] | None = None,
     precision: str | None = None,
 ) -> Platform:
-    """Return the platform with the engine of each device.
+    """Return the platform with an engine for each device.
 
     Args:
-        layers: The layers of the network, by which "auto" chooses.
+        layers: The layers of the network, for which "auto" finds the fastest engine.
         platform: The platform.
-        cost: The cost model, by which "auto" chooses.
-        target: The target; None if there is none.
-        engine: Name of an engine for all devices with CPU cores, or "auto". None: the engines in `given`, and for other
-            devices those of the platform.
-        given: Engines by device name, from a plan.
-        precision: The precision of all engines that can compute with it. None: the precisions that the engines state.
-
-    Returns:
-        The platform with an engine for each device.
+        cost: The cost model with which "auto" compares engines.
+        target: The target, which may support some engines only; None if there is none.
+        engine: Name of an engine for all devices with CPU cores, or "auto". Default: the engines in `given`, and the
+            platform's for other devices.
+        given: Engines from a plan, by device name.
+        precision: The precision of all engines that can compute with it. Default: the precision that each engine
+            states.
 
     Raises:
         UsageError: An engine is unknown, the target cannot use it, or no engine can compute with the precision.
@@ -164,10 +151,10 @@ def _check_layers(layers: LayerGraph, engine: str) -> None:
 
 
 def _with_precision(platform: Platform, precision: str | None) -> Platform:
-    """Return the platform with engines that compute with `precision`, if they can. Other engines keep fp32.
+    """Set the precision of all engines that can compute with it; warn about devices whose engine keeps fp32.
 
-    The engines get their canonical text: "ncnn{precision=fp32}" ⇒ "ncnn". A warning names the devices that keep fp32.
-    If these are all devices, UsageError is raised.
+    Raises:
+        UsageError: No engine can compute with the precision.
     """
     engines = {device.name: make_engine(device.engine) for device in platform.computing_devices}
     if precision is not None:
@@ -184,6 +171,7 @@ def _with_precision(platform: Platform, precision: str | None) -> Platform:
         engines |= able
     if reduced := {str(engine.spec) for engine in engines.values() if engine.precision != FULL_PRECISION}:
         log.warning("engine %s: the prediction uses the times of fp32", ", ".join(sorted(reduced)))
+    # `spec` is the canonical text of an engine: "ncnn{precision=fp32}" becomes "ncnn".
     return platform.with_engines({name: str(engine.spec) for name, engine in engines.items()})
 
 
@@ -192,10 +180,7 @@ def _cpu_devices(platform: Platform) -> list[Device]:
 
 
 def _warn_unknown(platform: Platform, cost: CostModel) -> None:
-    """Log one warning with all devices of which the cost model does not know the engine.
-
-    For these devices, the cost model predicts the times of onnxruntime.
-    """
+    """Log a warning if the cost model has no times of a device's engine, and predicts those of onnxruntime."""
     unknown = [device for device in platform.computing_devices if not cost.knows_engine(device, device.engine)]
     if unknown:
         log.warning(
@@ -217,9 +202,8 @@ def _choose_engine(layers: LayerGraph, device: Device, cost: CostModel, target: 
         if cost.is_measured or _has_only_one_rate(with_engine):
             seconds[name] = _network_seconds(layers, with_engine, cost)
         elif _stated_share(layers, with_engine) >= MIN_STATED_SHARE:
-            # The platform states rates of this engine for each kind of layer. The engine is preferred (0 s) without a
-            # comparison with onnxruntime, for which platforms state one rate for all kinds of layers. This rate can be
-            # wrong by a factor of 4.
+            # This engine has a rate for each kind of layer, but onnxruntime one rate for all kinds. That rate can be
+            # wrong by a factor of 4, so the engine is preferred (0 s) without a comparison.
             seconds[name] = 0.0
     best = min(seconds, key=lambda name: seconds[name])
     try:
@@ -240,10 +224,7 @@ def _has_only_one_rate(device: Device) -> bool:
 
 
 def _stated_share(layers: LayerGraph, device: Device) -> float:
-    """Return the fraction of a network's FLOPs that are in layers with a stated rate.
-
-    These are layers of the kinds (such as Conv) for which the platform states a compute rate of the device's engine.
-    """
+    """Return the fraction of a network's FLOPs for which the platform states a rate of the device's engine."""
     kinds = {entry.kind for entry in device.engine_rates if entry.engine == device.engine}
     flops = {layer.name: count_flops(layers, layer) for layer in layers.layers}
     stated = sum(flops[layer.name] for layer in layers.layers if kinds.intersection(rate_kinds(layers, layer)))
@@ -251,16 +232,12 @@ def _stated_share(layers: LayerGraph, device: Device) -> float:
 
 
 def make_engine(name: str) -> Engine:
-    """Return the engine with this name; raise UsageError with the nearest name if there is none."""
     engine: Engine = registry().make("engines", name)
     return engine
 
 
 def split_program(compilation: PipelineState) -> PipelineState:
-    """Return the compilation with segments split at the operators that the engine of their device does not support.
-
-    Segments are ONNX submodels. Those with unsupported operators are computed by onnxruntime.
-    """
+    """Split the device programs at the operators that their device's engine does not support."""
     assert compilation.program is not None and compilation.platform is not None
     used = {device.device: device.engine for device in compilation.program.devices if device.engine != DEFAULT_ENGINE}
     engines = {name: make_engine(engine) for name, engine in used.items()}
@@ -271,8 +248,8 @@ def engine_tolerances(model: Model, engines: Mapping[str, str]) -> dict[str, Tol
     """Return the tolerances that engines need for outputs of type float32, by output name.
 
     Args:
-        model: The reference model: the model before it was split.
-        engines: Engines other than onnxruntime by device name.
+        model: The unsplit model.
+        engines: Engines other than onnxruntime, by device name.
 
     Returns:
         The tolerances; empty if the usual tolerance suffices for all engines.
@@ -288,26 +265,21 @@ def engine_tolerances(model: Model, engines: Mapping[str, str]) -> dict[str, Tol
 
 
 WORTHWHILE_OPERATORS = frozenset(("Conv", "ConvTranspose", "Gemm", "MatMul"))
-"""Operators for which the call of an engine is worthwhile.
+"""Operators for which the call of an engine saves more time than it costs.
 
-A piece of a segment (ONNX submodel) without any of these operators is left to onnxruntime, because a call of the engine
-would cost more time than it saves.
+onnxruntime computes all groups of nodes without any of these operators.
 """
 
 
 def split_by_engine(program: Program, engines: Mapping[str, Engine]) -> Program:
-    """Return the program with its segments (ONNX submodels) split at the nodes that the engines do not compute.
+    """Split the segments (ONNX submodels) of a program at the nodes that onnxruntime must compute.
 
-    These are operators that an engine does not support, and layers that its option `layers` omits. A segment becomes
-    several pieces, each computed by the engine or by onnxruntime. A device sends the outputs of a segment after the
-    segment's last piece.
+    These are operators that an engine does not support, and layers that its option `layers` omits. The transfers
+    between devices stay the same.
 
     Args:
         program: The program.
-        engines: Engines other than onnxruntime by device name.
-
-    Returns:
-        The program. The transfers are the same.
+        engines: Engines other than onnxruntime, by device name.
     """
     if not engines:
         return program
@@ -327,9 +299,10 @@ def _split_role(program: Program, engines: Mapping[str, Engine]) -> Program:
 
 
 def _first_pieces(pieces: Sequence[Sequence[Segment]]) -> list[int]:
-    """Return the index of each segment's first piece, if all pieces of a device's segments are numbered in order.
+    """Return the index of each segment's first piece, counted over all pieces of the device.
 
-    A segment is a submodel that was split into pieces. `pieces` has the pieces of each segment.
+    Args:
+        pieces: For each segment of the device, the pieces into which it was split.
     """
     return [sum(map(len, pieces[:i])) for i in range(len(pieces))]
 
@@ -345,18 +318,17 @@ def _with_pieces(device: DeviceProgram, pieces: Sequence[Sequence[Segment]]) -> 
 
 
 def split_segment(segment: Segment, engine: Engine, weights: Mapping[str, Weight]) -> tuple[Segment, ...]:
-    """Split a segment (ONNX submodel) into pieces. Each piece is computed either by the engine or by onnxruntime.
+    """Split a segment (ONNX submodel) into pieces that are each computed by `engine` or by onnxruntime.
 
-    The result is the segment itself if the engine supports all nodes, if it supports none of WORTHWHILE_OPERATORS in
-    the segment, or if the type of a tensor between two pieces is unknown.
+    The result is the unsplit segment if one of the two computes all of it, or if a type between two pieces is unknown.
 
     Args:
         segment: The segment.
-        engine: The engine.
+        engine: An engine other than onnxruntime.
         weights: The data of large weights, by name.
 
     Returns:
-        The pieces in the order of execution: at least one.
+        The pieces, at least one, in the order of execution.
     """
     graph = segment.model.graph
     unsupported = {*engine.unsupported_nodes(segment.model, weights), *excluded_nodes(engine, graph)}
@@ -371,14 +343,16 @@ def split_segment(segment: Segment, engine: Engine, weights: Mapping[str, Weight
 
 
 def _group_nodes(graph: onnx.GraphProto, is_supported: Sequence[bool]) -> list[list[int]]:
-    """Return groups of node indices, in topological order. Groups of supported and unsupported nodes alternate.
+    """Return groups of node indices, alternately for the engine and for onnxruntime, in the order of execution.
 
-    A group of supported nodes without any of WORTHWHILE_OPERATORS is merged with the unsupported groups next to it,
-    because a call of the engine would cost more than it saves.
+    Args:
+        graph: The graph of a segment.
+        is_supported: For each node, whether the engine supports it.
     """
     supported = list(is_supported)
     while True:
         groups = _collect_ready_nodes(graph, supported)
+        # onnxruntime also computes supported groups of which the call would cost more time than it saves.
         light = [
             i
             for nodes in groups
@@ -392,9 +366,11 @@ def _group_nodes(graph: onnx.GraphProto, is_supported: Sequence[bool]) -> list[l
 
 
 def _collect_ready_nodes(graph: onnx.GraphProto, supported: Sequence[bool]) -> list[list[int]]:
-    """Return groups of nodes that are all supported or all unsupported by an engine, in an order of execution.
+    """Return groups of node indices in an order of execution; in each group, all or none are `supported`.
 
-    Each group contains all such nodes that need only outputs of earlier groups, or of its own earlier nodes.
+    Args:
+        graph: The graph of a segment.
+        supported: For each node, whether the engine computes it.
     """
     maker = {name: i for i, node in enumerate(graph.node) for name in node.output if name}
     needs = [{maker[name] for name in tensors_read(node) if name in maker} for node in graph.node]
@@ -417,7 +393,7 @@ def _collect_ready_nodes(graph: onnx.GraphProto, supported: Sequence[bool]) -> l
 
 
 def _find_types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
-    """Return type and static shape of each tensor of a submodel by name. Tensors without a known type are missing."""
+    """Return the type and static shape of each tensor, by its name. Tensors without a known type are missing."""
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
     infos = {}
     for value in (*graph.value_info, *graph.input, *graph.output):
@@ -430,7 +406,14 @@ def _find_types(model: onnx.ModelProto) -> dict[str, onnx.ValueInfoProto]:
 def _make_piece(
     segment: Segment, name: str, nodes: Sequence[int], infos: Mapping[str, onnx.ValueInfoProto]
 ) -> Segment | None:
-    """Return a submodel with the given nodes of `segment`; None if the type of its input or output is unknown."""
+    """Return a submodel with some of a segment's nodes; None if the type of its input or output is unknown.
+
+    Args:
+        segment: The segment.
+        name: Name of the submodel.
+        nodes: Indices of the nodes.
+        infos: Type and static shape of tensors, by name.
+    """
     model, graph = segment.model, segment.model.graph
     constants = {t.name for t in graph.initializer} | {t.values.name for t in graph.sparse_initializer}
     own = [graph.node[i] for i in nodes]

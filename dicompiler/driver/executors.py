@@ -19,7 +19,7 @@ T = TypeVar("T")
 EXECUTOR_FORMS = {"processes": "processes=N", "dask": "dask=HOST:PORT", "mpi": "mpi"}
 MAX_PROCESSES = 1024
 MAX_PROCESS_FAILURES = 3
-"""Number of process failures in a row, without a result in between, after which `ProcessExecutor.map` gives up."""
+"""`ProcessExecutor.map` raises an error after this number of process failures without a result in between."""
 
 
 def parse_executor(text: str) -> tuple[str, str]:
@@ -42,8 +42,8 @@ def parse_executor(text: str) -> tuple[str, str]:
 def open_executor(text: str | None) -> Iterator[Executor | None]:
     """Open the executor that a string describes, and close it at the end of the block.
 
-    The results of a search do not depend on the executor. A script that uses processes must guard its main module with
-    `if __name__ == "__main__":`, because each process imports the main module again.
+    A script that uses processes must guard its main module with `if __name__ == "__main__":`, because each process
+    imports that module again.
 
     Args:
         text: "processes=4" for processes of this host, "dask=10.0.0.1:8786" for a Dask scheduler, or "mpi" for the
@@ -75,10 +75,7 @@ def _make_executor(kind: str, value: str) -> Executor:
 
 
 class ProcessExecutor(Executor):
-    """An executor that runs calls in processes of this host; `map` repeats the calls of a failed process.
-
-    The processes ignore an interrupt from the terminal, so that only the calling process responds to it.
-    """
+    """An executor that runs calls in processes of this host, and repeats the calls of a failed process."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -90,9 +87,10 @@ class ProcessExecutor(Executor):
     def map(
         self, fn: Callable[..., T], *iterables: Iterable[Any], timeout: float | None = None, chunksize: int = 1
     ) -> Iterator[T]:
-        """Return the result of each call of `fn`, in order. `timeout` is in seconds per result; `chunksize` is ignored.
+        """Return the results of `fn` in order. `timeout` is in seconds per result; `chunksize` is ignored.
 
-        Raises DicompilerError if MAX_PROCESS_FAILURES processes have failed one after another without any result.
+        Raises:
+            DicompilerError: Several processes failed in a row without any result.
         """
         del chunksize
         calls = list(zip(*iterables, strict=False))
@@ -129,11 +127,12 @@ class ProcessExecutor(Executor):
 
     def _make_pool(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")
+        # The processes ignore an interrupt from the terminal (Ctrl-C), to which this process responds.
         return ProcessPoolExecutor(self._count, context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
 
 
 def _open_mpi_pool() -> Executor:
-    """Return a pool of MPI ranks: all ranks that mpirun started, except this one."""
+    """Return a pool of all MPI ranks that mpirun started, except this one."""
     try:
         from mpi4py import MPI
         from mpi4py.futures import MPIPoolExecutor

@@ -1,11 +1,9 @@
 """Metrics of a session for Prometheus, over HTTP.
 
-    with dicompiler.MetricsServer("127.0.0.1:9464") as metrics:
-        options = dicompiler.RunOptions(in_flight=0, on_frame=metrics.record_frame, on_event=metrics.record_event)
-        with dicompiler.connect("build", options) as session:
-            ...
-
-times of frames, events ⇒ `GET /metrics` in Prometheus' text format
+with dicompiler.MetricsServer("127.0.0.1:9464") as metrics:
+    options = dicompiler.RunOptions(in_flight=0, on_frame=metrics.record_frame, on_event=metrics.record_event)
+    with dicompiler.connect("build", options) as session:
+        ...
 """
 
 from __future__ import annotations
@@ -29,13 +27,13 @@ from dicompiler.target.run_records import BoardState, FrameTimes, RunEvent
 DEFAULT_PORT = 9464
 FRAME_TIME_QUANTILES = (0.5, 0.9, 0.99)
 KEPT_FRAMES = 1024
-"""Number of last frames from which the quantiles of the frame times are computed."""
+"""The quantiles of the frame times are computed from this number of last frames."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 EVENT_KINDS = get_args(get_type_hints(RunEvent)["kind"])
 
 
 class MetricsServer:
-    """An HTTP server that Prometheus asks for the metrics of one or several sessions.
+    """An HTTP server from which Prometheus reads the metrics of one or several sessions.
 
     Attributes:
         address: HOST:PORT at which the server listens.
@@ -50,10 +48,9 @@ class MetricsServer:
 
         Args:
             address: HOST:PORT; port 0 means any free port. Default port: 9464.
-            insecure: Whether to allow an address that other hosts can reach. Requests are neither encrypted nor
-                authenticated.
-            keys: Directory of the cluster's keys (`dicompiler keys`). At an address that other hosts can reach, the
-                server uses TLS with them, and answers only clients with a certificate of the cluster.
+            insecure: True to allow an address that other hosts can reach, without encryption and authentication.
+            keys: Directory of the cluster's keys (`dicompiler keys`). With them, other hosts can reach the server over
+                TLS if they have a certificate of the cluster.
 
         Raises:
             RunError: The address cannot be used, for example because another program uses the port.
@@ -107,7 +104,7 @@ class MetricsServer:
         """Add the times of a finished frame to the metrics. Pass this method as `RunOptions.on_frame`.
 
         Args:
-            times: The times of the frame and of each device in it, as the session measured them.
+            times: The times of the frame and of each device in it.
         """
         with self._lock:
             self._frame_count += 1
@@ -211,13 +208,13 @@ class MetricsServer:
                 self.wfile.write(body)
 
             def log_message(self, *_: Any) -> None:
-                """Write nothing, unlike the inherited method, which writes a line about each request to stderr."""
+                """Suppress the inherited method, which writes each request to stderr."""
 
         return Handler
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """An HTTP server at an IPv4 or IPv6 address. Its threads that answer requests do not keep the process alive."""
+    """An HTTP server for IPv4 and IPv6 addresses. Its threads do not keep the process alive."""
 
     daemon_threads = True
 
@@ -227,7 +224,7 @@ class _Server(http.server.ThreadingHTTPServer):
 
 
 def _load_keys(keys: Path) -> ssl.SSLContext:
-    """Return the TLS settings of a server that accepts only clients with a certificate of the cluster."""
+    """Return TLS settings for a server that accepts only clients with a certificate of the cluster."""
     directory = keys / COORDINATOR_DIRECTORY
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version, context.verify_mode = ssl.TLSVersion.TLSv1_3, ssl.CERT_REQUIRED
@@ -245,7 +242,14 @@ def _load_keys(keys: Path) -> ssl.SSLContext:
 
 
 def _format_metric(name: str, kind: str, text: str, values: Iterable[tuple[Mapping[str, str], float]]) -> Iterator[str]:
-    """Yield the lines of a metric: its description, its type, and each value with its labels."""
+    """Yield the lines of a metric in Prometheus' text format.
+
+    Args:
+        name: Name of the metric.
+        kind: Its Prometheus type, such as "counter".
+        text: Its description.
+        values: Pairs of labels, by label name, and a value.
+    """
     yield f"# HELP {name} {text}"
     yield f"# TYPE {name} {kind}"
     for labels, value in values:
@@ -254,5 +258,4 @@ def _format_metric(name: str, kind: str, text: str, values: Iterable[tuple[Mappi
 
 
 def _escape_label(value: str) -> str:
-    """Return a label's value, escaped for Prometheus' text format."""
     return value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

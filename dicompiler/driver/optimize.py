@@ -1,4 +1,4 @@
-"""Pipelines of passes over a model: the function behind `dicompiler opt`."""
+"""The function behind `dicompiler opt`, which runs a pipeline of passes on a model."""
 
 from __future__ import annotations
 
@@ -41,9 +41,8 @@ def opt(
 ) -> PipelineState:
     """Run passes on a model.
 
-    If there is a plan after the passes, the pass `partition` is run at the end, unless the pipeline already contains
-    it. The plan is `plan`, or one that passes such as `tile-height` made. Write the result with
-    `result.model.save("out.onnx")`.
+    If there is a plan after the passes, `opt` applies it with the pass `partition`, unless the pipeline contains this
+    pass. Write the result with `result.model.save("out.onnx")`.
 
     Args:
         model: The path of an ONNX file, its bytes, a ModelProto or a Model.
@@ -89,9 +88,14 @@ def opt(
 
 
 def make_passes(text: str, shapes: tuple[str, ...] = ()) -> tuple[Pass, ...]:
-    """Return the passes of a pipeline, preceded by `normalise`. `shapes` become options of `infer-shapes`.
+    """Return the passes of a pipeline's text, preceded by `normalise`.
 
-    Raises UsageError if a pass is unknown, or if there are shapes, but no pass `infer-shapes`.
+    Args:
+        text: The pipeline, such as "infer-shapes,form-layers".
+        shapes: Shapes of inputs, such as "input=1x3x224x224", as options of the pass `infer-shapes`.
+
+    Raises:
+        UsageError: A pass is unknown, or there are shapes, but no pass `infer-shapes`.
     """
     specs = parse_pipeline(text)
     names = [spec.name for spec in specs]
@@ -110,10 +114,10 @@ def _add_shapes(spec: Spec, shapes: tuple[str, ...]) -> Spec:
 
 
 def _refuse_wire_types(is_partitioned: bool) -> None:
-    """Raise UsageError, because wire types (element types in which tensors are sent) cannot be set in the pipeline.
+    """Raise UsageError: `wire_dtype` is given, but the pipeline makes no plan, or has already applied it.
 
-    They can be set only in a plan that is not yet applied by the pass `partition`. If `is_partitioned` is True, the
-    pipeline itself contains `partition`. Otherwise the pipeline makes no plan.
+    Args:
+        is_partitioned: Whether the pipeline contains the pass `partition`.
     """
     if is_partitioned:
         raise UsageError(
@@ -125,7 +129,7 @@ def _refuse_wire_types(is_partitioned: bool) -> None:
 def _set_wire_types(
     state: PipelineState, wire_dtype: str | Mapping[str, str] | WireFormat | None, wire_samples: str | Path | None
 ) -> PipelineState:
-    """Store the element types for sending tensors in the plan. With samples, also measure value ranges for int8."""
+    """Store in the plan the element types in which tensors are sent, and the value ranges for int8."""
     plan, wire = resolve_wire_types(state.plan, wire_dtype, wire_samples)
     state = replace(apply_wire_types(state, wire), plan=plan)
     if wire_samples is None:

@@ -1,9 +1,9 @@
-"""Preparation of a model: passes that form its layers, wire types, and the problem that a strategy solves.
+"""Preparation of a model: passes that form its layers, and the problem that a strategy solves.
 
 Model ──normalise, infer-shapes, quantise?, keep-states?, form-layers, trim──► PipelineState with layers
 PipelineState + Platform + CostModel ⇒ Problem
 
-Passes with a question mark are optional. Wire types are the element types in which tensors are sent between devices.
+Passes with a question mark are optional.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _SHAPE_REMEDIES = {
     "": "the shape depends on values: remove these nodes from the network, or use the prediction of the other layers",
     "com.microsoft": "compile the network as it was before onnxruntime optimized it, or add value_info to the model",
 }
-"""Remedies for a tensor of unknown shape, by the domain of the operator that computes it."""
+"""Remedies for a tensor of unknown shape, by the ONNX domain of the operator that computes it."""
 _DEFAULT_REMEDY = "add value_info to the model"
 LOG_FATAL_ONLY = 4
 """Severity level of onnxruntime at which it logs only fatal errors."""
@@ -71,15 +71,15 @@ def prepare(
     quantize_samples: str | Path | None = None,
     state: str | Sequence[str] = (),
 ) -> PipelineState:
-    """Run the passes that prepare a model, and return the state with the model, its inferred shapes and its layers.
+    """Run the passes that prepare a model, and return the state with its shapes and layers.
 
     Args:
         model: The model to prepare.
         shape: Shapes of inputs with dynamic dimensions, such as "input=1x3x224x224".
         instruments: Objects that are called before and after each pass.
         quantize_samples: An .npz file of sample inputs. If it is given, the model is quantized.
-        state: Graph inputs and outputs that devices keep between frames (states), such as "past*=present*". Default:
-            only states that the model itself declares; "auto", which `compile` uses, also finds them by common names.
+        state: Graph inputs and outputs that devices keep between frames, such as "past*=present*", or "auto" to find
+            them by common names. Default: those that the model declares.
 
     Raises:
         DicompilerError: The model is already split, onnxruntime does not know an operator, or a pass fails.
@@ -88,7 +88,7 @@ def prepare(
     check_known_operators(model.proto)
     specs = [Spec("normalise"), Spec.from_mapping("infer-shapes", {"shape": tuple(shape)})]
     if quantize_samples is not None:
-        # `quantise` needs inferred shapes. The tensors that it adds have none, so shapes are inferred again after it.
+        # `quantise` needs inferred shapes, and adds tensors without shapes.
         specs += [Spec.from_mapping("quantise", {"samples": str(quantize_samples)}), Spec("infer-shapes")]
     if state:
         states = (state,) if isinstance(state, str) else tuple(state)
@@ -99,20 +99,18 @@ def prepare(
 
 
 def check_loadable(model: Model) -> None:
-    """Raise DicompilerError if the installed onnxruntime cannot load the model.
-
-    The model is first loaded without its weights, so that large models need no more time and memory than small ones. If
-    this fails, the model is loaded with its weights, because some operators accept only constants. The second try also
-    enables optimizations, because they may replace an operator that has no kernel.
-    """
+    """Raise DicompilerError if the installed onnxruntime cannot load the model."""
     # onnxruntime is imported only here, because it loads slowly and many users of this module do not need it.
     from dicompiler.verify.executor import OrtSession
 
     place = model.display_name
     try:
+        # Large models need no more time and memory than small ones if they are loaded without weights.
         OrtSession(model.without_weights(), {}, place, "none", is_single_use=True, log_severity=LOG_FATAL_ONLY)
     except DicompilerError:
         try:
+            # Some operators accept only constants, so they need the weights. An optimization may replace an operator
+            # without a kernel.
             OrtSession(model.proto, model.weights, place, "all", is_single_use=True, log_severity=LOG_FATAL_ONLY)
         except DicompilerError as error:
             missing = _MISSING_KERNEL.search(str(error))
@@ -157,8 +155,7 @@ def load_problem(
 ) -> Problem:
     """Return the problem of splitting a model over a platform, for callers that run strategies themselves.
 
-    The arguments are those of `compile`, but `shape` consists of strings. Without a `target`, it costs no time to send
-    a message or to call an engine.
+    The arguments are those of `compile`. Without a `target`, messages and calls of engines cost no time.
     """
     cost_model: CostModel = registry().resolve("cost_models", cost)
     runtime: Target | None = None if target is None else registry().resolve("targets", target)
@@ -172,9 +169,9 @@ def load_problem(
 
 
 def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[str, ...]:
-    """Return the states (graph inputs and outputs that devices keep between frames) of a compilation as a tuple.
+    """Return the option `state` of a compilation as a tuple; "auto" becomes "none" if the target cannot keep states.
 
-    "auto" becomes "none" if the target cannot keep states.
+    States are graph inputs and outputs that devices keep between frames.
 
     Raises:
         UsageError: States are named and the target cannot keep them.
@@ -191,10 +188,14 @@ def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[s
 
 
 def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy | None = None) -> Platform:
-    """Return the platform that is given as a Platform, as the name of a built-in platform, or as a TOML file.
+    """Return a platform, given as a Platform, a built-in platform's name or a TOML file.
 
-    If `platform` is None, the result is the platform that the files of the strategy describe
-    (`Strategy.own_platform`). Raises UsageError if they describe none, or if there is no strategy.
+    Args:
+        platform: The platform; None for the one that the strategy's own files describe.
+        strategy: The strategy; None if there is none.
+
+    Raises:
+        UsageError: `platform` is None, and no strategy describes a platform.
     """
     if platform is None:
         described = None if strategy is None else strategy.own_platform()
@@ -209,8 +210,11 @@ def make_problem(
 ) -> Problem:
     """Return the problem of a prepared model on a platform, and warn about layers with unknown cost.
 
-    The default cost model is `analytic`. `target` defines the memory of the runtime, and its costs of messages and of
-    calls of the engine; without a target, these are 0.
+    Args:
+        compilation: A state with layers and a platform.
+        objective: Quantity to minimize.
+        cost: The cost model. Default: `analytic`.
+        target: The target, which adds memory and costs of messages and calls. Default: these are 0.
     """
     layers, platform = compilation.layers, compilation.platform
     assert layers is not None and platform is not None
@@ -227,16 +231,14 @@ def make_problem(
 
 
 def on_platform(problem: Problem, platform: Platform, target: Target) -> Problem:
-    """Return the problem with another platform and a target, and with the costs of the target's runtime on it."""
+    """Return the problem for another platform and target."""
     costs = runtime_costs(platform, problem.cost_model, target)
     return replace(problem, platform=platform, target=target, runtime_costs=costs)
 
 
 def check_powers(platform: Platform, objective: str) -> None:
-    """Raise UsageError if energy is to be minimized and the platform states no powers of devices.
-
-    The energies of all plans would be 0, so that every plan would be the best one.
-    """
+    """Raise UsageError if energy is to be minimized, and the platform states no powers of devices."""
+    # Without powers, the energies of all plans would be 0, and every plan would be the best one.
     if "energy" in objective_terms(objective) and not platform.has_powers:
         raise UsageError(
             f"objective {objective!r}: platform {platform.name!r} states no powers: add power_active and power_idle to "
@@ -245,18 +247,15 @@ def check_powers(platform: Platform, objective: str) -> None:
 
 
 def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[str, RuntimeCosts]:
-    """Return the costs of the target's runtime (seconds for messages, calls and copies) on each device, by its name.
-
-    If the platform has several hosts, the costs include the encryption of messages with TLS.
-    """
+    """Return the runtime's costs on each device (seconds for messages, calls and copies), by device name."""
     costs = {device.name: _device_runtime_costs(device, cost, target) for device in platform.devices}
     if len(platform.hosts) == 1:
         return costs
+    # Messages between hosts are encrypted.
     return {name: device_costs.with_tls for name, device_costs in costs.items()}
 
 
 def _device_runtime_costs(device: Device, cost: CostModel, target: Target) -> RuntimeCosts:
-    """Return the costs of the target's runtime on a device, including the additional seconds of its engine's calls."""
     costs = cost.runtime_costs(device, target.runtime_costs, target.name)
     if device.engine == DEFAULT_ENGINE or not costs.call:
         return costs
@@ -265,7 +264,7 @@ def _device_runtime_costs(device: Device, cost: CostModel, target: Target) -> Ru
 
 
 def layers_without_cost(layers: LayerGraph) -> Iterator[str]:
-    """Yield a warning for each layer with a tensor of unknown shape: it cannot be split, and its cost is unknown."""
+    """Yield a warning for each layer with a tensor of unknown shape."""
     for layer in layers.layers:
         unknown = [(node, name) for node in layer.nodes for name in node.outputs if _has_unknown_shape(layers, name)]
         if unknown:
@@ -284,10 +283,12 @@ def resolve_wire_types(
     wire_dtype: str | Mapping[str, str] | WireFormat | None,
     samples: str | Path | None,
 ) -> tuple[Plan | None, WireFormat]:
-    """Return the loaded plan, and the wire format (element types in which tensors are sent).
+    """Return the loaded plan and the element types in which tensors are sent.
 
-    The types are taken from `wire_dtype` or, if it is None, from the plan. `samples` is a file of sample
-    inputs, from which value ranges for int8 are measured later.
+    Args:
+        plan: A plan, as a file or a Plan.
+        wire_dtype: The types, for all layers or by layer. Default: those of the plan.
+        samples: An .npz file of sample inputs, from which value ranges for int8 are measured later.
 
     Raises:
         UsageError: A type is unknown, int8 has neither samples nor value ranges, or samples are given without int8.
@@ -312,16 +313,19 @@ def resolve_wire_types(
 
 
 def apply_wire_types(compilation: PipelineState, wire_format: WireFormat, place: str = "wire") -> PipelineState:
-    """Set the types in which tensors are sent, so that costs and strategies use the bytes that are really sent.
+    """Set the types in which tensors are sent, so that predictions use the bytes that are really sent.
 
-    Error messages begin with `place`: the option or the key of a plan that states the types.
+    Args:
+        compilation: A state with layers.
+        wire_format: The types.
+        place: The option or the key of a plan that states the types, for error messages.
     """
     assert compilation.layers is not None
     return replace(compilation, layers=with_wire_dtypes(compilation.layers, wire_format.dtypes, place))
 
 
 def measure_wire_ranges(compilation: PipelineState, samples: Path) -> Plan:
-    """Return the plan with the value range of each sent tensor, measured over the samples in a file."""
+    """Return the plan with the value range of each tensor sent as int8, measured with an .npz file of sample inputs."""
     from dicompiler.verify.calibration_samples import read_samples
     from dicompiler.verify.comparison import graph_inputs
     from dicompiler.verify.wire_error import measure_ranges
@@ -340,7 +344,7 @@ def measure_wire_ranges(compilation: PipelineState, samples: Path) -> Plan:
 
 
 def warn_not_narrowed(compilation: PipelineState) -> None:
-    """Log one warning if some of the sent tensors cannot be converted to the type in which they should be sent."""
+    """Log a warning if some of the sent tensors cannot be converted to the requested type."""
     routing = compilation.routing
     assert routing is not None
     sent = {box.key.tensor for role in routing.roles for box in role.received_boxes}

@@ -1,4 +1,4 @@
-"""Run logs: the measurements of all devices in a run, as a JSON file with the schema `run`."""
+"""Run logs: JSON files with the measurements of all devices in a run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ RUN_FORMAT = "dicompiler.run/2"
 
 
 def platform_digest(platform: Platform) -> str:
-    """Return the SHA-256 digest of a platform's TOML text, by which a log names its platform."""
+    """Return the SHA-256 digest of a platform's TOML text, by which a run log identifies its platform."""
     return hashlib.sha256(platform_to_toml(platform).encode()).hexdigest()
 
 
@@ -52,7 +52,7 @@ def run_document(
         directory: The artifact that was run.
         result: The result of the run.
         options: The options of the run.
-        log_path: The file that the document will be written to. The path of the artifact is relative to that file.
+        log_path: The file that the document will be written to. The document states the artifact's path relative to it.
         predicted: The predicted times of the run and of its devices, as entries of the key `predicted`.
         platform: The platform that was emulated; None if no boards were emulated.
         runtime: Costs of the target's runtime on the host that emulated the boards.
@@ -92,7 +92,7 @@ def run_document(
 
 
 class FrameRecorder:
-    """A recorder of the finished frames and the events of a run, for the log of a run that ends early.
+    """A recorder of finished frames and events, for the log of a run that ends early.
 
     Attributes:
         frames_s: For each finished frame, the seconds from sending its inputs to having all its outputs.
@@ -108,7 +108,7 @@ class FrameRecorder:
         self._first_sent_at = self._last_finished_at = 0.0
 
     def observe(self, options: RunOptions) -> RunOptions:
-        """Return run options that record each frame and event, and then call the functions of `options` for it."""
+        """Return run options that record each frame and event, and still call the functions of `options`."""
 
         def record_frame(times: FrameTimes) -> None:
             self._last_finished_at = time.perf_counter()
@@ -127,27 +127,22 @@ class FrameRecorder:
         return replace(options, on_frame=record_frame, on_event=record_event)
 
     def make_result(self, devices: Sequence[str]) -> RunResult:
-        """Return the recorded frames as a result without outputs.
-
-        The report of each device has its seconds of computing. All other measurements are 0 or empty, because devices
-        report them only at the end of a run.
-
-        Args:
-            devices: Names of the devices.
-
-        Returns:
-            The result.
-        """
+        """Return the recorded frames as the result of a run on `devices`, without outputs."""
+        # Devices report all other measurements only at the end of a run, so these are 0 or empty.
         reports = tuple(DeviceReport(name, self._compute_s[name], 0.0, 0.0, {}, (), 0) for name in devices)
         total_s = self._last_finished_at - self._first_sent_at
         return RunResult((), reports, frames_s=tuple(self.frames_s), total_s=total_s, events=tuple(self.events))
 
 
 def emulation_host(log: Mapping[str, Any], target: Target) -> tuple[RuntimeCosts, int] | None:
-    """Return the runtime costs and the number of processors of the host that emulated a logged run.
+    """Return the runtime costs and the number of processors of the host on which a logged run was emulated.
 
-    The result is None if the run was not emulated. If the log does not contain the costs, the costs that
-    the target states are returned.
+    Args:
+        log: The content of a run log.
+        target: The target of the run. Its stated costs are used if the log has none.
+
+    Returns:
+        The costs and the number; None if the run was not emulated.
     """
     if log.get("location") != "emulated":
         return None
@@ -167,7 +162,10 @@ def _failure_summary(result: RunResult) -> dict[str, Any]:
 def frames_in_flight(in_flight: int, devices: int, frames: int) -> int:
     """Return the largest number of frames in flight in a run of `frames` frames.
 
-    `in_flight` is the option of the run; 0 means the default, which depends on the number of devices.
+    Args:
+        in_flight: The option of the run; 0 for the default, which depends on the number of devices.
+        devices: Number of devices.
+        frames: Number of frames.
     """
     return max(1, min(in_flight or default_in_flight(devices), frames))
 
@@ -182,10 +180,13 @@ def read_log(path: Path) -> dict[str, Any]:
 def load_log(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a run log after checking that the log belongs to an artifact.
 
-    `artifact` is the directory of the artifact, and `manifest` the content of its artifact.json.
+    Args:
+        path: The run log.
+        artifact: The artifact's directory.
+        manifest: The content of the artifact's artifact.json.
 
     Raises:
-        DicompilerError: The file is not a run log, or belongs to another artifact, or to a run that ended early.
+        DicompilerError: The file is not a run log, belongs to another artifact, or the run ended early.
     """
     log = read_log(path)
     if "unfinished" in log:

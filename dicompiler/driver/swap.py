@@ -4,7 +4,7 @@
         for outputs in session.stream(pictures):
             ...  # another thread calls session.swap("build-2")
 
-A swap has these steps:
+A swap, i.e. such a replacement, has these steps:
 
 1. The inputs, outputs, devices and memory of the new artifact are checked.
 2. The new devices start.
@@ -12,7 +12,7 @@ A swap has these steps:
    old devices finish these frames soon.
 4. The switch: frames that are read later are computed by the new artifact.
 
-No frame is computed by both artifacts. If a step before the switch fails, the old artifact stays in force.
+If a step before the switch fails, the session continues with the old artifact.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 FOLLOW_INTERVAL_S = 0.5
-"""Seconds between two checks whether a symbolic link points to another artifact."""
+"""Seconds between two checks of the symbolic link that a session follows."""
 LINK_SHARE = 0.05
 """Default share of the network's bandwidth for copying a new artifact's files to boards; the rest is for the frames."""
 SPARE_FRAMES_AT_SWITCH = 1
-"""While the new devices are verified, a stream has this number of frames in flight in addition to one for each device.
+"""While new devices are verified, a stream has one frame in flight for each device, and this number in addition.
 
-The old devices must finish all frames in flight before the new ones compute, so fewer frames make the switch sooner.
+The old devices must finish the frames in flight, so fewer frames shorten the replacement.
 """
 
 
@@ -59,9 +59,9 @@ class Swap:
 
     Attributes:
         old: Directory of the replaced artifact.
-        new: Directory of the artifact that replaced it.
+        new: Directory of the new artifact.
         first_frame: Number of the first frame that the new artifact computes, counted from 0 in the session.
-        seconds: Seconds from the call of `swap` to the switch.
+        seconds: Seconds from the call of `swap` until new frames use the new artifact.
     """
 
     old: Path
@@ -72,12 +72,11 @@ class Swap:
 
 @dataclass(eq=False)
 class _Use:
-    """A running call of `infer`, `reset` or `stream` of a swappable session.
+    """A running call of `infer`, `reset` or `stream` of a session.
 
     Attributes:
         version: The artifact that the call uses.
-        thread: The thread that last ran the call. A swap with a pause waits for the running calls. It is rejected in
-            this thread, because it would wait for a call that cannot go on.
+        thread: The thread that last ran the call.
         in_flight: Number of frames that a call of `stream` has read, and of which the outputs were not yet taken.
     """
 
@@ -88,7 +87,7 @@ class _Use:
 
 @dataclass(eq=False)
 class _Version:
-    """An artifact of a swappable session, with its running devices.
+    """An artifact of a session, with its running devices.
 
     Attributes:
         directory: The artifact.
@@ -107,7 +106,7 @@ class SwappableSession(Session):
     """A session whose artifact can be replaced while frames are in flight. `connect_swappable` creates it.
 
     Attributes:
-        reports: Measurements of the devices of the last artifact; empty until the session was closed without an error.
+        reports: Measurements of the last artifact's devices; empty until the session was closed without an error.
         swaps: The completed replacements so far.
         events: Events so far, of all artifacts, as `RunOptions.on_event` receives them.
     """
@@ -127,7 +126,7 @@ class SwappableSession(Session):
 
         Args:
             directory: The artifact.
-            options: Options of the session, and of the sessions of all later artifacts.
+            options: Options for this artifact and all later ones.
             specialize: Function that returns the options for one artifact, given its directory and the options of the
                 session. Default: every artifact uses the options of the session.
             link: A symbolic link to the artifact. When the link points to another artifact, the session swaps to it.
@@ -150,7 +149,7 @@ class SwappableSession(Session):
         self._first_directory = directory.resolve()
         self._specialize = specialize or (lambda _directory, options: options)
         self._current: _Version | None = self._start_version(directory, self._options_of(directory))
-        # During a swap with a pause: the version (artifact with its devices) that is being replaced.
+        # During a swap with a pause: the artifact that is being replaced.
         self._paused: _Version | None = None
         self._end_requested = threading.Event()
         self._follower: threading.Thread | None = None
@@ -160,7 +159,7 @@ class SwappableSession(Session):
 
     @property
     def directory(self) -> Path:
-        """The directory of the artifact in force; during a swap with a pause, of the artifact that is replaced."""
+        """The directory of the artifact that computes new frames; during a swap with a pause, of the old artifact."""
         return (self._current or self._paused or self._in_force()).directory
 
     def _record_event(self, event: RunEvent) -> None:
@@ -200,7 +199,7 @@ class SwappableSession(Session):
                     use.thread = threading.get_ident()
 
     def _frames_of_version(self, source: _FrameSource, use: _Use) -> Iterator[Mapping[str, Any]]:
-        """Yield the frames of a stream that one artifact computes: those that are read before it is replaced."""
+        """Yield the frames of a stream until the artifact of `use` is replaced."""
         while True:
             source.read_next()
             with self._condition:
@@ -212,7 +211,7 @@ class SwappableSession(Session):
             yield source.take()
 
     def _is_in_force(self, use: _Use) -> bool:
-        """Return True if a call of the session is still running, and new frames still use the call's artifact."""
+        """Return True if the call is still running, and its artifact has not been replaced."""
         return self._current is use.version and use in use.version.uses
 
     def _limit_frames_in_flight(self, count: float) -> None:
@@ -227,16 +226,16 @@ class SwappableSession(Session):
     ) -> Swap:
         """Replace the artifact of the session while frames are computed.
 
-        The new devices start while the old ones run. The old devices finish the frames that were read before the
-        switch, and then end. If the new artifact cannot be used, the old one stays in force.
+        The old devices finish the frames that they have read, and then end. If the new artifact cannot be used, the
+        session continues with the old one.
 
         Args:
             directory: The new artifact: another plan, other weights or another model with the same inputs and outputs.
-            verify: Whether to compute a frame on the new devices first, and compare its outputs with onnxruntime.
-            pause: Whether to end the old devices before the new ones start, for boards without memory for both. Frames
+            verify: True to compute a frame on the new devices first, and compare its outputs with onnxruntime.
+            pause: True to end the old devices before the new ones start, for boards without memory for both. Frames
                 wait meanwhile.
-            link_share: The share of the network's bandwidth, as the new artifact's platform states it, with which files
-                are copied to the boards. Files that a board has already are not copied.
+            link_share: Fraction of the network's bandwidth (as the new artifact's platform states it) for copying files
+                to boards.
 
         Returns:
             The replacement.
@@ -282,11 +281,11 @@ class SwappableSession(Session):
         return done
 
     def swap_back(self, *, verify: bool = True, pause: bool = False) -> Swap:
-        """Swap to the artifact that the last swap replaced.
+        """Replace the session's artifact by the one that it had before the last swap.
 
         Args:
-            verify: Whether to compute a frame on the new devices first, and compare its outputs with onnxruntime.
-            pause: Whether to end the running devices before the others start, for boards without memory for both.
+            verify: True to compute a frame on the new devices first, and compare its outputs with onnxruntime.
+            pause: True to end the running devices before the others start, for boards without memory for both.
 
         Returns:
             The replacement.
@@ -305,22 +304,19 @@ class SwappableSession(Session):
         self._record_event(RunEvent(kind, "", reason, (), time.perf_counter() - self._opened_at, frame_count))
 
     def _follow_link(self, link: Path) -> None:
-        """Replace the session's artifact whenever a symbolic link points to another one.
-
-        A replacement (swap) that failed is not tried again.
-        """
+        """Replace the session's artifact each time when the symbolic link points to another one."""
         followed = missing = self._first_directory
         while not self._end_requested.wait(FOLLOW_INTERVAL_S):
             target = link.resolve()
             if target == followed or self._swap_lock.locked():
                 continue
-            # Users may set the link before they write the artifact to which it points. A target that is not yet an
-            # artifact is therefore checked again later.
+            # Users may set the link before they write the artifact to which it points, so it is checked again later.
             if not (target / ARTIFACT_FILE).is_file():
                 if target != missing:
                     log.warning("swap: %s points to %s, which is not an artifact (yet)", link, target)
                 missing = target
                 continue
+            # From here on, `target` is not tried again, even if the swap fails.
             followed = target
             try:
                 if target != self.directory.resolve():
@@ -331,24 +327,19 @@ class SwappableSession(Session):
                 self._report_event("refusal", f"{target}: {error}", self._frame_count)
 
     def _options_of(self, directory: Path) -> RunOptions:
-        """Return the run options for an artifact of the session.
-
-        If the devices are on boards, the options name the artifact's directory on the boards, because each artifact
-        needs its own directory.
-        """
+        """Return the run options for one artifact, which needs its own directory on boards."""
         options, path = self._options, directory.resolve()
         if options.hosts is not None and path != self._first_directory:
             options = replace(options, hosts=hosts_of_artifact(options.hosts, path.name))
         return self._specialize(directory, options)
 
     def _start_version(self, directory: Path, options: RunOptions) -> _Version:
-        """Start the devices of an artifact and wait until they are ready."""
         return _Version(directory, options, connect(directory, options))
 
     def _open_version(self, directory: Path, options: RunOptions, verify: bool) -> _Version:
-        """Start the devices of an artifact. If `verify` is True, compare the outputs of a frame with onnxruntime."""
+        """Start the devices of an artifact; if `verify` is True, compare the outputs of a frame with onnxruntime."""
         on_frame, is_verified = options.on_frame, threading.Event()
-        # `on_frame` is not called for the frame of the verification, because the user did not send this frame.
+        # The user did not send the frame of the verification, so `on_frame` is not called for it.
         if on_frame is not None:
             options = replace(options, on_frame=lambda times: on_frame(times) if is_verified.is_set() else None)
         version = self._start_version(directory, options)
@@ -368,16 +359,15 @@ class SwappableSession(Session):
         return version
 
     def _replace_with_pause(self, old: _Version, new: Path, options: RunOptions, verify: bool) -> _Version:
-        """End the old devices after the frames in flight, and start the new ones; on failure, start the old ones again.
-
-        Calls of other threads wait meanwhile, because no artifact is in force.
-        """
+        """End the old devices after the frames in flight, then start the new ones; on failure, restart the old ones."""
         with self._condition:
+            # A call of this thread could not finish while this thread waits for it.
             if any(use.thread == threading.get_ident() for use in old.uses):
                 raise UsageError(
                     "swap: pause=True waits until all frames have finished, but this thread is in a loop over "
                     "stream(): call swap(pause=True) in another thread"
                 )
+            # Calls of other threads wait while there is no current artifact.
             self._current = None
             if not self._condition.wait_for(lambda: not old.uses, self._options.timeout_s):
                 self._current = old
@@ -416,9 +406,9 @@ class SwappableSession(Session):
 
     @contextmanager
     def _register_use(self) -> Iterator[_Use]:
-        """Register a call that uses the artifact in force until the `with` block ends.
+        """Register a call that uses the current artifact until the `with` block ends.
 
-        A swap with a pause replaces the artifact while no frames are computed. If one is under way, wait for its end.
+        If a swap pauses frames, wait for the end of the swap first.
         """
         with self._condition:
             self._condition.wait_for(lambda: self._current is not None or self._end_reason)
@@ -444,7 +434,7 @@ class SwappableSession(Session):
             )
 
     def close(self) -> None:
-        """Finish the frames in flight and end the devices. If an artifact is being replaced, this is finished first."""
+        """Finish the frames in flight and a running swap, and end the devices."""
         self._end("it was closed", lambda session: session.close())
 
     def _end(self, reason: str, end_session: Callable[[Session], None]) -> None:
@@ -469,10 +459,13 @@ class SwappableSession(Session):
 
 
 def _limit_copy_speed(old: _Version, new: Path, options: RunOptions, link_share: float) -> RunOptions:
-    """Return run options that limit the speed of copying a new artifact to boards on which the old artifact runs.
+    """Return run options that limit how fast a new artifact is copied to boards.
 
-    The copying may use the fraction `link_share` of the network's bandwidth. Without boards, nothing is copied, and the
-    options stay the same.
+    Args:
+        old: The running artifact.
+        new: Directory of the new artifact.
+        options: The options to change. They stay the same if there are no boards.
+        link_share: Fraction of the network's bandwidth that copying may use.
     """
     if old.options.hosts is None:
         return options
@@ -482,9 +475,6 @@ def _limit_copy_speed(old: _Version, new: Path, options: RunOptions, link_share:
 
 class _FrameSource:
     """The frames of a stream, which the sessions of several artifacts read one after another.
-
-    After a swap, the session of the new artifact reads the remaining frames. It first gets the frame that the old
-    session has read but not taken, if there is one.
 
     Attributes:
         is_exhausted: Whether all frames were read.
@@ -496,7 +486,7 @@ class _FrameSource:
         self.is_exhausted = False
 
     def read_next(self) -> None:
-        """Read the next frame, unless the last frame that was read has not been taken yet."""
+        """Read the next frame, unless `take` has not yet returned the previous one."""
         if self._next is None and not self.is_exhausted:
             try:
                 self._next = next(self._frames)
@@ -504,7 +494,7 @@ class _FrameSource:
                 self.is_exhausted = True
 
     def take(self) -> Mapping[str, Any]:
-        """Return the frame that `read_next` has read, and let the next `read_next` read another one."""
+        """Return the frame that `read_next` has read."""
         frame, self._next = self._next, None
         assert frame is not None
         return frame
@@ -534,7 +524,7 @@ def connect_swappable(
         in_flight: Maximum number of frames in flight. Default: `options.in_flight`.
         on_event: Function that is called with each failure, takeover and return, in the thread that uses the session.
             It is also called after each swap, in the thread that has called `swap`.
-        follow: Whether to swap when `directory`, which is then a symbolic link, points to another artifact.
+        follow: True to swap when `directory`, which is then a symbolic link, points to another artifact.
 
     Returns:
         The session. Use it as a context manager, or close it.
@@ -552,17 +542,14 @@ def connect_swappable(
 
 
 def resolve_link(directory: Path, follow: bool) -> tuple[Path, Path | None]:
-    """Return an artifact and the symbolic link to follow.
+    """Return an artifact, and the symbolic link to follow or None.
 
     Args:
         directory: The artifact, or a symbolic link to it.
         follow: Whether to follow the link.
 
-    Returns:
-        If `follow` is True, the artifact to which the link points, and the link. Otherwise `directory` and None.
-
     Raises:
-        UsageError: `directory` is not a symbolic link, and `follow` is True.
+        UsageError: `follow` is True, and `directory` is not a symbolic link.
     """
     if not follow:
         return directory, None
@@ -575,7 +562,7 @@ def check_replacement(old: Path, new: Path, options: RunOptions) -> None:
     """Check that an artifact can replace another one in a session.
 
     Args:
-        old: The artifact in force.
+        old: The running artifact.
         new: The new artifact.
         options: Options of the session.
 
@@ -631,15 +618,7 @@ def _first_difference(old: Iterable[Mapping[str, Any]], new: Iterable[Mapping[st
 
 
 def check_memory_of_both(old: Path, new: Path) -> None:
-    """Check that each host has enough memory for the devices of two artifacts at the same time.
-
-    Args:
-        old: The artifact in force.
-        new: The new artifact. Its platform states the memory of the hosts.
-
-    Raises:
-        DicompilerError: A host has too little memory. The message names the host and the sizes.
-    """
+    """Raise DicompilerError if a host has too little memory for the devices of two artifacts at the same time."""
     platform = Platform.load(new / PLATFORM_FILE)
     needed = {directory: memory_by_host(directory) for directory in (old, new)}
     for host in platform.hosts:
@@ -653,16 +632,11 @@ def check_memory_of_both(old: Path, new: Path) -> None:
 
 
 def hosts_of_artifact(hosts: Hosts, artifact_name: str) -> Hosts:
-    """Return the hosts with changed directories, so that another artifact does not overwrite the present one.
-
-    Hosts without a stated directory stay the same.
+    """Return the hosts with another directory for an artifact, so that it does not overwrite the running one.
 
     Args:
-        hosts: The hosts.
-        artifact_name: Name of the other artifact's directory, which is appended to the stated directories.
-
-    Returns:
-        The changed hosts.
+        hosts: The hosts. Those without a stated directory stay the same.
+        artifact_name: Name of the artifact's directory, which is appended to the stated directories.
     """
 
     def move(settings: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -676,7 +650,7 @@ def hosts_of_artifact(hosts: Hosts, artifact_name: str) -> Hosts:
 
 
 def _close_quietly(session: Session) -> None:
-    """End a session that is no longer needed. Its errors concern no frame, so they are only logged."""
+    """Close a session that is no longer needed, and only log its errors."""
     try:
         session.close()
     except DicompilerError as error:
