@@ -1,7 +1,4 @@
-"""Emulated boards: their network on this host, and the costs of a target's runtime on this host.
-
-Platform + seconds of each segment ──open_boards──► Emulation;   target ──measure_runtime_costs──► RuntimeCosts
-"""
+"""Emulated boards: their network on this host, and the costs of a target's runtime on this host."""
 
 from __future__ import annotations
 
@@ -32,15 +29,12 @@ log = logging.getLogger("dicompiler")
 RUN_BENCHMARKS = ("one", "calls", "messages")
 """Names of the benchmark programs from which the runtime costs are measured.
 
-Their messages are so short that a rate-limited link does not delay them. Larger messages need no benchmark, because
-the runtime handles them while the link sends them.
+Their messages are short. The costs of larger messages do not matter, because they pass while the link sends.
 """
 COMPUTED_S = 10e-3
-"""Seconds that all segments (submodels) of a benchmark program together take in a frame.
+"""Seconds to which the segments (submodels) of a benchmark program are delayed, per frame.
 
-They are subtracted from the frame time. The segments are delayed until they have taken this time, so it must exceed
-the time that they need without delays. With 1 ms, the only segment of one program needed longer, so that a call seemed
-to cost nothing.
+They are subtracted from the frame time. With 1 ms, one segment needed longer without a delay, which spoiled the result.
 """
 FRAMES_PER_ROUND, ROUND_COUNT = 40, 3
 
@@ -49,16 +43,13 @@ FRAMES_PER_ROUND, ROUND_COUNT = 40, 3
 def open_boards(
     platform: Platform, segments_s: Mapping[str, tuple[float, ...]], first: str, dilation: float = 1.0
 ) -> Iterator[Emulation]:
-    """Open emulated boards until the end of the `with` block.
-
-    In the block, the calling thread is on the network of the first board, where it acts as the source of frames.
+    """Open emulated boards until the end of the `with` block, with the calling thread on the network of one of them.
 
     Args:
         platform: The boards and their network.
-        segments_s: For each device, the seconds of a call of each of its segments (ONNX submodels): first the segments
-            of the main plan, then those of its replicas (copies on other devices) and failure plans (plans for the
-            remaining devices).
-        first: Name of the first device; the calling thread will be on its network.
+        segments_s: For each device, the seconds of a call of each of its segments (ONNX submodels): first those of the
+            main plan, then those of its replicas (copies on other devices) and failure plans.
+        first: Name of the device on whose network the calling thread is.
         dilation: Factor by which everything runs slower than on the boards.
     """
     min_segments_s = {name: tuple(dilation * value for value in call_times) for name, call_times in segments_s.items()}
@@ -76,7 +67,6 @@ def open_boards(
 
 
 def dilate_network(platform: Platform, factor: float) -> Platform:
-    """Return the platform with all bandwidths divided by `factor`, and all latencies multiplied by it."""
     network = platform.network
     links = tuple(
         replace(link, bandwidth=link.bandwidth / factor, latency=link.latency * factor) for link in network.links
@@ -89,22 +79,15 @@ def dilate_network(platform: Platform, factor: float) -> Platform:
 
 
 def options_on_boards(emulation: Emulation, first: str, options: RunOptions) -> RunOptions:
-    """Return the run options for a run on emulated boards.
-
-    `first` is the name of the first device. The calling process, which supplies the frames, is on the network of this
-    device, so it listens at its address.
-    """
+    """Return the options for a run on emulated boards; the calling process listens on the network of device `first`."""
     return replace(options, emulation=emulation, listen=f"{emulation.addresses[first]}:0", insecure=True)
 
 
 @cache
 def measure_runtime_costs(name: str) -> RuntimeCosts:
-    """Return the costs of a target's runtime, measured on two emulated boards.
+    """Return the costs of a target's runtime, measured on two emulated boards in some seconds.
 
-    The measurement takes some seconds and is made once per process. In the result, bytes of messages cost no processor
-    time, because the runtime handles them while the links send them. Costs that cannot be measured have the values
-    that the target states. If the target's programs do not run on this host, all costs are stated values, and a
-    warning says so.
+    Costs that cannot be measured have the values that the target states.
 
     Args:
         name: Name of the target.
@@ -135,8 +118,6 @@ def measure_runtime_costs(name: str) -> RuntimeCosts:
 def runtime_cost_factor(name: str, count: int) -> float:
     """Return the time of a message on emulated boards, divided by the time that the target states for real boards.
 
-    Cost models accept this factor as their option `runtime`.
-
     Args:
         name: Name of the target.
         count: Number of emulated boards that share this host.
@@ -148,11 +129,7 @@ def runtime_cost_factor(name: str, count: int) -> float:
 
 
 def _measure_target(target: Target) -> RuntimeCosts:
-    """Return the measured costs of a target's runtime.
-
-    Each benchmark program (which does little but send messages and call submodels) is run several times. The run with
-    the smallest median frame time is used, because other load on this host can only delay frames.
-    """
+    """Return the measured costs of a target's runtime."""
     if not target.can_emulate:
         raise UsageError("its programs cannot run on emulated boards")
     times, sends = {name: list[float]() for name in RUN_BENCHMARKS}, list[float]()
@@ -170,6 +147,7 @@ def _measure_target(target: Target) -> RuntimeCosts:
                 times[name].append(statistics.median(result.frames_s) - COMPUTED_S)
                 if name == "messages":
                     sends += _send_seconds(result)
+            # Other load on this host can only delay frames, so the fastest run of each program is used.
             frames_s = {name: min(frame_times) for name, frame_times in times.items()}
             costs = {**runtime_costs_fit.fit_costs(entry, frames_s, min(sends, default=None))}
             if not runtime_costs_fit.find_zero_costs(costs):
@@ -189,9 +167,6 @@ def _run_benchmark(target: Target, directory: Path, steps_s: Mapping[str, tuple[
 
 
 def _send_seconds(result: RunResult) -> list[float]:
-    """Return the median seconds that a device needed to hand a message to the operating system.
-
-    The result is a list with this number, or an empty list if the target does not report such times.
-    """
+    """Return a list with the median seconds of handing a message to the operating system; [] if they are unknown."""
     spans = [span.end - span.start for report in result.reports for span in report.timeline if span.kind == "send"]
     return [statistics.median(spans)] if spans else []

@@ -1,10 +1,4 @@
-"""The demo: split a built-in network over several boards, verify it, and time it on emulated boards.
-
-names of a network, a platform and a strategy ──split_network──► artifact, CompileResult and DemoSplit
-artifact ──emulate_frames──► EmulatedTimes
-
-These are two functions, because each takes seconds, and the command prints each result as soon as it is known.
-"""
+"""The demo: split a built-in network over several boards, verify it, and time it on emulated boards."""
 
 from __future__ import annotations
 
@@ -20,7 +14,7 @@ from dicompiler.driver.compiler import compile
 from dicompiler.ir.frame_prediction import FramePrediction
 
 EMULATED_FRAMES = 8
-"""Frames in each emulation. The fastest is reported, because other load on this host only makes frames longer."""
+"""Number of frames in each emulation. The fastest is reported, because other load on this host delays frames."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +28,7 @@ class BoardShare:
         weights: Bytes of weights that the device stores.
         sent: Bytes that the device sends per frame.
         compute_s: Predicted seconds of computing per frame.
-        message_s: Predicted seconds that the runtime needs for messages per frame.
+        message_s: Predicted seconds in which the runtime handles messages, per frame.
         wait_s: Predicted seconds of waiting per frame.
     """
 
@@ -56,8 +50,7 @@ class EmulatedTimes:
         frame_s: Seconds of the fastest frame on all boards.
         single_device_s: Seconds of the fastest frame on one board.
         frames: Number of frames in each emulation.
-        compute_slowdown: How much longer computing took than on the boards because this host was busy, as a fraction
-            (0.05 means 5 %).
+        compute_slowdown: How much longer computing took than intended, because this host was busy (0.05 means 5 %).
     """
 
     frame_s: float
@@ -161,7 +154,6 @@ def emulate_frames(split: DemoSplit, output: Path) -> EmulatedTimes | str:
 
 
 def _board_shares(compiled: CompileResult) -> tuple[BoardShare, ...]:
-    """Return the work of each device that the plan uses, in the order of the platform."""
     parts = {(task.device, task.layer) for task in compiled.routing.tasks}
     return tuple(
         BoardShare(

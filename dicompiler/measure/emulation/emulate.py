@@ -1,16 +1,10 @@
 """Emulation: run an artifact on this host at the speed of its platform's boards.
 
-artifact + Platform ──emulate──► EmulationResult: measurements and predictions
-
 Links are rate-limited. Each call of a segment (an ONNX submodel) is delayed until it has taken as long as on its board.
-All other work of the target's runtime runs at the speed of this host. The prediction accounts for this: it uses runtime
-costs measured on this host, and assumes that the boards' runtimes share its processors. If this host has too few
-processors, everything can run slower by a factor (`dilation`). Reported times are divided by this factor, so they are
-times on the boards.
+All other work runs at the speed of this host.
 
-The module also measures the segments of a program on this host. It calls them in the same way as a target's runtime:
-
-Target + Program + inputs ──measure_segments──► seconds of each segment on one thread, without those of an empty call
+If this host has too few processors, everything can run slower by a factor (`dilation`). Reported times are divided by
+this factor.
 """
 
 from __future__ import annotations
@@ -64,18 +58,13 @@ if TYPE_CHECKING:
 CALLS_PER_TURN = 5
 MIN_TURNS = 3
 LONG_TIMING_S = 2.0
-"""Seconds of a long measurement.
-
-The lower quartile of its values is used, because a host that other programs use too is slow at times.
-"""
+"""Seconds of a long measurement."""
 
 
 class CallTimer:
-    """Measures the processor time of a call, which executes several functions in order.
+    """A timer of a call that executes several functions in order.
 
-    Calls are grouped into turns. In one turn, all segments (submodels) of a device are called several times. In the
-    next turn, those of another device are called. The value of a turn is the median time of its calls. The first call
-    is ignored, because the caches then still contain data of another device.
+    Calls are timed in turns, i.e. groups of calls. Between two turns, other devices' calls are timed.
     """
 
     def __init__(self, *functions: Callable[[], object]) -> None:
@@ -84,35 +73,34 @@ class CallTimer:
         self._turns_s: list[float] = []
 
     def time_call(self) -> None:
-        """Execute and time one call."""
+        """Execute the call once, and store its seconds of processor time."""
         start = time.thread_time()
         for function in self._functions:
             function()
         self._calls_s.append(time.thread_time() - start)
 
     def end_turn(self) -> None:
-        """End a turn (a group of calls): store the median time of its calls, and begin the next turn."""
+        """Store the median of the calls since the last turn (group of calls)."""
+        # Before the first call, the caches contain data of another device, so this call is ignored.
         self._turns_s.append(statistics.median(self._calls_s[1:]))
         self._calls_s.clear()
 
     @property
     def quick_call_s(self) -> float:
-        """Lower quartile in seconds of the values of all turns (groups of calls)."""
+        """Lower quartile in seconds over all turns (groups of calls), because a busy host is slow at times."""
         return sorted(self._turns_s)[len(self._turns_s) // 4]
 
 
 def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any], is_long: bool) -> SegmentSeconds:
-    """Return the seconds of each segment (submodel) on this host, by device name.
+    """Return the seconds of each segment (submodel) on one thread of this host, by device name.
 
-    The segments of the main plan come first, then those of its replicas (copies on other devices) and failure plans
-    (plans for the remaining devices). All segments of a device are called in turn, so that the caches contain the same
-    weights as in a frame.
+    The segments of the main plan come first, then those of its replicas (copies on other devices) and failure plans.
 
     Args:
         target: The target; its way of calling segments is timed.
         program: Program with the segments.
-        inputs: Arrays by name of the graph input.
-        is_long: Whether to measure for LONG_TIMING_S seconds instead of a short time.
+        inputs: Arrays by the names of the graph inputs.
+        is_long: True to measure for LONG_TIMING_S seconds instead of a short time.
     """
     empty = CallTimer(OrtSession(empty_model(), {}, "empty", "all").bind({"x": np.zeros((1, 1), np.float32)}))
     timers: list[tuple[str, list[CallTimer]]] = []
@@ -123,6 +111,7 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
             calls = target.segment_calls(device)
             timers.append((device.device, [make_timer(program, call, memory) for call in calls]))
     turns, end = 0, time.monotonic() + LONG_TIMING_S * is_long
+    # All segments of a device are called in turn, so that the caches contain the same weights as in a frame.
     while turns < MIN_TURNS or time.monotonic() < end:
         for _, device_timers in timers:
             for timer in CALLS_PER_TURN * (*device_timers, empty):
@@ -166,9 +155,9 @@ def make_timer(program: Program, call: SegmentCall, memory: dict[str, Any]) -> C
 log = logging.getLogger("dicompiler")
 
 MAX_LOAD_SHARE = 0.8
-"""Maximum share of this host's processors that computing may need. With more, emulated boards delay each other."""
+"""Largest fraction of this host's processors that computing may need. With more, boards would delay each other."""
 MAX_COMPUTE_SLOWDOWN = 0.05
-"""Largest slowdown of computing, as a fraction of the time on the boards, that is accepted without a warning."""
+"""Largest slowdown of computing without a warning, as a fraction of the time on the boards."""
 NOT_EMULATED = (
     "caches and memory of a board, changes of its clock frequency, other traffic, message_overhead of the platform; "
     "the runtime itself runs as fast as here"
@@ -176,7 +165,11 @@ NOT_EMULATED = (
 
 
 def describe_limits(dilation: float) -> str:
-    """Return a text with the effects of real boards that the emulation omits, and with the slowdown `dilation`."""
+    """Return a text that names the effects of real boards that the emulation omits.
+
+    Args:
+        dilation: Factor by which the emulation runs slower than the boards.
+    """
     return NOT_EMULATED if dilation == 1 else f"{NOT_EMULATED}, in time that is {dilation:g} times slower"
 
 
@@ -186,14 +179,13 @@ class EmulationResult:
 
     Attributes:
         result: Outputs and measurements of the run.
-        timed_unit: Text that names the timed unit: "a frame", or "8 frames, each" if several frames were in flight.
-        frame_s: Measured seconds of this unit.
-        predicted_s: Predicted seconds of this unit, with the message costs of this host.
-        on_boards: The prediction for real boards, with the message costs of the boards instead of those of this host.
-        simulated_s: Seconds of this unit in a simulation with the segment times of the emulated boards.
+        timed_unit: What the times are about: "a frame", or "8 frames, each" if several frames were in flight.
+        frame_s: Measured seconds of a frame.
+        predicted_s: Predicted seconds of a frame, with the message costs of this host.
+        on_boards: The prediction for real boards, with the message costs of the boards.
+        simulated_s: Seconds of a frame in a simulation with the segment times of the emulated boards.
         segments_s: Seconds of each call of a segment (an ONNX submodel) on its board, by device name.
-        compute_slowdown: How much longer computing took than on the boards because this host was busy, as a fraction
-            (0.05 means 5 %).
+        compute_slowdown: How much longer computing took than intended, because this host was busy (0.05 means 5 %).
         expected: The prediction with the times of each device.
         platform: The platform that was emulated.
         runtime: Costs of the target's runtime on this host (`measure_runtime_costs`).
@@ -231,18 +223,17 @@ def emulate(
     Args:
         directory: Directory of the artifact.
         platform: The platform to emulate. Default: the platform that the artifact was compiled for.
-        inputs: Arrays by name of the graph input. Default: seeded random arrays.
+        inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
         frames: Number of frames that are computed.
-        slower: How many times longer a segment (an ONNX submodel) takes on the fastest emulated device than on one core
-            of this host. On the other devices, it takes longer in inverse proportion to their compute rates. Default:
-            segments take as long as the cost model predicts.
-        cost: The cost model of the prediction. Without `slower`, each emulated segment takes the time that this model
-            predicts, and the default is the model that the artifact was compiled with. With `slower`, the default is
-            to predict from the emulated times of segments.
+        slower: How many times longer computing takes on the fastest emulated device than on one core of this host. On
+            other devices, it takes longer in inverse proportion to their compute rates. Default: computing takes as
+            long as the cost model predicts.
+        cost: The cost model of the prediction. Default: the model that the artifact was compiled with or, with
+            `slower`, the emulated times themselves.
         options: Options of the run.
-        dilation: Factor of at least 1 by which segments and links are slowed; measured times are divided by it. With a
-            larger factor, this host can emulate more or faster boards. But the work of the runtime itself is not slowed
-            down, so after the division it seems to take less time than it does.
+        dilation: Factor of at least 1 by which computing and links are slowed; measured times are divided by it. A
+            larger factor lets this host emulate more or faster boards. The runtime itself is not slowed, so after the
+            division it seems faster than it is.
 
     Returns:
         The measured times of the run, and the predicted ones.
@@ -297,7 +288,7 @@ class _EmulatedArtifact:
         platform: The platform that is emulated.
         program: The program of each board.
         plan: The plan of the artifact.
-        reference: The whole model, which computes the expected outputs.
+        reference: The unsplit model, which computes the expected outputs.
         runtime: Costs of the target's runtime on this host.
         frames: Number of frames that will be computed.
         options: Options of the run, with the number of frames in flight.
@@ -322,7 +313,7 @@ class _EmulatedArtifact:
         return len(self.program.replica_roles)
 
     def measure_host_seconds(self, inputs: Mapping[str, NDArray[Any]] | None, is_long: bool) -> SegmentSeconds:
-        """Return the seconds of each segment (submodel) on one core of this host, by a short or a long measurement."""
+        """Return the seconds of each segment (submodel) on one core of this host, by device name."""
         from dicompiler.verify.run_inputs import prepare_inputs
 
         roles = self.program.replica_roles
@@ -330,11 +321,16 @@ class _EmulatedArtifact:
         return measure_segments(self.target, program, prepare_inputs(self.reference, inputs), is_long)
 
     def predict(self, workload: Workload) -> RunTiming:
-        """Return the predicted times of the run."""
         return predict_timing(workload, self.platform, self.frames, self.options.in_flight)
 
     def run(self, directory: Path, inputs: Mapping[str, NDArray[Any]] | None, board_s: SegmentSeconds) -> RunResult:
-        """Run the artifact on emulated boards. `board_s` has the seconds of each segment (submodel), by device name."""
+        """Run the artifact on emulated boards.
+
+        Args:
+            directory: Directory of the artifact.
+            inputs: Arrays by the names of the graph inputs; None for seeded random arrays.
+            board_s: Seconds of each segment (submodel) on its board, by device name.
+        """
         first = self.program.devices[0].device
         board_s = with_failure_segments(board_s, self.program)
         with open_boards(self.platform, board_s, first, self.dilation) as emulation:
@@ -378,17 +374,11 @@ def _open_artifact(
 
 
 def with_failure_segments(board_s: SegmentSeconds, program: Program) -> SegmentSeconds:
-    """Return the times of segments (ONNX submodels) with a 0 appended for each segment of a failure plan.
-
-    A failure plan is for the devices that remain after a failure. A 0 means that the segment is not delayed: it runs
-    at the speed of this host.
+    """Add 0 seconds for each segment (ONNX submodel) of a failure plan, which then runs without a delay.
 
     Args:
-        board_s: Seconds of the segments of all replicas.
-        program: The program, with its failure plans.
-
-    Returns:
-        Seconds of the segments of all replicas, then those of all failure plans, by device name.
+        board_s: Seconds of the segments of the plan and its replicas, by device name.
+        program: The program, with its failure plans (plans for the remaining devices).
     """
     failure_roles = [role for role in program.roles if role.failed]
     times = {}
@@ -403,10 +393,12 @@ def _scale_seconds(times: SegmentSeconds, factor: float) -> SegmentSeconds:
 
 
 def board_segment_seconds(host_s: SegmentSeconds, platform: Platform, slower: float) -> SegmentSeconds:
-    """Return the times of segments (ONNX submodels) on the boards, from their times on this host.
+    """Return the seconds of segments (ONNX submodels) on the boards, from those on this host.
 
-    On the fastest board, times are longer by the factor `slower`. On a board with a lower rate, they are longer by the
-    ratio of the two rates as well.
+    Args:
+        host_s: Seconds of the segments on this host, by device name.
+        platform: The boards. Slower boards than the fastest need longer by the ratio of the compute rates.
+        slower: How many times longer a segment takes on the fastest board than on this host.
     """
     times = {}
     for name, seconds in host_s.items():
@@ -417,12 +409,9 @@ def board_segment_seconds(host_s: SegmentSeconds, platform: Platform, slower: fl
 
 
 def _timed_frame(result: RunResult, in_flight: int, replica_count: int) -> tuple[str, float]:
-    """Return a text that names the timed unit ("a frame" or "8 frames, each"), and its measured seconds.
-
-    If several frames are in flight, their total time is divided by their number, because single times overlap.
-    `replica_count` is the number of replicas (copies of the plan on other devices).
-    """
+    """Return a text that names the timed unit ("a frame" or "8 frames, each"), and the measured seconds of a frame."""
     if in_flight > 1:
+        # Frames in flight overlap, so their own times are too long.
         count = len(result.frames_s)
         return f"{count} frames, each", result.total_s / count
     return "a frame", typical_frame_s(result.frames_s, replica_count)
@@ -431,9 +420,11 @@ def _timed_frame(result: RunResult, in_flight: int, replica_count: int) -> tuple
 def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float, replica_count: int) -> None:
     """Raise DicompilerError if this host is too slow to emulate the boards.
 
-    It is too slow if it needs longer for the segments (submodels) of a device than the emulated board. It is also too
-    slow if the segments of all boards together need too many processors. `frame_s` are the predicted seconds of a
-    frame, and `replica_count` is the number of replicas (copies of the plan on other devices).
+    Args:
+        host_s: Seconds of each segment (submodel) on this host, by device name.
+        board_s: Seconds of each segment on its board, by device name.
+        frame_s: Predicted seconds of a frame.
+        replica_count: Number of replicas (copies of the plan on other devices).
     """
     for name, seconds in host_s.items():
         if sum(seconds) > sum(board_s[name]):
@@ -457,8 +448,11 @@ def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float
 def _compute_slowdown(result: RunResult, board_s: SegmentSeconds, host_s: SegmentSeconds, replica_count: int) -> float:
     """Return how much longer computing took than it should, as a fraction (0.05 means 5 %).
 
-    Each segment (submodel) should take as long as on its board (`board_s`), or as on this host if that is longer
-    (`host_s`). `replica_count` is the number of replicas (copies of the plan on other devices).
+    Args:
+        result: The result of the run.
+        board_s: Seconds of each segment (submodel) on its board, by device name.
+        host_s: Seconds of each segment on this host, which is a lower limit.
+        replica_count: Number of replicas (copies of the plan on other devices).
     """
     expected_s = 0.0
     for name in board_s:

@@ -1,12 +1,9 @@
 """Emulated network: a network namespace for each host of a platform, with rate-limited links between them.
 
-Platform ──emulate_network──► EmulatedNetwork, removed at the end of the `with` block
-
     host ──out──► router ──medium──► router ──in──► host
 
 The arrows are links, with their names. A host's link is limited in both directions. The medium is a link that all hosts
-share, or a relay that delays packets between hosts. If the platform needs neither, there is no medium, and both routers
-are the same namespace. This needs root and iproute2.
+share, or a relay that delays packets. Without a medium, both routers are the same namespace.
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ EMULATED_SUBNET = ipaddress.ip_network("10.77.0.0/16")
 UPLINK_ROUTER_ADDRESS, DOWNLINK_ROUTER_ADDRESS = "10.77.255.1", "10.77.255.2"
 """Addresses of the router to which hosts send, and of the router from which they receive."""
 MAX_HOSTS = 4096
-"""Largest number of emulated hosts. The namespaces of more hosts would take unreasonably long to create."""
+"""Largest number of emulated hosts. More would take too long to create."""
 NAMESPACES = Path("/run/netns")
 """Directory in which `ip netns` keeps the names of namespaces."""
 SBIN_PATH = ":/usr/sbin:/sbin"
@@ -39,10 +36,7 @@ ETHERNET_FRAME_BYTES = 1514
 MAX_PIECE_BYTES = 8 * 65535
 """Largest number of bytes that the kernel can pass to a network device at once."""
 MAX_BURST_S = 250e-6
-"""Maximum seconds that a link needs to send one piece of data that the kernel passes to it.
-
-On slow links, a piece is one Ethernet frame, even if this takes longer.
-"""
+"""Maximum seconds that a link needs to send one piece of data that the kernel passes to it (at least a frame)."""
 TIMER_DELAY_S = 80e-6
 """Seconds by which the kernel's timers may be late. A link may send data for this time without waiting for a timer."""
 
@@ -69,13 +63,9 @@ class RateLimit:
         return min(MAX_PIECE_BYTES, max(ETHERNET_FRAME_BYTES, int(self.rate / 8 * MAX_BURST_S)))
 
     def set_rate(self, rate: float) -> None:
-        """Limit the device to `rate` bit/s by a token bucket filter (tbf), which replaces the previous one.
-
-        A token bucket sends faster than `rate` after a pause, up to its burst size, but a real cable does not. The
-        burst and the pieces that the kernel passes to the filter must therefore be small. But smaller pieces would
-        need too much processor time. And if the burst were hardly larger than a piece, the link would be idle while it
-        waits for the kernel's late timers.
-        """
+        """Limit the device to `rate` bit/s by a token bucket filter (tbf), which replaces the previous one."""
+        # After a pause, a token bucket sends a burst at full speed, unlike a cable, so the burst must be small. But if
+        # it were hardly larger than a piece, the link would be idle while it waits for the kernel's late timers.
         burst = self.piece_bytes + int(rate / 8 * TIMER_DELAY_S)
         limit = min(2_000_000, max(64_000, int(rate / 8 * 0.05)))
         arguments = ("root", "tbf", "rate", f"{rate:.0f}bit", "burst", str(burst), "limit", str(limit))
@@ -87,9 +77,9 @@ class EmulatedNetwork:
     """The hosts of an emulated network.
 
     Attributes:
-        namespaces: Network namespace of each host.
-        addresses: IP address of each host.
-        limits: The rate limits on the links of each host; the key `*` has the limit of a medium that all hosts share.
+        namespaces: Network namespaces by host name.
+        addresses: IP addresses by host name.
+        limits: Rate limits of a host's links, by host name; the key `*` is for a medium that all hosts share.
     """
 
     namespaces: dict[str, str] = field(default_factory=dict)
@@ -107,9 +97,9 @@ class EmulatedNetwork:
 
     @contextlib.contextmanager
     def enter_host(self, host: str) -> Iterator[None]:
-        """Move this thread, and all processes that it starts in the `with` block, to the network of a host.
+        """Move this thread to the network of a host, until the end of the `with` block.
 
-        At the end of the block, the thread returns to its former network.
+        Processes that the thread starts in the block use this network too.
         """
         with open("/proc/thread-self/ns/net") as before, open(NAMESPACES / self.namespaces[host]) as namespace:
             _enter_namespace(namespace.fileno())
@@ -131,8 +121,6 @@ def _enter_namespace(descriptor: int) -> None:
 def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
     """Create the emulated network of a platform, and remove it at the end of the `with` block.
 
-    Networks that killed processes left behind are removed first.
-
     Raises:
         DicompilerError: This host cannot emulate the network.
     """
@@ -151,7 +139,7 @@ def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
 
 
 def _remove_abandoned_networks(ip: str) -> None:
-    """Remove the network namespaces that processes left behind when they were killed."""
+    """Remove the network namespaces that killed processes left behind."""
     for path in NAMESPACES.glob("dc*x*"):
         # The digits in the namespace's name are the id of the process that created it.
         match = re.fullmatch(r"dc(\d+)x\w+", path.name)
@@ -160,7 +148,7 @@ def _remove_abandoned_networks(ip: str) -> None:
 
 
 class _NamespaceBuilder:
-    """Creates the namespaces and links of an emulated network, and removes them."""
+    """A context manager that creates the namespaces and links of an emulated network, and removes them at its end."""
 
     def __init__(self, ip: str, tc: str, platform: Platform) -> None:
         self.ip, self.tc, self.platform = ip, tc, platform
@@ -205,8 +193,8 @@ class _NamespaceBuilder:
         rates = [] if own_rate is None else [own_rate]
         network = self.platform.network
         if network.kind == "switch":
-            # A platform can state links between two hosts. The emulated link of each host is as fast as the fastest of
-            # these links. The relay process then slows down the pairs of hosts with slower links.
+            # A platform can state links between two hosts. A host is limited to the fastest of them, and the relay
+            # process limits each pair of hosts to its own link.
             rates.append(max([network.bandwidth, *(link.bandwidth for link in network.links)]))
         return min(rates, default=None)
 
@@ -221,10 +209,12 @@ class _NamespaceBuilder:
         self._run_ip(name, "link set lo up")
 
     def _add_host(self, index: int, address: str, rate: float | None) -> list[RateLimit]:
-        """Add a host, a link on which it sends to the uplink router, and one on which the downlink router sends to it.
+        """Add a host with a link to the uplink router and a link from the downlink router; return their rate limits.
 
-        `index` is the number of the host, for the names of its namespace and links. `rate` limits each of the two links
-        in bit/s. Return these limits.
+        Args:
+            index: Number of the host, for the names of its namespace and links.
+            address: IP address of the host.
+            rate: Limit of each link in bit/s; None for no limit.
         """
         namespace, out, into = f"{self.namespace_prefix}{index}", f"o{index}", f"i{index}"
         self._add_namespace(namespace)
@@ -251,7 +241,8 @@ class _NamespaceBuilder:
     def _add_medium(self) -> list[RateLimit]:
         """Connect the two routers by a link that all hosts share, or by a relay that delays packets.
 
-        Return the rate limit of the shared link, if there is one.
+        Returns:
+            The rate limit of the shared link, if there is one.
         """
         uplink, downlink = self.uplink_router, self.downlink_router
         if self.rules:

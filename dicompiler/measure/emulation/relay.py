@@ -1,8 +1,7 @@
 """Relay between the two routers of an emulated network: it delays packets, and limits the rate of pairs of hosts.
 
-The relay is a separate process. It reads rules from stdin, and then forwards packets until stdin is closed, at up to
-about 500 Mbit/s in total. It is used instead of Linux's netem, which some kernels lack, and instead of tbf, which
-cannot limit pairs of hosts.
+It is a process that replaces Linux's netem, which some kernels lack, and tbf, which cannot limit pairs of hosts. It
+forwards about 500 Mbit/s at most.
 """
 
 from __future__ import annotations
@@ -25,22 +24,20 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.platform import Platform
 
 MAX_QUEUE_S = 0.05
-"""Longest time in seconds that a packet may wait for a pair of hosts with a rate limit; later packets are dropped."""
+"""Seconds that a packet may wait because of a rate limit. Packets that would wait longer are dropped."""
 CLONE_NEWNET = 0x40000000
 _TUN_REQUEST = (0x400454CA, 0x0001 | 0x1000)  # The Linux constants are TUNSETIFF, and IFF_TUN | IFF_NO_PI.
 
 RelayRule = tuple[str, str, float, float | None]
-"""Rule for the packets from one host to another.
-
-The elements are the IP addresses of sender and receiver, the latency in seconds, and the rate in bit/s (None: no
-limit).
-"""
+"""IP addresses of sender and receiver, latency of packets in seconds, and rate in bit/s (None: no limit)."""
 
 
 def make_relay_rules(platform: Platform, addresses: Mapping[str, str]) -> list[RelayRule]:
-    """Return the latency and rate limit of each pair of hosts as a rule; [] if no pair needs either.
+    """Return a rule with latency and rate limit for each pair of hosts; [] if no pair needs either.
 
-    `addresses` are the IP addresses of the hosts by name.
+    Args:
+        platform: The platform with the links.
+        addresses: IP addresses by host name.
     """
     network, rules = platform.network, []
     for sender in platform.hosts:
@@ -54,9 +51,9 @@ def make_relay_rules(platform: Platform, addresses: Mapping[str, str]) -> list[R
 
 
 def start_relay(rules: Sequence[RelayRule], uplink: str, downlink: str) -> subprocess.Popen[bytes]:
-    """Start the relay between the namespaces `uplink` and `downlink`, and pass it the rules for pairs of hosts.
+    """Start the relay process between two network namespaces, and pass it the rules.
 
-    The relay creates a network device `medium` in each of the two namespaces.
+    It creates a network device `medium` in each of the two namespaces.
     """
     variables = {"PYTHONPATH": os.pathsep.join(entry for entry in sys.path if entry)}
     variables["PATH"] = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
@@ -75,11 +72,9 @@ def start_relay(rules: Sequence[RelayRule], uplink: str, downlink: str) -> subpr
 
 
 def main() -> None:
-    """Forward packets from one network namespace to another, with the latency and rate of each pair of hosts.
+    """Forward packets from one network namespace to another until stdin is closed.
 
-    The names of the two namespaces are the command-line arguments. The first line of stdin has the rules as JSON, one
-    for each pair of hosts. The process prints "ready" and then runs until it is killed or stdin is closed. Stdin is
-    closed when the process that has started the relay ends.
+    The names of the namespaces are the command-line arguments. The first line of stdin has the rules as JSON.
     """
     uplink, downlink = sys.argv[1:]
     table: dict[bytes, tuple[float, float | None]] = {}
@@ -92,15 +87,17 @@ def main() -> None:
 
 
 def _end_with_stdin() -> None:
+    # Stdin is closed when the process that has started the relay ends.
     while os.read(0, 4096):
         continue
     os._exit(1)
 
 
 def enter_namespace(descriptor: int) -> None:
-    """Move this thread to a network namespace, given by its file descriptor.
+    """Move this thread to the network namespace of a file descriptor.
 
-    Raises OSError if this is not permitted.
+    Raises:
+        OSError: This is not permitted.
     """
     if ctypes.CDLL(None, use_errno=True).setns(descriptor, CLONE_NEWNET) != 0:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
@@ -119,7 +116,11 @@ def _open_tun(namespace: str) -> int:
 def forward_packets(source: int, sink: int, table: Mapping[bytes, tuple[float, float | None]]) -> None:
     """Forward packets from the file descriptor `source` to the file descriptor `sink`, forever.
 
-    `table` has the latency in seconds and the rate in bit/s (None: unlimited) by the addresses of sender and receiver.
+    Args:
+        source: File descriptor of a tun device.
+        sink: File descriptor of another tun device.
+        table: Latency in seconds and rate in bit/s (None: unlimited), by the packed IP addresses of sender and
+            receiver.
     """
     free_at: dict[bytes, float] = {}
     waiting: list[tuple[float, int, bytes]] = []

@@ -1,7 +1,4 @@
-"""Streams on emulated boards and links that become slower and faster, with and without a session that changes its plan.
-
-artifact + SpeedChanges ──emulate_speed_changes──► SpeedTrial: when each frame was finished, and the adaptations
-"""
+"""Streams on emulated boards and links that change their speed, with or without a session that adapts its plan."""
 
 from __future__ import annotations
 
@@ -26,7 +23,7 @@ from dicompiler.measure.emulation.emulate import with_failure_segments
 from dicompiler.target.run_records import Emulation, RunOptions
 
 START_S = 5.0
-"""Seconds allowed for the start of the devices. Speed changes are timed from the end of this period."""
+"""Seconds for the start of the devices. The times of speed changes count from the end of this period."""
 
 
 def emulate_speed_changes(
@@ -50,13 +47,13 @@ def emulate_speed_changes(
             recovery.
         adapt: When the session searches for another plan; None: never.
         platform: The platform to emulate. Default: the platform that the artifact was compiled for.
-        inputs: Arrays by name of the graph input, the same for all frames. Default: seeded random arrays.
+        inputs: Arrays by the names of the graph inputs, the same for all frames. Default: seeded random arrays.
         duration_s: Seconds in which frames are sent.
-        cost: The cost model that predicts the times of segments. Default: that of the artifact.
+        cost: The cost model that predicts how long boards compute. Default: that of the artifact.
         options: Options of the session. Default: three frames in flight for each device.
 
     Returns:
-        The times of the frames and the adaptations.
+        The times of the frames, and the searches for another plan.
 
     Raises:
         DicompilerError: This host cannot emulate these boards.
@@ -89,7 +86,7 @@ def emulate_speed_changes(
         )
 
     with (
-        # The boards are opened without the seconds of segments ({}). `with_segment_times` adds those of each artifact.
+        # The seconds of computing ({} here) differ between artifacts, so `with_segment_times` adds them later.
         open_boards(boards, {}, first) as emulation,
         _change_links(emulation, link_changes),
     ):
@@ -115,8 +112,8 @@ def _change_links(emulation: Emulation, changes: Sequence[tuple[float, str, floa
     """Change the speeds of links in a thread until the end of the `with` block.
 
     Args:
-        emulation: The emulated boards, whose links change.
-        changes: Time (time.perf_counter), host and speed of each change, in the order of the times.
+        emulation: The emulated boards with the links.
+        changes: Sorted changes: the time (`time.perf_counter`), the host, and the new speed as a factor.
     """
     assert emulation.scale_links is not None
     scale_links, is_ended = emulation.scale_links, threading.Event()
@@ -137,7 +134,7 @@ def _change_links(emulation: Emulation, changes: Sequence[tuple[float, str, floa
 
 
 def segment_times(artifact: str | Path, cost: str, platform: Platform) -> dict[str, tuple[float, ...]]:
-    """Return the predicted seconds of each segment (submodel that a device runs) of an artifact.
+    """Return the predicted seconds of each segment (ONNX submodel) of an artifact, by device name.
 
     Args:
         artifact: Directory of the artifact.
@@ -145,8 +142,8 @@ def segment_times(artifact: str | Path, cost: str, platform: Platform) -> dict[s
         platform: Platform of the emulated boards.
 
     Returns:
-        For each device, the seconds of its segments: first those of the main plan, then those of its replicas (copies
-        on other devices), and then 0 for each segment of a failure plan (a plan for the remaining devices).
+        The seconds for the main plan, then for its replicas (copies on other devices), then 0 for each segment of a
+        failure plan (a plan for the remaining devices).
     """
     compilation, _, problem = reopen_artifact(artifact, cost, platform)
     assert compilation.plan is not None and compilation.program is not None

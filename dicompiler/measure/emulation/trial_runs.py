@@ -22,9 +22,7 @@ log = logging.getLogger("dicompiler")
 
 
 def make_emulated_runner(truth: Platform, frames: int, options: RunOptions) -> Runner:
-    """Return a function that runs artifacts on emulated boards.
-
-    Runs need root, because they create network namespaces with rate-limited links.
+    """Return a function that runs artifacts on emulated boards, which needs root.
 
     Args:
         truth: The emulated platform. Its rates and links may differ from those of the artifact's platform.
@@ -34,8 +32,7 @@ def make_emulated_runner(truth: Platform, frames: int, options: RunOptions) -> R
 
     def run_emulated(artifact: Path, log: Path) -> Mapping[str, Any]:
         found = emulate(artifact, truth, frames=frames, options=replace(options, kept_frames=0))
-        # The log omits the emulated platform. `calibrate` corrects the artifact's platform by this run, and would
-        # reject a log that names another platform.
+        # The log does not name the emulated platform `truth`, because `calibrate` would then reject the log.
         document = run_document(artifact, found.result, options, log, found.expected.document(), runtime=found.runtime)
         return document | {"location": "emulated"}
 
@@ -46,8 +43,7 @@ def make_emulated_runner(truth: Platform, frames: int, options: RunOptions) -> R
 def open_cluster_runner(frames: int, options: RunOptions) -> Iterator[Runner]:
     """Open a context with a function that copies artifacts to the boards of a cluster and runs them there.
 
-    The devices keep running between the artifacts, and load the next one. After a failed run, all devices are started
-    again. They end with the context. The directories of all artifacts must have the same name.
+    The devices keep running between the artifacts, of which the directories must have the same name.
 
     Args:
         frames: Number of frames of each run.
@@ -67,10 +63,7 @@ def open_cluster_runner(frames: int, options: RunOptions) -> Iterator[Runner]:
 
 
 class _KeptDevices:
-    """The resident devices of a series of trial runs.
-
-    They keep running from one artifact to the next, so that only the new artifact must be copied and loaded.
-    """
+    """Devices that keep running from one artifact to the next, so that only the new artifact must be loaded."""
 
     def __init__(self, options: RunOptions) -> None:
         self._options = options
