@@ -1,1 +1,1 @@
-"""Measurement of boards: profiles of layers, runtimes and links, and calibration by measured runs."""
+"""Measurement of boards: profiles of layers, costs of runtimes, speeds of links, and corrections by measured runs."""

@@ -1,14 +1,11 @@
-"""Sessions that follow changes of speed of boards and links: they measure, search for a better plan, and swap to it.
+"""Sessions that adapt to boards and links that become slower or faster.
 
-To swap is to replace the artifact (the compiled program) while frames are computed.
+Such a session compares the measured seconds of computing and sending with the prediction. If they differ too much, it
+does this:
 
-measured seconds of computing a frame and of sending a byte
-──they differ too much from the prediction──► search in another process, with corrected rates and bandwidths
-──gain is large enough──► swap ──► compare with the new prediction
-
-A board that is hot or shared computes more slowly than its platform file says. Each search corrects the platform by
-the measured difference. After the correction, the prediction agrees with the measurement, so the same difference does
-not start a second search.
+1. It searches for a better plan in another process, with the measured speeds.
+2. If the predicted gain is large enough, it swaps to the artifact of this plan, while frames are computed.
+3. From then on, it compares measurements with the new prediction.
 """
 
 from __future__ import annotations
@@ -48,38 +45,26 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 MIN_FRAMES_OF_REPLICA = 3
-"""Least number of frames of each replica (copy of the plan on other devices) from which medians are computed."""
+"""Least number of frames from which a median is computed, for each replica (copy of the plan on other devices)."""
 MIN_TIMED_BYTES = 65536
-"""The speed of a connection is compared with its prediction only if at least this number of its bytes was timed."""
+"""The speed of a connection is compared with its prediction after at least this number of bytes."""
 MAX_NAMED_CONNECTIONS = 2
 CHECKS_PER_WINDOW = 4
-"""Number of times that the measured seconds are checked until all frames of the window are new.
-
-The window has the last frames that were observed.
-"""
+"""The window of last frames is checked this number of times until all of its frames are new."""
 MAX_DRIFT = 0.1
-"""Largest relative difference between a device's seconds of computing in the window and in its newer half.
+"""Largest relative difference between a device's seconds of computing in the last frames and in their newer half.
 
-The window has the last observed frames. A larger difference shows that the speed of the device is still changing, so
-the session waits.
+If the difference is larger, the speed of the device is still changing, so the session waits.
 """
 MAX_LINK_DRIFT = 0.25
-"""Largest relative difference between the seconds per byte of a connection in the window and in its newer half.
-
-The window has the last observed frames. Seconds per byte vary more than seconds of computing (MAX_DRIFT), because
-messages share the links.
-"""
+"""The same limit for the seconds per byte of a connection. They vary more, because messages share the links."""
 LARGE_DEVIATION = 0.5
-"""Relative deviation of a device's seconds of computing from the prediction that certainly is a change of speed.
+"""If a device's seconds of computing deviate by more than this fraction from the prediction, a search starts at once.
 
-If each of the last frames deviates by more, the session does not wait until most frames of the window are new. The
-seconds per byte of connections vary too much for this rule.
+Connections vary too much for this rule.
 """
 FRAMES_OF_LARGE_DEVIATION = 3
-"""Number of last frames of each replica that must deviate by more than LARGE_DEVIATION.
-
-A replica is a copy of the plan on other devices. The seconds of computing of these frames must also be nearly equal.
-"""
+"""Number of last frames that must deviate by more than LARGE_DEVIATION, for each copy of the plan on other devices."""
 SEARCH_INTERVALS_AFTER_ERROR = 6
 """After a failed search, the next one waits for this multiple of `AdaptOptions.min_interval_s`."""
 
@@ -89,16 +74,13 @@ class AdaptOptions:
     """Conditions under which an adaptive session searches for another plan, and under which it uses that plan.
 
     Attributes:
-        deviation: A search starts if a device computes for more than 1 + `deviation` times as long as predicted, or the
-            prediction is more than 1 + `deviation` times as long as the measurement.
-        link_deviation: A search also starts if the seconds per byte of a connection between two devices differ by more
-            than the factor 1 + `link_deviation` from the prediction.
-        frames: Least number of frames from which the median of the measured seconds is computed. With replicas (copies
-            of the plan on other devices), it is at least three frames of each replica. The session does not wait for
-            so many frames if a device's seconds of computing deviate by more than 50 % in three frames of each
-            replica, and are nearly equal in these frames.
-        min_gain: The session uses a plan that was found only if it lowers the predicted value of the objective by more
-            than this share.
+        deviation: A search starts if a device's seconds of computing and their prediction differ by more than the
+            factor 1 + `deviation`.
+        link_deviation: A search also starts if a connection's seconds per byte and their prediction differ by more than
+            the factor 1 + `link_deviation`.
+        frames: Least number of frames from which the median of the measured seconds is computed. Deviations of more
+            than 50 % need only three frames.
+        min_gain: A plan is used if it lowers the predicted value of the objective by more than this fraction.
         min_interval_s: Least number of seconds between two searches.
         strategy: The strategy that searches, with its options.
     """
@@ -127,13 +109,11 @@ class Adaptation:
 
     Attributes:
         at_s: Seconds from the opening of the session to the search.
-        ratios: Measured seconds divided by predicted seconds, for each device and connection that was too fast or too
-            slow. The keys are device names (for seconds of computing) and connection names such as `pi01 → pi02` (for
-            seconds per byte).
-        value: Predicted value of the objective at the measured speeds, with the artifact that was in use before the
-            search.
-        new_value: Predicted value of the objective at the measured speeds, with the best artifact that was found.
-        swap: The change to the artifact that was found; None if the gain was too small.
+        ratios: Measured seconds divided by predicted seconds, for each deviation. Keys are device names (for computing)
+            and connection names such as `pi01 → pi02` (for seconds per byte).
+        value: Predicted value of the objective with the artifact in use, at the measured speeds.
+        new_value: Predicted value of the objective with the best artifact that was found, at the measured speeds.
+        swap: The change to that artifact; None if the gain was too small.
         error: Reason why the search or the swap failed; empty if it did not fail.
     """
 
@@ -146,7 +126,7 @@ class Adaptation:
 
     @property
     def message(self) -> str:
-        """One-line description: the measured deviations, the reaction of the session, and the predicted gain."""
+        """One line with the measured deviations, the reaction of the session, and the predicted gain."""
         seen = ", ".join(_describe_ratios(self.ratios))
         if self.error:
             return f"{seen}: no other plan: {self.error}"
@@ -158,7 +138,7 @@ class Adaptation:
 
 @dataclass(frozen=True)
 class SpeedTrial:
-    """Result of a stream of frames on boards and links that change their speed. They are emulated or simulated.
+    """The result of a stream of frames on emulated or simulated boards that change their speed.
 
     Attributes:
         finished_s: For each frame, the seconds from the start of the stream until its outputs were complete.
@@ -182,33 +162,34 @@ def _describe_ratios(ratios: Mapping[str, float]) -> Iterator[str]:
 
 
 class _Observation:
-    """The measured seconds of computing and sending with one artifact, over the last frames of each replica.
+    """Measured seconds of an artifact's last frames, and their prediction.
+
+    Plans may have replicas, i.e. copies on other devices that compute frames in turn. Each replica has its own window
+    of last frames.
 
     Attributes:
         directory: Directory of the artifact.
         expected_s: Predicted seconds of computing by device name, and predicted seconds per byte by connection name.
-        replica_count: Number of replicas (copies of the plan on other devices); 1 if the plan has none.
+        replica_count: Number of replicas; 1 if the plan has none.
     """
 
     def __init__(
         self, directory: Path, expected_s: Mapping[str, float], replica_count: int, min_frame_count: int
     ) -> None:
-        """Start to observe an artifact, with a window of the last `min_frame_count` frames or more."""
         self.directory, self.expected_s, self.replica_count = directory, expected_s, replica_count
         size = max(MIN_FRAMES_OF_REPLICA, math.ceil(min_frame_count / replica_count))
         self._frames = [deque[FrameTimes](maxlen=size) for _ in range(replica_count)]
         self._check_interval, self._unchecked_frame_count = math.ceil(size * replica_count / CHECKS_PER_WINDOW), 0
 
     def add(self, times: FrameTimes) -> dict[str, float] | None:
-        """Add a frame, and return the measured seconds of the window; None if they are not due or not stable.
+        """Add a frame; return the measured seconds of the last frames if it is time to check them and they are stable.
 
-        The window has the last observed frames. Its seconds are due each time that 1 / CHECKS_PER_WINDOW of its frames
-        are new. They are stable if the seconds in the whole window and in its newer half hardly differ. The result has,
-        for each device, the median seconds of computing, summed over one frame of each replica (copy of the plan on
-        other devices). For each connection, it has the mean seconds per byte.
+        They are checked each time that a part of the frames (1 / CHECKS_PER_WINDOW) is new, and at once after a large
+        deviation.
 
-        If the last frames of a device deviate by more than LARGE_DEVIATION, the result is due at once. It then has the
-        seconds of these frames for this device, and no connections.
+        Returns:
+            Median seconds of computing by device name, and mean seconds per byte by connection name; None if nothing is
+            checked.
         """
         self._frames[times.role].append(times)
         self._unchecked_frame_count += 1
@@ -229,12 +210,11 @@ class _Observation:
         return measured
 
     def _measure_large_deviations(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
-        """Return the measured seconds of computing of the devices that have certainly changed their speed, by name.
+        """Return the seconds of computing of devices that have certainly changed their speed, by device name.
 
-        A device has changed its speed if each of its last frames deviates from the prediction by more than
-        LARGE_DEVIATION.
+        All last frames of such a device deviate from the prediction by more than LARGE_DEVIATION.
         """
-        # The newest frame is checked first. This saves time, because it nearly always shows no deviation.
+        # Checking the newest frame first saves time, because it nearly always shows no deviation.
         newest = self._measure_computing([frames[-1:] for frames in windows])
         candidates = [name for name, seconds in newest.items() if self._is_large_deviation(name, [seconds])]
         if not candidates:
@@ -278,10 +258,11 @@ class _Observation:
         return {**self._measure_computing(windows), **sending}
 
     def find_deviations(self, measured: Mapping[str, float], adapt: AdaptOptions) -> dict[str, float]:
-        """Return the ratio of measured to predicted seconds of each device and connection that deviates too much.
+        """Return measured divided by predicted seconds of each device and connection that deviates too much.
 
-        The options `adapt` state the allowed deviation from the prediction. `measured` has seconds of computing by
-        device name, and seconds per byte by connection name.
+        Args:
+            measured: Seconds of computing by device name, and seconds per byte by connection name.
+            adapt: Options that state the allowed deviations.
         """
         found = {}
         for name, seconds in measured.items():
@@ -292,7 +273,6 @@ class _Observation:
         return found
 
     def clear(self) -> None:
-        """Remove all frames from the window of observed frames."""
         for frames in self._frames:
             frames.clear()
 
@@ -341,7 +321,7 @@ class AdaptiveSession(SwappableSession):
         self._search, self._can_search = SearchProcess(), threading.Event()
         self._written = list[Path]()
         self._first = directory
-        # This lock is taken to replace the artifact, so that a search and the user do not replace it at the same time.
+        # This lock prevents that a search and the user replace the artifact at the same time.
         self._adapt_lock = threading.RLock()
         if load_artifact(directory).get("states"):
             raise UsageError(f"adapt: {directory} keeps states between frames, which a swap would lose: use connect")
@@ -357,7 +337,7 @@ class AdaptiveSession(SwappableSession):
         return _Observation(directory, expected_s, replica_count, self._adapt.frames)
 
     def _observe_artifact(self, directory: Path) -> _Observation:
-        """Predict the seconds of an artifact that the user gave, and return an observation that compares with them."""
+        """Return a new observation of an artifact that the user gave, with predicted seconds."""
         compilation, _, problem = reopen_artifact(directory, platform=platform_from_toml(self._platform))
         assert compilation.plan is not None
         expected_s = expected_seconds(compilation, problem, self._in_flight)
@@ -368,13 +348,13 @@ class AdaptiveSession(SwappableSession):
     ) -> Swap:
         """Replace the artifact while frames are computed, as `SwappableSession.swap` does.
 
-        Later searches look for plans of the new artifact's model, and a search under way is discarded.
+        Later searches look for plans of the new artifact's model. A running search is discarded.
 
         Args:
             directory: The new artifact: another plan, other weights or another model with the same inputs and outputs.
-            verify: Whether to compute a frame on the new devices first, and compare its outputs with onnxruntime.
-            pause: Whether to end the old devices before the new ones start, for boards without memory for both.
-            link_share: The share of the network's bandwidth with which files are copied to the boards.
+            verify: True to compute a frame on the new devices first, and compare its outputs with onnxruntime.
+            pause: True to end the old devices before the new ones start, for boards without memory for both.
+            link_share: Fraction of the network's bandwidth for copying files to the boards.
 
         Returns:
             The replacement.
@@ -382,8 +362,8 @@ class AdaptiveSession(SwappableSession):
         Raises:
             DicompilerError: The new artifact has other inputs, outputs or devices, or needs too much memory.
             RunError: A new device could not be started, or the outputs are wrong.
-            UsageError: Another swap is under way, or the artifacts have states, or a loop over `stream` calls for a
-                swap with a pause.
+            UsageError: Another swap is under way, an artifact has states, or a swap with a pause is called inside a
+                loop over `stream`.
         """
         with self._adapt_lock:
             swap = super().swap(directory, verify=verify, pause=pause, link_share=link_share)
@@ -392,7 +372,7 @@ class AdaptiveSession(SwappableSession):
             return swap
 
     def _with_observer(self, directory: Path, options: RunOptions) -> RunOptions:
-        """Return the options for an artifact, with functions that record its failures and the times of its frames."""
+        """Return an artifact's options, with functions that record the times of its frames."""
         on_event, on_frame = options.on_event, options.on_frame
         down: list[str] = []
 
@@ -407,11 +387,9 @@ class AdaptiveSession(SwappableSession):
             observation = self._observation
             if observation.directory != directory:
                 return
-            # Seconds are predicted only for the replicas of the main plan. Frames that a failure plan computes cannot
-            # be compared with a prediction, so they are not observed.
+            # After a failure, other devices compute the frames by a plan without predicted seconds.
             has_prediction = not down and times.role < observation.replica_count
-            # While the search process is being prepared, it slows down the device on this host. The times of frames
-            # are not used until it is ready.
+            # The preparation of the search process slows down devices on this host, so frames are ignored until then.
             if not has_prediction or not self._can_search.is_set():
                 observation.clear()
                 return
@@ -423,7 +401,7 @@ class AdaptiveSession(SwappableSession):
         return self._specialize_others(directory, replace(options, on_event=record_event, on_frame=record))
 
     def _adapt_until_closed(self) -> None:
-        # A RunError is ignored: it means that the session was closed while the search process was being prepared.
+        # A RunError means that the session was closed during the preparation.
         with contextlib.suppress(RunError):
             self._search.prepare(self._make_request(self._first, {}, self._first))
         self._can_search.set()
@@ -474,8 +452,8 @@ class AdaptiveSession(SwappableSession):
         self._platform = answer.platform
         artifact, gain = Path(answer.artifact), 1 - answer.new_value / answer.value
         if artifact == observation.directory or gain <= self._adapt.min_gain:
-            # No swap is made. From now on, the measured seconds count as the prediction, because the same difference
-            # from the old prediction would start the same search again.
+            # The measured seconds become the prediction. Otherwise the same difference would start the same search
+            # again.
             expected_s = {**observation.expected_s, **measured}
             self._observation = self._make_observation(observation.directory, expected_s, observation.replica_count)
             return adaptation
@@ -484,7 +462,7 @@ class AdaptiveSession(SwappableSession):
         return replace(adaptation, swap=swap)
 
     def _remove_unused_artifacts(self, output: Path) -> None:
-        """Remove the artifacts that searches have written, except the artifact in use and the one that it replaced."""
+        """Remove the artifacts of searches, except the artifact in use and the one before it."""
         self._written.append(output)
         used = {self._first, *(path for swap in self.swaps[-1:] for path in (swap.old, swap.new))}
         for path in [path for path in self._written if path not in used]:
@@ -502,7 +480,7 @@ class AdaptiveSession(SwappableSession):
             self._options.on_event(event)
 
     def _end(self, reason: str, end_session: Callable[[Session], None]) -> None:
-        """End the session. A search under way is stopped, a swap under way is finished first."""
+        """End the session. A running search is stopped; a running swap is finished first."""
         if os.getpid() == self._process:
             self._is_closing = True
             self._measurements.put(None)
@@ -523,24 +501,24 @@ def connect_adaptive(
     on_event: Callable[[RunEvent], None] | None = None,
     follow: bool = False,
 ) -> AdaptiveSession:
-    """Start the devices of an artifact, as `connect` does, for a session that follows changes of the boards' speed.
+    """Start the devices of an artifact for a session that changes its plan if boards or links change their speed.
 
-    Each device reports the seconds in which it computes a frame, and in which tensors arrive from other devices. If
-    they differ too much from the prediction, the session searches for a better plan in a process of its own. It then
-    swaps to the artifact of this plan. New artifacts are written next to `directory`, as DIRECTORY.adapted-N.
+    If measured times differ too much from the prediction, the session searches for a better plan in another process. It
+    then swaps to the artifact of this plan, which is written next to `directory` as DIRECTORY.adapted-N.
 
     Args:
         directory: Directory of the artifact with which the session starts.
         options: Options of the session. Default: `RunOptions()` with three frames in flight for each device.
         timeout: Seconds allowed for the start, and for each frame. Default: `options.timeout_s`.
         adapt: When to search and to swap. Default: `AdaptOptions()`.
-        hosts: A hosts.toml, or its parsed content. The devices are started on these hosts. If it states the directory
-            on a host, the files of later artifacts are copied to a directory next to it. Default: `options.hosts`.
+        hosts: A hosts.toml, or its parsed content, with the hosts on which the devices are started. If it states the
+            directory on a host, the files of later artifacts are copied to a directory next to it. Default:
+            `options.hosts`.
         keys: Directory made by `dicompiler keys`. Default: `options.keys`.
         in_flight: Maximum number of frames in flight. Default: `options.in_flight`.
         on_event: Function that is called with each failure, takeover and return, and after each swap and each search
             (in the thread that searches). Default: `options.on_event`.
-        follow: Whether `directory` is a symbolic link, and the session swaps when the link points to another artifact.
+        follow: True to swap when `directory`, which is then a symbolic link, points to another artifact.
 
     Returns:
         The session. Use it as a context manager, or close it.
@@ -558,7 +536,7 @@ def connect_adaptive(
 
 
 class _RunRecorder:
-    """Records the events of a run with swaps (replaced artifacts), and the times of the last artifact's frames.
+    """A recorder of a run's events and of the frame times of each artifact in it.
 
     Attributes:
         events: The events, with times since the start of the recording.
@@ -572,7 +550,7 @@ class _RunRecorder:
         self._times: dict[Path, list[tuple[float, float]]] = {}
 
     def specialize(self, directory: Path, options: RunOptions) -> RunOptions:
-        """Return the options for an artifact, with a function that records its frames."""
+        """Return an artifact's options, with a function that records its frames."""
         on_frame, found = options.on_frame, list[tuple[float, float]]()
         self._times[directory] = found
 
@@ -590,9 +568,9 @@ class _RunRecorder:
         self.events.append(replace(event, at_s=time.perf_counter() - self._start, finished_frames=count))
 
     def frames_of(self, directory: Path) -> tuple[tuple[float, ...], float]:
-        """Return the seconds of each frame that an artifact has computed, and the total seconds of all these frames.
+        """Return the seconds of each frame of an artifact, and the seconds of all frames together.
 
-        The total is shorter than the sum if several frames are in flight, because these overlap.
+        Frames overlap if several are in flight, so the second value can be smaller than the sum.
         """
         found = self._times[directory]
         frames_s = tuple(seconds for _, seconds in found)
@@ -612,14 +590,14 @@ def run_with_swaps(
     Args:
         directory: Directory of the artifact with which the run starts.
         inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
-        frames: Number of frames that are computed, all with the same inputs.
+        frames: Number of frames.
         options: Options of the run.
-        adapt: When to search and to swap; None: never.
+        adapt: When to search for another plan and to swap to it; None: never.
         follow: Whether `directory` is a symbolic link, and the session swaps when the link points to another artifact.
 
     Returns:
-        The artifact that computed the last frames, and the result of the run: the outputs of the first frame, all
-        events, and the times of the last artifact's frames and devices.
+        The last artifact, and a result with the outputs of the first frame, all events, and the times of the last
+        artifact's frames and devices.
 
     Raises:
         DicompilerError: The directory is not a valid artifact, or the inputs do not fit the model.

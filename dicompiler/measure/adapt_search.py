@@ -1,12 +1,9 @@
 """Search for a better plan for boards and links that have changed their speed.
 
-artifact + measured seconds of computing and sending ⇒ corrected platform ⇒ another artifact, if one is predicted to be
-better
+The module runs as a process that reads requests from stdin and prints answers, as lines of JSON:
 
-`search_process` runs the searches in a process of their own.
-
-The process reads lines of JSON from stdin. For {"search": SearchRequest}, it prints a `SearchAnswer` or an error as a
-line of JSON. For {"prepare": SearchRequest}, it loads all that a search needs, and then prints {}.
+- {"search": SearchRequest} ⇒ SearchAnswer or an error;
+- {"prepare": SearchRequest} ⇒ {}, after all that a search needs was loaded.
 """
 
 from __future__ import annotations
@@ -37,11 +34,10 @@ from dicompiler.target.target_base import Target
 SEARCH_NICENESS = 5
 """Niceness of the search process, so that it does not slow down the devices on this host.
 
-Next to a busy process of normal priority, Linux gives a process of niceness 5 a quarter of a core. With niceness 15 it
-is 3 % of a core, with which a search on a busy host did not end.
+On a busy core, it gets a quarter of the time. With niceness 15 it would get 3 %, and searches did not end.
 """
 FIRST_TOLERANCE = 0.02
-"""The user's artifact is preferred to the best one if its predicted objective is worse by at most this share."""
+"""The user's artifact is preferred to the best one if its predicted objective is worse by at most this fraction."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +45,8 @@ class SearchRequest:
     """The input of a search for a better plan.
 
     Attributes:
-        artifact: Directory of the artifact that computes the frames now.
-        first: The artifact that the user gave, when the session was opened or by a later swap.
+        artifact: Directory of the artifact in use.
+        first: Directory of the last artifact that the user gave.
         platform: The platform before the correction by the measured seconds, as TOML.
         measured_s: Measured seconds of computing by device name, and measured seconds per byte by connection name.
         in_flight: Number of frames in flight.
@@ -73,9 +69,8 @@ class SearchAnswer:
 
     Attributes:
         platform: The corrected platform, as TOML.
-        artifact: The best artifact: the new one, the one that the user gave, or the one that computes the frames now.
-        value: Predicted value of the objective with the artifact that computes the frames now, on the corrected
-            platform.
+        artifact: Directory of the best artifact: the new one, the user's, or the one in use.
+        value: Predicted value of the objective with the artifact in use, on the corrected platform.
         new_value: Predicted value of the objective with the best artifact, on the corrected platform.
         expected_s: Predicted seconds of computing by device name, and predicted seconds per byte by connection name,
             for the best artifact.
@@ -91,16 +86,14 @@ class SearchAnswer:
 
 
 def expected_seconds(compilation: PipelineState, problem: Problem, in_flight: int) -> dict[str, float]:
-    """Return the predicted seconds of computing by device name, and the predicted seconds per byte by connection name.
+    """Return predicted seconds of computing by device name, and predicted seconds per byte by connection name.
+
+    The seconds of computing are summed over one frame of each replica (copy of the plan on other devices).
 
     Args:
         compilation: The compilation, with its plan.
         problem: The problem, with the platform.
         in_flight: Number of frames in flight. Their messages share the links.
-
-    Returns:
-        For each device that computes, its seconds, summed over one frame of each replica (copy of the plan on other
-        devices). For each connection between hosts that sends large messages, the seconds in which it sends a byte.
     """
     assert compilation.plan is not None
     workload = problem.workload(compilation.plan)[1]
@@ -113,13 +106,7 @@ def _computing_seconds(workload: Workload) -> dict[str, float]:
 
 
 def search_again(request: SearchRequest) -> SearchAnswer:
-    """Search for a better plan for the measured speeds, and write its artifact.
-
-    Args:
-        request: The artifact that computes the frames now, and the measured seconds.
-
-    Returns:
-        The corrected platform, and the best artifact.
+    """Search for a better plan at the measured speeds, and write its artifact.
 
     Raises:
         DicompilerError: No plan was found, or an artifact cannot be read.
@@ -165,12 +152,10 @@ def search_again(request: SearchRequest) -> SearchAnswer:
 
 
 def prepare_search(request: SearchRequest) -> None:
-    """Load the modules, plugins and files that a search needs.
-
-    For this, the present plan is compiled again. No strategy is run, because a strategy may search for minutes.
+    """Load the modules, plugins and files that a search needs, by compiling the artifact's own plan.
 
     Args:
-        request: Example of the searches to come. The files that it names are loaded, but the search is not executed.
+        request: An example of the later searches.
 
     Raises:
         DicompilerError: The artifact cannot be read.
@@ -192,15 +177,11 @@ def prepare_search(request: SearchRequest) -> None:
 
 
 def choose_best(values: Mapping[str, float], first: str) -> str:
-    """Return the name of the candidate that a session should use.
+    """Return the candidate with the lowest value, or `first` if that one is nearly as good.
 
     Args:
-        values: Predicted value of the objective for each candidate, by name.
-        first: Name of the candidate that is preferred if it is nearly the best.
-
-    Returns:
-        `first` if its value exceeds the lowest one by at most `FIRST_TOLERANCE`, or else the candidate with the lowest
-        value.
+        values: Predicted value of the objective by candidate.
+        first: Name of the preferred candidate.
     """
     best = min(values, key=lambda name: values[name])
     return first if values[first] <= (1 + FIRST_TOLERANCE) * values[best] else best
@@ -230,16 +211,18 @@ class _MeasuredCase:
         return self.with_platform(platform).workload(self.compilation.plan)[1]
 
     def correct_rates(self, measured_s: Mapping[str, float]) -> Platform:
-        """Return the platform with device rates that make the cost model predict the measured seconds of computing."""
+        """Return the platform with device rates at which the cost model predicts the measured seconds of computing."""
         computing = {name: seconds for name, seconds in measured_s.items() if ARROW not in name}
         return fit_rates(
             self.problem.platform, computing, lambda platform: _computing_seconds(self.make_workload(platform))
         )[0]
 
     def correct_links(self, measured_s: Mapping[str, float], stated: Platform) -> Platform:
-        """Return the platform with bandwidths that make the simulation show the measured seconds of sending.
+        """Return the platform with bandwidths at which a simulation shows the measured seconds of sending.
 
-        No bandwidth becomes higher than on the platform `stated`.
+        Args:
+            measured_s: Measured seconds per byte by connection name.
+            stated: The platform with the largest allowed bandwidths.
         """
         return fit_bandwidths(
             self.problem.platform,
@@ -255,12 +238,12 @@ def _predicted_value(compilation: PipelineState, objective: str) -> float:
 
 
 def main() -> int:
-    """Read requests from stdin as lines of JSON, print the answers as lines of JSON, and return the exit code."""
+    """Read requests from stdin as lines of JSON, and print the answers as lines of JSON."""
     os.nice(SEARCH_NICENESS)
     for line in sys.stdin:
         message = json.loads(line)
         if "prepare" in message:
-            # An error of the preparation is ignored, because the first search will meet it again and report it.
+            # The first search reports an error of the preparation.
             with contextlib.suppress(DicompilerError):
                 prepare_search(SearchRequest(**message["prepare"]))
             print("{}", flush=True)

@@ -1,8 +1,7 @@
 """Calibration: correct the rates and links of a platform, or the times of a profile, by measured runs of an artifact.
 
 Compute rates follow from the measured seconds of segments (submodels that a device runs one after another). Bandwidths
-and latencies are fitted so that a simulation shows the same pauses between the segments of a device as the runs. Such
-pauses can be measured without a common clock of the devices.
+and latencies are fitted to the pauses between segments, which need no common clock of the devices.
 """
 
 from __future__ import annotations
@@ -43,16 +42,12 @@ from dicompiler.target.manifest import load_artifact
 from dicompiler.target.target_base import Target
 
 MAX_RATE_CORRECTIONS = 50
-"""Largest number of steps in which `fit_rates` corrects the rates."""
+"""Largest number of corrections in `fit_rates`."""
 MIN_FRAMES = 3
 MAX_BUSY_TIME_RATIO = 2.0
-"""A run shows that the machine was busy if two times that should be similar differ by more than this factor.
-
-Two pairs of times are compared. The first pair is the time of a segment (a submodel that a device runs) in the last
-frame and in the other frames. The second pair is the median time and the shortest time of a frame.
-"""
+"""The machine counts as busy if two times that should be similar differ by more than this factor."""
 MAX_UNEXPLAINED_SHARE = 0.25
-"""A warning is given if a device's measured and simulated waits differ by more than this share of a frame."""
+"""A warning is given if measured and simulated waits of a device differ by more than this fraction of a frame."""
 _TIME_KEYS = ("median_s", "min_s", "max_s")
 CALIBRATED_NOTE = " Rates and links corrected by 'dicompiler calibrate'."
 
@@ -83,8 +78,8 @@ class CalibratedFrame:
     Attributes:
         log: Path of the run log.
         measured_s: Seconds measured in the run.
-        before_s: Seconds simulated with the numbers before the calibration.
-        after_s: Seconds simulated with the corrected numbers.
+        before_s: Seconds simulated before the calibration.
+        after_s: Seconds simulated with the corrected platform or profile.
     """
 
     log: str
@@ -142,7 +137,7 @@ class LoggedRun:
     def last_frame_spans(self) -> Mapping[str, Sequence[tuple[float, float]]] | None:
         """Start and end of each segment (submodel) in the last frame, by device name; None if the log lacks a segment.
 
-        Times are in seconds since the start of the frame.
+        The times are in seconds since the start of the frame.
         """
         spans_by_device = {}
         for i, entry in enumerate(self.log["devices"]):
@@ -173,8 +168,8 @@ class CalibrationCase:
 
     Attributes:
         program: The program of the artifact.
-        routing: The routing of the artifact: which device sends which regions of tensors to which device.
-        problem: The problem of the artifact, with the platform before the calibration.
+        routing: The regions of tensors that devices exchange.
+        problem: The problem that was compiled, with the platform before the calibration.
         target: The target that wrote the artifact.
         emulation_host: Runtime costs and number of processors of the host that emulated the boards; None if no boards
             were emulated.
@@ -187,16 +182,17 @@ class CalibrationCase:
     emulation_host: tuple[RuntimeCosts, int] | None
 
     def with_platform(self, platform: Platform) -> Problem:
-        """Return the problem with another platform, and with the runtime costs that follow from that platform."""
         if self.emulation_host:
             costs, processors = self.emulation_host
             return on_emulation_host(replace(self.problem, platform=platform), costs, self.program, processors)
         return on_platform(self.problem, platform, self.target)
 
     def make_workload(self, problem: Problem, with_runtime: bool = True) -> Workload:
-        """Return the workload (the work of one frame on every device) of the program.
+        """Return the work of one frame on every device.
 
-        It includes the time that the target's runtime adds for messages and calls, unless `with_runtime` is False.
+        Args:
+            problem: The problem with the platform.
+            with_runtime: True to include the runtime's time for messages and calls.
         """
         costs = problem.runtime_costs if with_runtime else {}
         return build_workload(self.program, self.routing, problem.platform, problem.cost_model, costs)
@@ -211,18 +207,14 @@ def calibrate(
 ) -> Calibration:
     """Correct the rates and links of a platform, or the times of a profile, by measured runs.
 
-    The rate of a device is corrected such that the predicted seconds of all its segments in all frames equal the
-    measured seconds. Bandwidths and latencies are fitted to the pauses between segments (the submodels that a device
-    runs one after another).
-
-    With `profile`, the platform stays unchanged. All times of the profile are multiplied by one factor instead. With
-    this factor, the predicted and the measured seconds of all devices of the profile together are equal.
+    Device rates are corrected by the measured seconds of computing, bandwidths and latencies by the pauses between
+    them.
 
     Args:
         logs: Run logs of one artifact.
         artifact: The artifact. Default: the one that the first log names.
-        profile: A profile to correct instead of the platform.
-        force: Whether runs on a busy machine are accepted.
+        profile: A profile to correct instead of the platform: all of its times are multiplied by one factor.
+        force: True to accept runs on a busy machine.
         platform: The platform to correct. Default: the artifact's.
 
     Raises:
@@ -329,15 +321,14 @@ def _predicted_compute_s(case: CalibrationCase, runs: Sequence[LoggedRun], workl
     seconds = segment_seconds(workload)[workload.devices[device].device]
     total = 0.0
     for run in runs:
-        # `calls` has the number of calls of each segment. It is longer than `seconds`, because the segments of failure
-        # plans follow at its end. These were never called, so zip() omits them.
+        # Segments of failure plans are at the end of `calls`. These were never called, so zip() omits them.
         calls = segment_calls(case.program, device, run.frame_count)
         total += sum(segment_s * count for segment_s, count in zip(seconds, calls, strict=False))
     return total
 
 
 def _correct_rates(case: CalibrationCase, runs: Sequence[LoggedRun]) -> tuple[Platform, list[CalibratedValue]]:
-    """Return the platform with corrected rates of its devices, and each rate before and after the correction."""
+    """Return the platform with corrected device rates, and each rate before and after the correction."""
     start = case.problem.platform
     names = [device.device for device in case.program.devices]
     measured_s = {name: sum(run.log["devices"][i]["compute_s"] for run in runs) for i, name in enumerate(names)}
@@ -372,12 +363,11 @@ def fit_rates(
         predict: Function that returns the predicted seconds by device name for a platform.
 
     Returns:
-        The corrected platform, and the factors of the last correction by device name. A factor is predicted seconds
-        divided by measured ones; it is 0 for devices without measured or predicted seconds.
+        The corrected platform, and the last factors (predicted / measured seconds) by device name; 0 without any
+        seconds.
     """
     factors: dict[str, float] = {}
-    # The rates are corrected repeatedly. One correction is not enough, because the predicted time of copies is not
-    # inversely proportional to the rate.
+    # One correction is not enough, because predicted times of copies are not inversely proportional to the rate.
     for _ in range(MAX_RATE_CORRECTIONS):
         predicted_s = predict(platform)
         factors = {
@@ -391,16 +381,11 @@ def fit_rates(
 
 
 def scale_rates(platform: Platform, factors: Mapping[str, float]) -> Platform:
-    """Return the platform with the compute rates of each device multiplied by a factor for this device.
-
-    The changed rates are the one with onnxruntime and those with the device's own engine.
+    """Return the platform with the compute rates of some devices multiplied by a factor.
 
     Args:
         platform: The platform with the old rates.
         factors: Factors by device name; other devices keep their rates.
-
-    Returns:
-        The changed platform.
     """
     devices = (_scale_device(device, factors.get(device.name, 1.0)) for device in platform.devices)
     return replace(platform, devices=tuple(devices))
@@ -421,8 +406,7 @@ def _correct_links(
 ) -> tuple[Platform, list[CalibratedValue], list[str]]:
     """Return the platform with fitted links, the old and new values, and warnings about unexplained waits.
 
-    A wait (time in which a device runs no segment) is unexplained if the simulation with the fitted links does not show
-    it.
+    A wait is unexplained if the simulation with the fitted links does not show it.
     """
     spans_of_runs = [(run, run.last_frame_spans) for run in runs if not run.is_streamed]
     usable = [(run, spans) for run, spans in spans_of_runs if spans is not None]
@@ -466,10 +450,10 @@ def _with_measured_seconds(workload: Workload, spans: Mapping[str, Sequence[tupl
 
 
 def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Path) -> tuple[float, Mapping[str, Any]]:
-    """Correct the times of a profile; return the factor and the corrected profile.
+    """Correct the times of a profile; return the factor and the corrected profile as JSON.
 
-    The factor is the ratio of measured to profiled seconds. Seconds of copies and of cold caches are subtracted from
-    the measured ones first, because the times in a profile do not contain them.
+    The factor is the ratio of measured to profiled seconds, without copies and cold caches, which profiles do not
+    contain.
     """
     document = load_json(profile)
     problem = case.with_platform(case.problem.platform)
@@ -494,16 +478,14 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
 
 
 def _scale_times(measurements: dict[str, Any], factor: float) -> None:
-    """Multiply all times of one engine in a profile by a factor.
-
-    Each time includes the seconds of an empty call, which are not multiplied.
-    """
+    """Multiply all times of one engine in a profile by a factor."""
     entries = [
         (piece, key) for layer in measurements["layers"] for piece in layer["measurements"] for key in _TIME_KEYS
     ]
     if measurements.get("whole_model_s") is not None:
         entries.append((measurements, "whole_model_s"))
     for entry, key in entries:
+        # Each time includes the seconds of an empty call, which are not multiplied.
         call_s = min(measurements["call_s"], entry[key])
         entry[key] = round(call_s + (entry[key] - call_s) * factor, 9)
 
@@ -511,8 +493,11 @@ def _scale_times(measurements: dict[str, Any], factor: float) -> None:
 def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, profile_factor: float) -> CalibratedFrame:
     """Return the seconds of a frame: measured, and simulated before and after the calibration.
 
-    `platform` is the corrected platform. If a profile was corrected instead, `profile_factor` is the factor of its
-    times.
+    Args:
+        case: The artifact, with the platform before the calibration.
+        run: The measured run.
+        platform: The corrected platform.
+        profile_factor: Factor of the profile's times; 1 if the platform was corrected instead.
     """
     in_flight = run.log["in_flight"]
     before, after = case.with_platform(case.problem.platform), case.with_platform(platform)
@@ -526,9 +511,12 @@ def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, pr
 
 
 def _scale_compute(workload: Workload, bare: Workload, factor: float) -> Workload:
-    """Return a workload in which only the computing time of each segment (submodel) is multiplied by `factor`.
+    """Return a workload in which only the computing times are multiplied by `factor`.
 
-    `bare` is the same workload without runtime costs, from which the computing times are taken.
+    Args:
+        workload: The work of one frame on every device.
+        bare: The same workload without runtime costs, i.e. with computing times only.
+        factor: The factor.
     """
     replicas = []
     for replica, bare_replica in zip(workload.replicas, bare.replicas, strict=True):

@@ -1,4 +1,4 @@
-"""Speeds of connections between devices: their prediction, and bandwidths of hosts that follow from measured speeds.
+"""Speeds of connections between devices: their prediction, and bandwidths of hosts that explain measured speeds.
 
 workload + platform ──predict_byte_seconds──► seconds per byte of each connection
 measured seconds per byte ──fit_bandwidths──► platform with other bandwidths of hosts
@@ -20,7 +20,7 @@ from dicompiler.ir.platform import Platform
 ARROW = " → "
 """Separator of sender and receiver in the name of a connection (`pi01 → pi02`)."""
 MIN_MESSAGE_BYTES = 16384
-"""Connections with messages of fewer bytes on average are not compared, because little of their time is sending."""
+"""Connections with shorter messages on average are not compared, because little of their time is sending."""
 MAX_SIMULATED_FRAMES = 32
 MAX_CORRECTIONS = 5
 MAX_TIME_ERROR = 0.1
@@ -28,7 +28,6 @@ MAX_TIME_ERROR = 0.1
 
 
 def name_connection(sender: str, receiver: str) -> str:
-    """Return the name of the connection from one device to another, such as `pi01 → pi02`."""
     return f"{sender}{ARROW}{receiver}"
 
 
@@ -37,12 +36,11 @@ def predict_byte_seconds(workload: Workload, platform: Platform, in_flight: int)
 
     Args:
         workload: The workload of one frame.
-        platform: The platform, whose links send the messages.
+        platform: The platform with the links.
         in_flight: Number of frames in flight. Their messages share the links.
 
     Returns:
-        The mean over all bytes of a connection, by connection name. Connections with messages of fewer than
-        `MIN_MESSAGE_BYTES` bytes on average are omitted.
+        The mean over all bytes, by connection name. Connections with short messages are omitted.
     """
     replicas, names = workload.replicas, [device.device for device in workload.devices]
     rounds = math.ceil(min(2 * in_flight, MAX_SIMULATED_FRAMES) / len(replicas))
@@ -68,28 +66,22 @@ def fit_bandwidths(
     measured_s: Mapping[str, float],
     predict: Callable[[Platform], Mapping[str, float]],
 ) -> Platform:
-    """Change bandwidths of hosts until the predicted seconds per byte equal the measured ones.
+    """Change bandwidths of hosts, or of a medium that they share, until predicted seconds per byte equal measured ones.
 
-    If connections are slower than predicted, the bandwidths of a few hosts are lowered. Each slow connection begins or
-    ends at one of these hosts. If all hosts share a medium or a gateway and all connections are slow, the bandwidth
-    of the medium or gateway is lowered instead. Bandwidths that were lowered before are raised if their connections are
-    faster than predicted, up to those of `stated`.
+    Bandwidths are lowered for a few hosts that explain all slow connections. They are raised again for fast
+    connections.
 
     Args:
         platform: The platform to correct.
-        stated: The platform with the highest bandwidths that are allowed.
-        measured_s: Measured seconds per byte by connection. Other keys are ignored.
-        predict: Function that returns the predicted seconds per byte by connection for a platform.
-
-    Returns:
-        The corrected platform.
+        stated: The platform with the largest allowed bandwidths.
+        measured_s: Measured seconds per byte by connection name. Other keys are ignored.
+        predict: Function that returns the predicted seconds per byte by connection name for a platform.
     """
     for _ in range(MAX_CORRECTIONS):
         predicted_s = predict(platform)
         ratios = {name: measured_s[name] / predicted_s[name] for name in predicted_s if name in measured_s}
         fit = _BandwidthFit(platform, stated, ratios)
-        # Bandwidths are raised before others are lowered: a link that has become faster again takes bandwidth from
-        # other connections, which may explain why these have become slower.
+        # Raising one bandwidth may explain why other connections are slow: they have to share a medium with it.
         corrected = fit.raise_bandwidths()
         if corrected == platform:
             corrected = fit.lower_bandwidths()
@@ -105,7 +97,7 @@ class _BandwidthFit:
 
     Attributes:
         platform: The platform before the step.
-        stated: The platform with the highest bandwidths that are allowed.
+        stated: The platform with the largest allowed bandwidths.
         ratios: Measured seconds per byte divided by the predicted ones, by connection name.
     """
 
@@ -114,7 +106,7 @@ class _BandwidthFit:
     ratios: Mapping[str, float]
 
     def raise_bandwidths(self) -> Platform:
-        """Raise bandwidths that were lowered before, if their connections are faster than predicted."""
+        """Raise bandwidths that earlier fits lowered, if their connections are faster than predicted."""
         platform, stated = self.platform, self.stated
         if platform.network.bandwidth < stated.network.bandwidth and _is_faster(list(self.ratios.values())):
             return self._scale_network()
@@ -135,8 +127,8 @@ class _BandwidthFit:
         hosts = {host.name: host for host in self.platform.hosts}
         connections = {host.name: self._connections(host) for host in self.platform.hosts}
         while slower:
-            # A slow host makes all of its connections slow. The most likely slow host therefore has many slow
-            # connections that no host chosen before explains, and few connections that are not slow.
+            # A slow host makes all of its connections slow. The most likely one has many slow connections that are not
+            # yet explained, and few fast ones.
             name = max(hosts, key=lambda name: 2 * len(connections[name] & slower) - len(connections[name]))
             hosts[name] = self._scale_host(hosts[name], [self.ratios[found] for found in connections[name] & slower])
             slower -= connections[name]
@@ -163,12 +155,14 @@ def _is_faster(ratios: Sequence[float]) -> bool:
 
 
 def _correct_bandwidth(bandwidth: float, ratios: Sequence[float], limit: float) -> float:
-    """Return a corrected bandwidth; `limit` if the result is near or above it.
+    """Return a corrected bandwidth in bit/s; `limit` if the result is near or above it.
 
-    `ratios` are measured seconds divided by predicted seconds, one for each connection. If their median is above 1,
-    the bandwidth is divided by the median. Otherwise it is raised: it is divided by the smallest ratio. If this is too
-    high, the next step lowers it.
+    Args:
+        bandwidth: The bandwidth to correct.
+        ratios: Measured seconds divided by predicted seconds, one for each connection.
+        limit: The largest allowed bandwidth.
     """
     median = statistics.median(ratios)
+    # The smallest ratio may raise the bandwidth too much. The next step then lowers it.
     scaled = bandwidth / (median if median > 1 else min(ratios))
     return limit if scaled > (1 - MAX_TIME_ERROR) * limit else scaled

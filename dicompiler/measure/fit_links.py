@@ -3,7 +3,7 @@
 A segment is a submodel that a device runs. In a pause between segments, the device mostly waits for messages.
 
 The fit minimizes absolute deviations by iteratively reweighted least squares. Its unknowns are seconds per byte and
-seconds per message. Pauses depend linearly on both, as long as each device waits for the same messages.
+seconds per message. Pauses depend linearly on both, while each device waits for the same messages.
 """
 
 from __future__ import annotations
@@ -23,23 +23,19 @@ if TYPE_CHECKING:
 MAX_FIT_STEPS = 20
 """Maximum number of steps of the fit; a few are usually enough."""
 MIN_BYTES_SHARE = 0.05
-"""A bandwidth is undetermined if it causes less than this share of all pauses between a device's segments."""
+"""A bandwidth is undetermined if it causes less than this fraction of all pauses."""
 TYPICAL_FRAME_WEIGHT = 4.0
-"""Weight of a typical frame's seconds in the fit; a pause between segments has weight 1.
-
-A typical frame has more weight, because its seconds are the median of many frames. A pause is measured in one frame.
-"""
+"""Weight of a median frame time in the fit. A pause has weight 1, because it is measured in only one frame."""
 MAX_COLLINEARITY = 0.98
-"""A latency is undetermined if it affects the pauses between segments almost as a bandwidth does.
+"""A latency is undetermined if it affects all pauses almost as a bandwidth does.
 
-The effects on all pauses are two vectors. A latency is undetermined if the cosine of the angle between them is larger
-than this value.
+The effects of both on the pauses are vectors. The value is the largest allowed cosine of their angle.
 """
 
 Pauses = Mapping[str, Sequence[float]]
-"""By device name: for each of its segments (submodels that it runs), the seconds since the end of the previous one."""
+"""For each segment (submodel) of a device, the seconds since the end of the previous one; by device name."""
 SegmentSpans = Mapping[str, Sequence[tuple[float, float]]]
-"""By device name: start and end in seconds of each of its segments (submodels that it runs)."""
+"""Start and end in seconds of each segment (submodel) of a device, by device name."""
 
 
 def round_to_4_digits(value: float) -> float:
@@ -49,10 +45,6 @@ def round_to_4_digits(value: float) -> float:
 @dataclass(frozen=True)
 class NetworkParameter:
     """A bandwidth or latency of a platform's network, and how to read and replace it.
-
-    The fit represents each parameter by a coordinate on which the pauses of devices depend linearly. For a latency, the
-    coordinate is the number of milliseconds. For a bandwidth, it is (seconds per byte) / (seconds per byte before the
-    fit).
 
     Attributes:
         name: Name for messages, such as "network bandwidth".
@@ -68,7 +60,7 @@ class NetworkParameter:
 
     @staticmethod
     def of_platform(platform: Platform) -> tuple[NetworkParameter, ...]:
-        """Return the bandwidths and latencies that a platform states for its network, its links and its hosts."""
+        """Return the bandwidths and latencies that a platform states for its network, links and hosts."""
         parameters = [_network_parameter("bandwidth", "bit/s"), _network_parameter("latency", "s")]
         for i, link in enumerate(platform.network.links):
             parameters += [_link_parameter(i, " and ".join(link.hosts), key) for key in ("bandwidth", "latency")]
@@ -78,9 +70,13 @@ class NetworkParameter:
         return tuple(parameters)
 
     def moved_to(self, platform: Platform, start: float, coordinate: float) -> Platform:
-        """Return the platform with this parameter set to the value that a coordinate of the fit represents.
+        """Return the platform with another value of this parameter.
 
-        `start` is the value of the parameter before the fit.
+        Args:
+            platform: The platform.
+            start: The value before the fit.
+            coordinate: The new value in the unit of the fit, in which pauses are linear. For a latency, this is
+                milliseconds. For a bandwidth, it is seconds per byte, divided by those before the fit.
         """
         return self.with_value(
             platform, round_to_4_digits(coordinate / 1000 if self.unit == "s" else start / coordinate)
@@ -120,9 +116,11 @@ def _host_parameter(index: int, name: str) -> NetworkParameter:
 
 
 def find_pauses(spans: SegmentSpans, inputs_s: float = 0.0) -> Pauses:
-    """Return the pauses of each device: the seconds from the end of a segment (submodel) to the start of the next one.
+    """Return for each device the seconds from the end of a segment (submodel) to the start of the next one.
 
-    The first pause begins at `inputs_s`, the time at which the inputs of the frame had arrived.
+    Args:
+        spans: Start and end of each segment, by device name.
+        inputs_s: Time at which the inputs of the frame had arrived, from which the first pause counts.
     """
     pauses = {}
     for device, segments in spans.items():
@@ -138,18 +136,18 @@ def fit_links(
     observed: Sequence[Pauses],
     typical: Sequence[tuple[Workload, float]] = (),
 ) -> tuple[Platform, Mapping[str, str], list[dict[str, float]]]:
-    """Fit bandwidths and latencies of a platform to observed pauses between segments.
+    """Fit bandwidths and latencies of a platform to observed pauses between segments (submodels).
 
     Args:
         platform: The platform before the fit.
         parameters: The bandwidths and latencies to fit.
-        workloads: For each run, the workload of one frame with the measured seconds of its segments (submodels).
+        workloads: For each run, the workload of one frame with the measured seconds of its segments.
         observed: For each run, the pauses in this frame.
         typical: Workloads of one frame, each with the median of the measured seconds of many frames.
 
     Returns:
-        Three results: the platform with the fitted bandwidths and latencies; by name, the reason why one of them is
-        undetermined; and for each run, by device, the difference between observed and simulated seconds of all pauses.
+        The platform with the fitted values; the reasons why values are undetermined, by their names; and for each run,
+        the difference between observed and simulated seconds of all pauses, by device name.
     """
     import numpy as np
 
@@ -162,8 +160,8 @@ def fit_links(
     bandwidths = {parameter.name for parameter in parameters if parameter.unit != "s"}
     too_fast = bandwidths & fit.find_undetermined(coordinates).keys() - reasons.keys()
     if too_fast:
-        # The first fit made these bandwidths so large that they no longer affect the pauses of devices. The fit is
-        # repeated without them, with the values from before the fit.
+        # The first fit made these bandwidths so large that they no longer affect pauses. The second fit leaves them at
+        # their values from before.
         reasons |= dict.fromkeys(too_fast, "messages are too short to determine it")
         coordinates = fit.fit_coordinates(start, reasons)
     fitted = fit.platform_at(coordinates)
@@ -178,7 +176,7 @@ def fit_links(
 class _LinkFit:
     """A fit of parameters (bandwidths and latencies) to observed pauses between segments.
 
-    Arrays `coordinates` have the coordinate of each parameter (see `NetworkParameter`), in the order of `parameters`.
+    Arrays `coordinates` have the value of each parameter in the unit of the fit (see `NetworkParameter.moved_to`).
 
     Attributes:
         platform: The platform before the fit.
@@ -201,11 +199,7 @@ class _LinkFit:
         return platform
 
     def simulate_pauses(self, coordinates: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return the simulated pauses between segments of all runs, then the weighted seconds of typical frames.
-
-        Typical frames are those of which only the total seconds were measured. The order is that of `observed`, with
-        which the result is compared.
-        """
+        """Return the simulated seconds that correspond to `observed`, in the same order."""
         import numpy as np
 
         platform = self.platform_at(coordinates)
@@ -224,12 +218,10 @@ class _LinkFit:
         return difference
 
     def find_undetermined(self, coordinates: NDArray[np.float64]) -> dict[str, str]:
-        """Return, by name, the bandwidths and latencies that the observed pauses do not determine, with the reasons.
+        """Return the reasons why observed pauses do not determine some bandwidths and latencies, by their names.
 
-        A pause is the time from the end of one of a device's segments to the start of the next one. A bandwidth or
-        latency is undetermined if it hardly affects the pauses. A latency is also undetermined if it affects them
-        almost as a bandwidth does, because the pauses then do not show which of the two causes them. Effects are the
-        derivatives of the simulated pauses at the point `coordinates`.
+        One is undetermined if it hardly affects the simulated pauses at the point `coordinates`. So is a latency that
+        affects them as a bandwidth does.
         """
         import numpy as np
 
@@ -252,10 +244,11 @@ class _LinkFit:
         return reasons
 
     def fit_coordinates(self, coordinates: NDArray[np.float64], fixed: Container[str]) -> NDArray[np.float64]:
-        """Return the coordinates for which the simulated seconds deviate least from the measured ones.
+        """Return the coordinates that minimize the sum of absolute deviations of simulated from measured seconds.
 
-        Each coordinate represents a bandwidth or latency. The sum of absolute deviations is minimized. The search
-        starts at `coordinates`. Bandwidths and latencies that are named in `fixed` do not change.
+        Args:
+            coordinates: Start of the search: one number for each bandwidth or latency.
+            fixed: Names of bandwidths and latencies that do not change.
         """
         import numpy as np
 
@@ -285,14 +278,12 @@ class _LinkFit:
 
 
 def _simulated_pauses(workload: Workload, platform: Platform) -> Pauses:
-    """Return the pauses of each device between its segments (submodels) in a simulation of one frame.
-
-    Like measured pauses, they include the time of calling the next segment.
-    """
+    """Return the pauses of each device between its segments (submodels) in a simulation of one frame."""
     call_s = {device.device: device.runtime.call for device in workload.devices}
     spans: dict[str, list[tuple[float, float]]] = {device.device: [] for device in workload.devices}
     for span in simulate(workload, platform).spans:
         if span.kind == "compute":
+            # Measured pauses include the time of calling the next segment, so simulated ones include it too.
             spans[span.device].append((span.start + call_s[span.device], span.end))
     return find_pauses(spans)
 

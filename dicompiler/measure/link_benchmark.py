@@ -1,6 +1,7 @@
 """Measurement of the bandwidth and latency of the TCP link between two hosts.
 
-The directory with which `dicompiler profile` measures boards contains a copy of this module, which needs Python only.
+`dicompiler profile` copies this module to boards, so it needs Python only.
+
 The client sends requests to the server: "p" (the server answers at once), "b" (the server receives bytes), "g" (the
 server sends bytes) and "q" (the measurement ends).
 """
@@ -20,11 +21,11 @@ MAGIC = b"dicompiler links 1\n"
 MAX_PAYLOAD_BYTES = 1 << 26
 TIMEOUT_S, CONNECT_TIMEOUT_S = 30.0, 5.0
 HEADERS_SHARE = 0.05
-"""Bytes of network headers as a share of the transferred bytes, as in RuntimeCosts.header_share."""
+"""Bytes of network headers as a fraction of the transferred bytes, as in RuntimeCosts.header_share."""
 
 
 MAX_MEASUREMENTS = 3
-"""Maximum number of measurements of a link. A measurement is repeated if a transfer seems to take no time."""
+"""Maximum number of measurements of a link; repeated if a transfer seems to take no time."""
 
 
 class LinkError(OSError):
@@ -40,7 +41,13 @@ def parse_address(text: str) -> tuple[str, int]:
 
 
 def serve_measurement(host: str, port: int, name: str) -> None:
-    """Answer the requests of clients until one measurement is complete, and disconnect all other clients."""
+    """Answer the requests of clients until one measurement is complete.
+
+    Args:
+        host: Address to listen at; "" for all addresses.
+        port: Port to listen at; 0 for any free port.
+        name: Name of this host, which the client receives.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.create_server((host, port), family=family) as listener:
         print(f"serving at port {listener.getsockname()[1]}", flush=True)
@@ -70,11 +77,16 @@ def _answer_client(connection: socket.socket, name: str) -> None:
 
 
 def measure_link(host: str, port: int, name: str, transfers: int, nbytes: int) -> dict[str, Any]:
-    """Return the medians of a link's bandwidth and latency, as an entry of a profile.
+    """Return the medians of a link's bandwidth (bit/s) and latency (s), as an entry of a profile.
 
-    The bandwidth in bit/s is the lower one of both directions, and includes headers. The latency in seconds is half a
-    round trip. `name` is the name of this host; `host` and `port` are the address of the other one, which runs
-    `serve_measurement`. `transfers` is the number of transfers in each direction, with `nbytes` bytes each.
+    The bandwidth is the lower one of both directions, and includes headers. The latency is half a round trip.
+
+    Args:
+        host: Address of the other host, which runs `serve_measurement`.
+        port: Port of the other host.
+        name: Name of this host.
+        transfers: Number of transfers in each direction.
+        nbytes: Bytes of a transfer.
     """
     with _connect(host, port) as connection:
         _configure_socket(connection)
@@ -86,7 +98,7 @@ def measure_link(host: str, port: int, name: str, transfers: int, nbytes: int) -
             round_trip_s = statistics.median(_time_request(connection, b"p", 0, 1) for _ in range(20 * transfers))
             send_s = statistics.median(_time_request(connection, b"b", nbytes, 1) for _ in range(transfers))
             receive_s = statistics.median(_time_request(connection, b"g", nbytes, nbytes) for _ in range(transfers))
-            # The time of a round trip is subtracted, because each measured transfer includes a request and an answer.
+            # Each measured transfer includes a request and an answer, i.e. one round trip.
             transfer_s = max(send_s, receive_s) - round_trip_s
             if transfer_s > 0:
                 break

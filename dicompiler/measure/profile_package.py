@@ -1,7 +1,7 @@
-"""Profile packages: directories that measure the layers of a network, and pieces of these layers, on a device.
+"""Profile packages: directories with a script that measures the layers of a network on a device.
 
-A package contains ONNX models of the pieces, a file tasks.json and a script, which needs numpy and onnxruntime only.
-The pass `partition` makes the pieces, so they are like those in compiled programs.
+A package also has ONNX models of pieces of these layers, as the pass `partition` makes them, and a list of them,
+tasks.json. The script needs numpy and onnxruntime only.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ SHIPPED_MODULES = {
     "runtime_costs_fit.py": "measure/runtime_costs_fit.py",
     "ort_session.py": "base/ort_session.py",
 }
-"""For each file of a profile package, the module of dicompiler of which it is a copy."""
+"""Modules of dicompiler that a profile package contains, by the name of the copy."""
 PIECES_DIRECTORY, RUNTIME_DIRECTORY = "pieces", "runtime"
 TASKS_FORMAT = "dicompiler.profile-tasks/2"
 CUT_LABELS: tuple[AxisLabel, ...] = ("height", "width", "channel")
@@ -86,13 +86,11 @@ def write_package(
 ) -> None:
     """Write the profile package of a model: a directory with a script that measures the model's layers on a device.
 
-    The same input gives the same bytes.
-
     Args:
         state: A pipeline state with the model and its layers.
         directory: An empty directory, to which the package is written.
-        tiles: Numbers of tiles. Height, width, channels and input channels are each cut into these numbers of tiles,
-            and one inner tile of each cut is measured.
+        tiles: Numbers of tiles. Each axis is cut into each of these numbers of tiles, and one tile of each cut is
+            measured.
         device: Name of the platform's devices that the profile is for. Default: the name of the host that measures.
         targets: Targets of which the runtimes are measured.
         engines: Engines other than onnxruntime that are measured too, if the device has them.
@@ -148,12 +146,12 @@ def write_package(
 def run_package(
     directory: Path, output: Path, threads: int | None, repeat: int, progress: Callable[[str], None] | None = None
 ) -> None:
-    """Run the script of a profile package on this host. Layers that cannot be measured are logged as warnings.
+    """Run the script of a profile package on this host. A warning is logged for each layer that cannot be measured.
 
     Args:
         directory: Directory of the profile package.
         output: File of the profile.
-        threads: Number of threads that compute a piece (a part of a layer). Default: all processors.
+        threads: Number of threads that compute a piece of a layer. Default: all processors.
         repeat: Number of measurements of each piece.
         progress: Called with a message before each layer.
 
@@ -163,8 +161,8 @@ def run_package(
     command = [sys.executable, str(directory / SCRIPT_FILE), "-o", str(output), "--repeat", str(repeat), "--lines"]
     command += ["--end-with-stdin"] + ([] if threads is None else ["--threads", str(threads)])
     with tempfile.TemporaryFile("w+") as errors:
-        # When this process is interrupted, the pipe to standard input closes. Then the script kills its process group,
-        # to which the programs that it runs belong.
+        # When this process is interrupted, the pipe to stdin closes. The script then ends, with the programs that it
+        # has started.
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         ) as process:
@@ -196,10 +194,13 @@ def _unmeasurable_reason(layers: LayerGraph, layer: Layer) -> str:
 
 
 def layer_pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence[int]) -> Iterator[LayerPiece]:
-    """Yield the pieces of a layer that a profile measures.
+    """Yield the pieces of a layer that a profile measures: the whole layer, then one tile of each cut.
 
-    The first piece is the whole layer. Each axis is then cut into each number of tiles in `tiles`, and one tile of each
-    cut is a piece. A cut of the input channels gives two pieces: one partial sum, and the addition of all partial sums.
+    Args:
+        model: The model.
+        layers: The layers of the model.
+        layer: The layer to cut.
+        tiles: Numbers of tiles, into each of which each axis is cut.
     """
     isolated = _isolate_layer(model, layers, layer)
     yield LayerPiece("whole", 1, LayerShare(), isolated.model.proto)
@@ -209,8 +210,7 @@ def layer_pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence
         if (cut, size) not in seen:
             seen.add((cut, size))
             models = _compile_part(isolated, layer, parts, parts[number].device)
-            # Some parts are compiled to several models, which a device runs one after another. They are omitted,
-            # because a piece is measured as one model.
+            # A part that is compiled to several models is omitted, because a piece is measured as one model.
             if len(models) == 1:
                 yield LayerPiece(cut, size, share, models[0])
 
@@ -228,8 +228,8 @@ def _plan_cuts(
 ) -> Iterator[tuple[tuple[Part, ...], int, Cut, LayerShare]]:
     """Yield the cuts of a layer that a profile measures.
 
-    Each cut is a tuple of all parts of the cut layer, the index of the part that is measured, the kind of the cut, and
-    the share of the layer that this part computes.
+    Each cut is a tuple: all parts of the layer, the index of the measured part, the kind of the cut, and what this part
+    computes.
     """
     axes, allowed = named_axes(layers).get(layer.output, {}), cuttable_axes(layers, layer)
     for label in CUT_LABELS:
@@ -253,12 +253,13 @@ def _plan_cuts(
             partials = tuple(Part(f"d{i}", None, interval) for i, interval in enumerate(ranges))
             parts = (*partials, Part("merger"))
             middle = len(ranges) // 2
+            # Two pieces are measured: one partial sum, and the addition of all partial sums.
             yield parts, middle, "reduce", LayerShare(None, ranges[middle])
             yield parts, len(ranges), "merge", LayerShare(merge_count=len(ranges))
 
 
 def _isolate_layer(model: Model, layers: LayerGraph, layer: Layer) -> PipelineState:
-    """Return the layer as a network of its own, with the same nodes, tensors and operator rules."""
+    """Return the state of a model that consists of one layer, with the same nodes, tensors and operator rules."""
     names = {node.name for node in layer.nodes}
     states = dict.fromkeys(name for node in layer.nodes for name in node.inputs if name in layers.state_output_of)
     layer = replace(layer, inputs=(*layer.inputs, *states))
@@ -287,10 +288,8 @@ def _value_info(layers: LayerGraph, name: str) -> onnx.ValueInfoProto:
 
 
 def _compile_part(isolated: PipelineState, layer: Layer, parts: tuple[Part, ...], device: str) -> list[onnx.ModelProto]:
-    """Return the models that one device runs one after another to compute its part of a layer.
-
-    The plan's source and sink are other devices, so the models contain only this device's part of the layer.
-    """
+    """Return the models that one device runs one after another to compute its part of a layer."""
+    # Other devices have the inputs and receive the outputs, so the models contain only the part itself.
     plan = Plan({layer.name: parts}, ("source",), ("sink",))
     state = PipelineState(model=isolated.model, layers=isolated.layers, plan=plan)
     placed = registry().make("passes", "partition").run(state)
@@ -310,10 +309,7 @@ def _strip_metadata(segment: Segment) -> onnx.ModelProto:
 def _write_piece(
     piece: LayerPiece, layers: LayerGraph, layer: Layer, directory: Path, file: str, engines: Sequence[Engine]
 ) -> dict[str, Any]:
-    """Write the ONNX model of a piece of a layer, and return its entry of tasks.json.
-
-    The file tasks.json lists the pieces that the script of the package measures.
-    """
+    """Write the ONNX model of a piece of a layer, and return its entry in tasks.json."""
     counts = count_operations(layers, layer, *piece.share)
     return {
         "cut": piece.cut,
@@ -327,10 +323,7 @@ def _write_piece(
 
 
 def _write_model(model: onnx.ModelProto, directory: Path, file: str, engines: Sequence[Engine] = ()) -> dict[str, Any]:
-    """Write the model of a piece of a layer as ONNX and in the formats of other engines.
-
-    Return the entries of tasks.json that name the written files. This file lists the pieces to measure.
-    """
+    """Write a model as ONNX and in the formats of other engines; return the entries in tasks.json that name them."""
     (directory / file).write_bytes(model.SerializeToString(deterministic=True))
     constants = [tensor for tensor in model.graph.initializer if is_placeholder(tensor)]
     return {
@@ -346,10 +339,11 @@ def _write_model(model: onnx.ModelProto, directory: Path, file: str, engines: Se
 
 
 def _write_network(engine: Engine, model: onnx.ModelProto, directory: Path, file: str) -> dict[str, Any] | None:
-    """Write a model in the format of an engine; return its entry of tasks.json, None if the engine does not support it.
+    """Write a model in the format of an engine; return its entry in tasks.json.
 
-    All weights are zeros. Only their number of bytes is written, because the times of engines do not depend on values.
+    Returns None if the engine does not support the model.
     """
+    # The times of engines do not depend on the values of weights, so only the number of bytes is written.
     zeros = {
         tensor.name: Weight.from_array(np.zeros(tuple(tensor.dims), tensor_dtype_to_np_dtype(tensor.data_type)))
         for tensor in model.graph.initializer

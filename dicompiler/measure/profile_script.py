@@ -29,41 +29,27 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-# Without the variable ORT_DISABLE_TELEMETRY, onnxruntime 1.32 stores an identifier of the device and reports how it is
-# used. The variable must be set before onnxruntime is imported.
+# onnxruntime 1.32 stores an identifier of the device and reports its use, unless this is set before it is imported.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 SCRIPT_DIRECTORY = Path(__file__).resolve().parent
 PROFILE_FORMAT = "dicompiler.profile/2"
 TASKS_FORMAT = "dicompiler.profile-tasks/2"
 OPTIMIZATION, ORT_OPTIMIZATION_LEVEL = "all", "ORT_ENABLE_ALL"
-"""Default optimization level of targets, and onnxruntime's name for it."""
+"""Default optimization level of targets, by our name and by onnxruntime's name."""
 MIN_TIMING_S = 0.002
-"""Minimum seconds of one measurement of a piece (a part of a layer); a short piece runs several times in it."""
+"""Minimum seconds of one measurement; a short piece (part of a layer) runs several times in it."""
 MAX_MEDIAN_RATIO = 1.1
-"""A piece (a part of a layer) is measured again if its median exceeds this multiple of its shortest time.
-
-The median is that large only if the host was busy.
-"""
+"""If the median exceeds this multiple of the shortest time, the host was busy, and the measurement is repeated."""
 MAX_ROUNDS = 6
 """Maximum number of measurements of a piece (a part of a layer) in one pass over all pieces."""
 PASS_COUNT = 2
-"""Number of passes, each of which measures all pieces of layers and the network.
-
-The fastest pass is used, because a shared or hot host is slow at times.
-"""
+"""Number of passes over all pieces. The fastest pass counts, because a shared or hot host is slow at times."""
 DEFAULT_REPEAT = 7
 """Default number of times that a piece (a part of a layer) is timed."""
 NETWORK_TIMING_S = 1.0
-"""Minimum seconds of each measurement that alternates between models, with DEFAULT_REPEAT.
-
-Other values of the option --repeat change this time in proportion. There are three such measurements: of the whole
-network, of pieces with data in memory (cold), and of pieces with data in caches (warm).
-"""
+"""Minimum seconds of a measurement that runs several models in turn; proportional to the option --repeat."""
 RUNS_PER_TURN = 5
-"""Number of runs of each model in one turn of a measurement that alternates between several models.
-
-Many short turns are better than a few long ones, because a shared host is slow at times.
-"""
+"""Number of runs of a model before the next model's turn. Turns are short, because a shared host is slow at times."""
 
 TimeRange = tuple[float, float, float]
 """Median, shortest and longest time in seconds."""
@@ -74,10 +60,7 @@ class ProfileError(Exception):
 
 
 def main() -> int:
-    """Run the command line. Return 0 after success and 1 after an error.
-
-    Success means that the profile was written, or that a link measurement was served.
-    """
+    """Run the command line. Return 0 after success and 1 after an error."""
     options = _parse_options()
     if options.end_with_stdin:
         threading.Thread(target=_end_with_stdin, daemon=True).start()
@@ -123,13 +106,10 @@ def _parse_options() -> argparse.Namespace:
 
 
 def _end_with_stdin() -> None:
-    """Wait until standard input ends, and then kill this process and all processes that it has started.
-
-    Standard input ends when the calling program has ended. The killed processes are those of this process group, which
-    the calling program has created for this process.
-    """
+    """Wait until stdin ends, i.e. the caller has ended, and kill this process and all that it has started."""
     while os.read(0, 4096):
         continue
+    # The caller has created this process group for this process.
     os.killpg(0, signal.SIGKILL)
 
 
@@ -139,7 +119,7 @@ def available_processors() -> int:
 
 
 def load_tasks() -> dict[str, Any]:
-    """Return the content of tasks.json, which is in the same directory as this script."""
+    """Return the content of tasks.json in this script's directory: the pieces of layers to measure."""
     path = SCRIPT_DIRECTORY / "tasks.json"
     tasks: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if tasks.get("format") != TASKS_FORMAT:
@@ -182,16 +162,14 @@ def save_profile(path: Path, profile: dict[str, Any]) -> None:
 
 
 def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
-    """Measure all pieces of layers that tasks.json lists, and return their profile (the measured times).
-
-    If the output file exists, its measurements of network links are kept.
-    """
+    """Measure all pieces of layers that tasks.json lists, and return their profile."""
     import numpy
     import onnxruntime
 
     tasks, profile = load_tasks(), empty_profile(options)
     profile["environment"] |= {"onnxruntime": onnxruntime.__version__, "numpy": numpy.__version__}
     if options.output.exists():
+        # The new profile replaces the old one, but keeps its measurements of network links.
         profile["links"] = json.loads(options.output.read_text(encoding="utf-8")).get("links", [])
     profile["call_s"] = time_piece(tasks["call"], options)[0]
     times: dict[str, list[TimeRange]] = {}
@@ -238,11 +216,16 @@ def describe_profile(path: Path, profile: dict[str, Any]) -> str:
 def _time_pieces(
     tasks: dict[str, Any], options: argparse.Namespace, times: dict[str, list[TimeRange]], prefix: str
 ) -> dict[str, str]:
-    """Measure all pieces of layers once, and append their times to `times`, by the name of the piece's file.
+    """Measure all pieces of layers once, and return the reasons why layers could not be measured.
 
-    Equal layers are measured once. An entry of tasks.json therefore has the names of all layers that are equal. If a
-    layer cannot be measured, the result has the reason by the first of these names. Progress messages start with
-    `prefix`.
+    Args:
+        tasks: Content of tasks.json. An entry stands for all equal layers.
+        options: Command-line options.
+        times: The times are appended here, by the name of the piece's file.
+        prefix: Start of progress messages.
+
+    Returns:
+        The reasons, by the first name of the entry.
     """
     reasons: dict[str, str] = {}
     for number, layer in enumerate(tasks["layers"], 1):
@@ -263,18 +246,16 @@ def _time_pieces(
 
 
 def merge_passes(times: list[TimeRange]) -> TimeRange:
-    """Return (median, shortest, longest time) of a piece of a layer that was measured in several passes.
+    """Return the median, shortest and longest seconds of a piece, given these three of each pass.
 
-    Each element of `times` is the triple of one pass. The median is the smallest of all passes, because other load on
-    the host only makes medians larger. The shortest and the longest time are taken over all passes.
+    The median is the smallest of all passes, because other load on the host only makes medians larger.
     """
     return min(times)[0], min(low for _, low, _ in times), max(high for *_, high in times)
 
 
 def _time_network(tasks: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
     """Return the measurements of the whole network; empty if the network is missing or does not run."""
-    # `Exception` is the only common base class of onnxruntime's exceptions. No error is reported here, because
-    # `_time_pieces` reports each layer that does not run.
+    # `Exception` is the only common base class of onnxruntime's exceptions. `_time_pieces` reports their causes.
     with suppress(Exception):
         network = time_network_and_call(tasks["whole"], tasks["call"], options)
         return network | measure_cold_costs(tasks["layers"], tasks["call"], options)
@@ -292,10 +273,12 @@ def _measurement_entry(task: dict[str, Any], times: TimeRange) -> dict[str, Any]
 
 
 def time_piece(task: dict[str, Any], options: argparse.Namespace, engine: str = "") -> TimeRange:
-    """Return (median, shortest, longest) seconds of a piece of a layer, after a warm-up run.
+    """Return the median, shortest and longest seconds of a piece of a layer.
 
-    Without `engine`, onnxruntime computes the piece. If the median is far above the shortest time, the host was busy,
-    and the measurement is repeated.
+    Args:
+        task: The piece's entry in tasks.json.
+        options: Command-line options.
+        engine: Name of the engine that computes the piece; empty for onnxruntime.
     """
     piece = open_network(task, engine, options.threads) if engine else open_piece(task, options.threads)
     runs = max(1, min(1000, round(MIN_TIMING_S / max(1e-7, run_piece(piece, 2)))))
@@ -311,10 +294,8 @@ def time_piece(task: dict[str, Any], options: argparse.Namespace, engine: str = 
 def time_network_and_call(
     network: dict[str, Any], call: dict[str, Any], options: argparse.Namespace
 ) -> dict[str, float]:
-    """Return the seconds of the whole network and of an empty call, measured in quick alternation.
-
-    Only their difference is used, so the host must have the same speed during both measurements.
-    """
+    """Return the seconds of the whole network and of an empty call."""
+    # Only the difference is used, so both are measured in turn, while the host has the same speed.
     pieces = [open_piece(task, options.threads) for task in (network, call)]
     times = lower_quartiles(lambda: [_warm_median(piece) for piece in pieces], options)
     return dict(zip(("whole_model_s", "call_s"), times, strict=True))
@@ -325,10 +306,11 @@ def _warm_median(piece: tuple[Any, dict[str, Any], list[str], Any]) -> float:
 
 
 def lower_quartiles(run_turn: Callable[[], list[float]], options: argparse.Namespace) -> list[float]:
-    """Call a function again and again, and return the lower quartile of each number that it returns.
+    """Call a function for some seconds, and return the lower quartile of each number that it returns.
 
-    The function `run_turn` is called at least three times, and until NETWORK_TIMING_S seconds have passed. If --repeat
-    differs from its default, these seconds change in proportion.
+    Args:
+        run_turn: Function that returns the same number of seconds each time.
+        options: Command-line options. The seconds are proportional to --repeat.
     """
     turns = [run_turn() for _ in range(3)]
     end = time.perf_counter() + NETWORK_TIMING_S * options.repeat / DEFAULT_REPEAT
@@ -342,14 +324,15 @@ def measure_cold_costs(
 ) -> dict[str, float]:
     """Return how much longer pieces of layers take in a frame than when they are run again and again.
 
-    In a frame, other pieces have run since the previous run of a piece, so weights and inputs come from memory and not
-    from caches. The result has the additional seconds for each byte of weights, for each byte of other inputs, and for
-    each call. To measure them, one piece of each layer is run in turn. These pieces displace each other from the
-    caches, as the layers do in a frame.
+    In a frame, weights and inputs come from memory and not from caches.
+
+    Returns:
+        Additional seconds for each byte of weights, for each byte of other inputs, and for each call.
     """
     tasks = [median_piece(layer["measurements"]) for layer in layers for _ in layer["names"]]
     pieces = [open_piece(task, options.threads) for task in (*tasks, call)]
 
+    # One piece of each layer is run in turn. The pieces displace each other from the caches, as layers do in a frame.
     def run_cold() -> list[float]:
         rounds = [[run_piece(piece) for piece in pieces] for _ in range(RUNS_PER_TURN + 1)]
         return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
@@ -365,24 +348,18 @@ def measure_cold_costs(
 
 
 def median_piece(pieces: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the piece with the median number of moved bytes (bytes that it reads and writes).
-
-    Pieces that do not read all weights of the layer are ignored.
-    """
+    """Return the piece that moves the median number of bytes, among pieces that read all weights of the layer."""
     complete = [piece for piece in pieces if piece["weight_bytes"] == pieces[0]["weight_bytes"]]
     return sorted(complete, key=lambda piece: piece["moved_bytes"])[len(complete) // 2]
 
 
 def fit_nonnegative(rows: list[tuple[float, float, float]], targets: list[float]) -> list[float]:
-    """Return the nonnegative coefficients for which the product of `rows` and coefficients is nearest to `targets`.
-
-    This is a least-squares fit. Every subset of the coefficients is fitted with the other coefficients set to 0; the
-    best fit without negative coefficients is returned.
-    """
+    """Return nonnegative coefficients of a least-squares fit: `rows` times coefficients is nearest to `targets`."""
     import numpy
 
     matrix, goal = numpy.array(rows), numpy.array(targets)
     candidates = []
+    # Each subset of the coefficients is fitted alone, with 0 for the others. The best nonnegative fit is used.
     for chosen in itertools.product((False, True), repeat=matrix.shape[1]):
         coefficients = numpy.zeros(matrix.shape[1])
         columns = matrix[:, list(chosen)]
@@ -395,7 +372,7 @@ def fit_nonnegative(rows: list[tuple[float, float, float]], targets: list[float]
 
 
 def run_piece(piece: tuple[Any, dict[str, Any], list[str], Any], runs: int = 1) -> float:
-    """Return the mean seconds of one run of a piece of a layer. `piece` is a tuple that `open_piece` returned."""
+    """Return the mean seconds of one run of a piece, which is a result of `open_piece`."""
     session, feeds, outputs, _ = piece
     start = time.perf_counter()
     for _ in range(runs):
@@ -404,10 +381,9 @@ def run_piece(piece: tuple[Any, dict[str, Any], list[str], Any], runs: int = 1) 
 
 
 def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any], list[str], Any]:
-    """Return (session, inputs by name, names of outputs, constants) for a piece of a layer in onnxruntime.
+    """Return onnxruntime's session for a piece of a layer, inputs by name, names of outputs, and constants.
 
-    The session has the settings of a device's runtime. It refers to the constants without keeping them alive, so the
-    caller must keep them.
+    The caller must keep the constants, because the session does not keep them alive.
     """
     import numpy
     import onnxruntime
@@ -429,7 +405,8 @@ def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any],
 def find_network_class(engine: dict[str, Any]) -> Any:
     """Return the class that loads networks of an engine; None if this device lacks the engine.
 
-    `engine` is the engine's entry in tasks.json.
+    Args:
+        engine: The engine's entry in tasks.json.
     """
     try:
         for package in engine["packages"]:
@@ -440,7 +417,7 @@ def find_network_class(engine: dict[str, Any]) -> Any:
 
 
 class EnginePiece:
-    """A piece of a layer in the format of an engine, which is run like an onnxruntime session."""
+    """A piece of a layer in the format of an engine, with the interface of an onnxruntime session."""
 
     def __init__(self, network: Any, inputs: list[Any], shapes: list[list[int]]) -> None:
         self._network, self._inputs, self._shapes = network, inputs, shapes
@@ -451,10 +428,7 @@ class EnginePiece:
 
 
 def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[EnginePiece, dict[str, Any], list[str], Any]:
-    """Return a piece of a layer in the format of an engine, as the tuple that `open_piece` returns for onnxruntime.
-
-    All weights of the piece are zeros.
-    """
+    """Return a piece of a layer in the format of an engine, with weights of 0, as `open_piece` does for onnxruntime."""
     import numpy
 
     entry, random = task["engines"][engine], numpy.random.default_rng(0)
@@ -467,10 +441,10 @@ def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[Engin
 
 
 class EngineTimes:
-    """The times that an engine needs for pieces of layers, in all passes over the pieces.
+    """The times that an engine needs for pieces of layers.
 
     Attributes:
-        times: Times of each pass, by the key `file` of the piece in tasks.json.
+        times: Median, shortest and longest seconds of each pass, by the piece's file.
     """
 
     def __init__(self, engine: dict[str, Any]) -> None:
@@ -478,9 +452,12 @@ class EngineTimes:
         self.times: dict[str, list[TimeRange]] = {}
 
     def measure(self, tasks: dict[str, Any], options: argparse.Namespace, prefix: str) -> None:
-        """Measure all pieces of layers, the whole network and an empty call once in this engine.
+        """Measure all pieces of layers, the whole network and an empty call once.
 
-        Progress messages start with `prefix`.
+        Args:
+            tasks: Content of tasks.json.
+            options: Command-line options.
+            prefix: Start of progress messages.
         """
         for number, layer in enumerate(tasks["layers"], 1):
             if options.lines:
@@ -492,13 +469,11 @@ class EngineTimes:
 
     def _measure_task(self, task: dict[str, Any] | None, options: argparse.Namespace) -> None:
         if task is not None and self._name in task["engines"]:
-            # A ValueError means that the engine cannot run the piece. In programs, onnxruntime computes such pieces, so
-            # no time of the engine is needed.
+            # A ValueError means that the engine cannot run the piece, which is then left to onnxruntime.
             with suppress(ValueError):
                 self.times.setdefault(task["file"], []).append(time_piece(task, options, self._name))
 
     def profile_entry(self, tasks: dict[str, Any]) -> dict[str, Any]:
-        """Return the entry of this engine in the profile."""
         layers = []
         for layer in tasks["layers"]:
             pieces = [task for task in layer["measurements"] if task["file"] in self.times]
@@ -519,10 +494,7 @@ class EngineTimes:
 
 
 def random_tensor(value: dict[str, Any], random: Any) -> Any:
-    """Return a seeded random tensor: floats near 0, like weights; 8-bit integers of the full range; zeros otherwise.
-
-    Other types are zeros because zeros are valid indices, and because numpy cannot represent some of these types.
-    """
+    """Return a seeded random tensor: floats near 0, 8-bit integers of the full range, zeros for other types."""
     import numpy
     import onnxruntime
 
@@ -533,8 +505,9 @@ def random_tensor(value: dict[str, Any], random: Any) -> Any:
     elif dtype in ("INT8", "UINT8"):
         array = random.integers(0, 256, shape, "uint8").view(dtype.lower())
     elif dtype in ("BOOL", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64"):
-        array = numpy.zeros(shape, dtype.lower())
+        array = numpy.zeros(shape, dtype.lower())  # Zeros are valid indices.
     else:
+        # numpy cannot represent these types, so zeros of the same size are used.
         array = numpy.zeros(shape, "uint16" if dtype == "BFLOAT16" else "uint8")
         return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(array, value["number"])
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
@@ -550,7 +523,7 @@ def measure_runtimes(entries: list[dict[str, Any]]) -> tuple[dict[str, Any], dic
 
 
 def link_module() -> Any:
-    """Return the module that measures links. It is imported at the first use, because only links need it."""
+    """Return the module that measures links, which is imported only if it is needed."""
     import link_benchmark  # type: ignore[import-not-found]
 
     return link_benchmark

@@ -1,9 +1,6 @@
-"""Profiles of boards and measurements of the links between them, over ssh.
+"""Profiles of boards, and measurements of the links between them, over ssh.
 
-package + Hosts ──measure_boards──► BoardMeasurements;   BoardMeasurements + Platform ──apply_measurements──► Platform
-
-Boards are measured one after another, so that they do not disturb each other. Boards that cannot be measured are
-omitted.
+Boards are measured one after another, so that they do not disturb each other.
 """
 
 from __future__ import annotations
@@ -33,13 +30,13 @@ from dicompiler.target.remote.hosts import DeviceLocation, Hosts
 
 PROFILE_FILE = "PROFILE.json"
 MAX_ALL_PAIRS_HOSTS = 6
-"""Up to this number of hosts, the links of all pairs are measured; with more, only those of consecutive hosts."""
+"""Up to this number of hosts, the links of all pairs are measured; with more hosts, only those of neighbors."""
 MIN_LINK_DEVIATION_SHARE = 0.1
-"""A link gets its own entry in the platform if its bandwidth differs from the median by more than this share."""
+"""A link gets its own entry in the platform if its bandwidth differs from the median by more than this fraction."""
 MEASURED_NOTE = " Rates and links measured by 'dicompiler profile --hosts'."
 MAX_PROBE_BYTES = 1 << 27
 CPU_PROVIDERS = ("CPUExecutionProvider", "AzureExecutionProvider")
-"""Execution providers of onnxruntime that are not reported as unmeasured: the CPU, and a client of a web service."""
+"""Execution providers of onnxruntime about which no note is printed: the CPU, and a client of a web service."""
 THROTTLE_REASONS = (
     "under-voltage",
     "its frequency is capped",
@@ -81,7 +78,7 @@ SERVE_COMMAND = 'cd "$1" && shift && exec timeout 60 "$@"'
 CONNECT_COMMAND = """
 cd "$1" && shift; end=$(($(date +%s) + 15)); until "$@"; do [ $(date +%s) -lt $end ] || exit 1; sleep 0.2; done
 """
-"""A shell script that runs a client until it succeeds, for up to 15 s, because the server needs time to start."""
+"""A shell script that repeats a client for up to 15 s, because the server needs time to start."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +94,7 @@ class MeasuredBoard:
         document: Profile of the device as JSON; None if it could not be measured or must not be used.
         reason: Reason why the device could not be measured, or why its profile is doubtful.
         providers: Execution providers of the host's onnxruntime that do not use the CPU.
-        address: IP address of the host to which ssh connected, as the host sees it; empty if it is unknown.
+        address: The host's own IP address in the ssh connection; empty if it is unknown.
     """
 
     host: str
@@ -155,15 +152,13 @@ def measure_boards(
 ) -> BoardMeasurements:
     """Measure the layers of a network on each host, then the links between the hosts.
 
-    The layers are measured by the script of a profile package, which is copied to the hosts.
-
     Args:
-        package: Directory of the package.
+        package: Directory of the profile package, whose script measures the layers.
         hosts: The hosts file, which says how to reach each host.
         platform: The platform of which the hosts are measured; None: all hosts of the hosts file.
         arguments: Arguments of the package's script.
         timeout: Seconds for each board.
-        force: Whether busy or throttled boards are accepted.
+        force: True to accept busy or throttled boards.
         progress: Called with a message before each step.
 
     Raises:
@@ -188,7 +183,7 @@ def measure_boards(
 
 
 def _hosts_to_measure(hosts: Hosts, platform: Platform | None) -> Iterator[tuple[str, str]]:
-    """Yield each host name with the name of the device to measure: the first device that is a group of CPU cores.
+    """Yield each host name, with the name of its first device that is a group of CPU cores.
 
     Without a platform, the device has the name of the host.
     """
@@ -219,8 +214,13 @@ def _last_line(result: ssh.CommandResult) -> str:
 def _probe_host(commands: ssh.RemoteCommands, location: DeviceLocation, check: bool = False) -> Mapping[str, Any]:
     """Run the Python program PROBE_SOURCE on a host, and return its report about the host.
 
-    Without `check`, the report also contains the profile that the script of the profiling package has written on the
-    host. With `check`, raise RunError if the host lacks a package that the measurement needs.
+    Args:
+        commands: Connection to the hosts.
+        location: The host.
+        check: True to check the packages that a measurement needs; False to report the written profile.
+
+    Raises:
+        RunError: `check` is True, and a package is missing; or Python is missing.
     """
     header = (
         f"LINE_PREFIX = {ssh.LINE_PREFIX!r}\nPROFILE_FILE = {PROFILE_FILE!r}\nCHECK = {check!r}\n"
@@ -257,7 +257,14 @@ def _measure_board(
 ) -> MeasuredBoard:
     """Measure a device over ssh; return the board with its profile, or with the reason why it has none.
 
-    `files` is the profile package (the script that measures, and its models): local files by their path on the host.
+    Args:
+        hosts: The hosts file.
+        host: Name of the host.
+        device: Name of the device.
+        files: Local files of the profile package, by their path on the host.
+        arguments: Arguments of the package's script.
+        timeout: Seconds for the board.
+        force: True to accept a busy or throttled board.
     """
     location = hosts.locate_device(device, host, "profile")
     commands = ssh.RemoteCommands(time.monotonic() + timeout, hosts.file)
@@ -278,8 +285,8 @@ def _measure_board(
     board = replace(board, document=after["profile"])
     profile = board.profile
     assert profile is not None
-    # In the board's report, bits 0 to 3 say why it is throttled now. Bits 16 to 19 stay set after the same events: if
-    # one is newly set, the board was throttled during the run.
+    # Bits 0 to 3 say why the board is throttled now. Bits 16 to 19 stay set after the same events, so a newly set one
+    # means that the board was throttled during the run.
     throttled = (before["throttled"] | after["throttled"]) & 15
     throttled |= (after["throttled"] & ~before["throttled"]) >> 16 & 15
     reason = profile.busy_message
@@ -290,9 +297,13 @@ def _measure_board(
 
 
 def _run_script(commands: ssh.RemoteCommands, location: DeviceLocation, script: str, words: Sequence[str]) -> None:
-    """Run the sh script `script` on a host; raise RunError with the last line of its output if it fails.
+    """Run a shell script on a host; raise RunError with the last line of its output if it fails.
 
-    `words` are the arguments of the script after the directory of the profile package.
+    Args:
+        commands: Connection to the hosts.
+        location: The host.
+        script: The shell script.
+        words: Its arguments, after the directory of the profile package.
     """
     result = commands.run(location, script, [ssh.quote_path(location.directory), *words])
     if result.exit_code:
@@ -305,7 +316,7 @@ def _script_command(location: DeviceLocation) -> list[str]:
 
 
 def _measure_link(server: MeasuredBoard, client: MeasuredBoard, hosts: Hosts, timeout: float) -> Link:
-    """Measure the link between two hosts, from the client to the server; raise RunError if that fails."""
+    """Measure the link between two hosts; raise RunError if that fails."""
     commands = ssh.RemoteCommands(time.monotonic() + timeout, hosts.file)
     host, port = _find_link_address(server, client)
     port = port or int(_probe_host(commands, server.location)["port"])
@@ -329,13 +340,10 @@ def _measure_link(server: MeasuredBoard, client: MeasuredBoard, hosts: Hosts, ti
 
 
 def _find_link_address(server: MeasuredBoard, client: MeasuredBoard) -> tuple[str, int]:
-    """Return host and port at which the client reaches the server; the port is 0 if any free port can be used.
-
-    The host is an IP address if possible, because boards may not be able to resolve names. A link-local address is
-    valid only with a zone, so the client's zone (its name of the network interface) is added.
-    """
+    """Return the IP address or name at which the client reaches the server, and the port; 0 for any free port."""
     address = server.location.resolve_address() or (server.address or ssh.get_address(server.location), 0)
     host, zone = address[0].partition("%")[0], client.address.partition("%")[2]
+    # A link-local address is valid only with the client's name of the network interface (zone).
     is_link_local = is_ip_address(host) and ipaddress.ip_address(host).is_link_local
     return f"{host}%{zone}" if is_link_local and zone else host, address[1]
 
@@ -343,8 +351,9 @@ def _find_link_address(server: MeasuredBoard, client: MeasuredBoard) -> tuple[st
 def apply_measurements(measurements: BoardMeasurements, platform: Platform | None) -> Platform:
     """Return the platform with measured rates and links. Values that were not measured are kept.
 
-    Without a platform, a new one is made of the measured boards. They are connected to a switch, and each board has one
-    device with all of its processors.
+    Args:
+        measurements: The measurements of all boards.
+        platform: The platform; None for a new one, of measured boards at a switch with one device each.
     """
     boards = measurements.profiled_boards
     rates = {board.device: _compute_rate(board) for board in boards}
@@ -371,7 +380,7 @@ def apply_measurements(measurements: BoardMeasurements, platform: Platform | Non
 
 
 def _engine_rates(board: MeasuredBoard) -> tuple[EngineRate, ...]:
-    """Return the compute rate of a board with each measured engine. One rate is valid for all kinds of layers."""
+    """Return the compute rate of a board with each measured engine. A rate is for all kinds of layers."""
     assert board.profile is not None
     return tuple(EngineRate(name, OTHER_KINDS, _compute_rate(board, name)) for name in board.profile.engines)
 
@@ -388,10 +397,7 @@ def _compute_rate(board: MeasuredBoard, engine: str = DEFAULT_ENGINE) -> float:
 
 
 def _merge_links(network: Network, links: Sequence[Link]) -> Network:
-    """Return the network with the median bandwidth and latency of the measured links.
-
-    Links that deviate from the median get entries of their own.
-    """
+    """Return the network with the median bandwidth and latency, and an entry for each link that deviates from them."""
     if not links:
         return network
     bandwidth = round_to_4_digits(statistics.median(link.bandwidth for link in links))

@@ -1,7 +1,6 @@
-"""Benchmark programs for a target's runtime: programs that do little but call segments, send messages and copy.
+"""Benchmark programs for a target's runtime: programs that do little but call submodels, send messages and copy.
 
-A segment is a submodel that a device runs in one call. The module `runtime_costs_fit` derives the runtime's costs from
-the frame times of these programs.
+`runtime_costs_fit` derives the runtime's costs from their frame times.
 """
 
 from __future__ import annotations
@@ -54,22 +53,21 @@ BENCHMARKS: Mapping[str, tuple[str, Shape, int, int]] = {
 """(kind, shape of tensors, number of layers in a step, number of steps) of each program, by its name.
 
 A program runs its steps one after another. The kind states how the steps are separated:
-- nothing: all steps are one call of a segment (a submodel).
+- nothing: all steps are one call of a submodel.
 - calls: each step is a call of its own.
 - messages: the steps are calls on two devices in turn, with a message between them.
 - copies: every other step is computed in two halves, which are cut and joined by copies.
-
-Steps with calls or messages compute for about as long as a small layer, so that a waiting device sleeps and its caches
-get cold. Large copies exceed the caches, as in frames of a network. Small copies lie between matrix products that fill
-the caches with other data.
 """
 
 
 def write_benchmarks(target: Target, directory: Path) -> dict[str, Any]:
-    """Write the benchmark programs of a target, and the player (the target's own program that runs and times them).
+    """Write the benchmark programs of a target, and the target's program that runs and times them (the player).
 
-    The same target always gives the same bytes. Returns the target's entry of tasks.json. Raises UsageError if the
-    target has no player.
+    Returns:
+        The target's entry in tasks.json.
+
+    Raises:
+        UsageError: The target has no player.
     """
     files = target.benchmark_player
     if PLAYER_FILE not in files:
@@ -81,7 +79,7 @@ def write_benchmarks(target: Target, directory: Path) -> dict[str, Any]:
 
 
 def benchmarks_entry(target: Target, programs: Mapping[str, PipelineState]) -> dict[str, Any]:
-    """Return a target's entry of tasks.json, from which the costs of its runtime are computed after the run."""
+    """Return a target's entry in tasks.json, which describes its benchmark programs."""
     stated = target.runtime_costs
     waking = stated.latency / ((stated.latency + stated.receive) or 1.0)
     counts = {name: _frame_counts(compilation) for name, compilation in programs.items()}
@@ -109,17 +107,14 @@ def _compile_benchmark(kind: str, shape: Shape, layers_per_step: int, steps: int
 
 
 def _chain_model(shape: Shape, length: int) -> onnx.ModelProto:
-    """Return a chain of `length` layers between two layers that keep the network's input and output small.
-
-    The layers are matrix products for WORK_SHAPE, matrix products and pools in turn for SMALL_SHAPE, and pools with a
-    window of one element for all other shapes.
-    """
+    """Return a chain of `length` layers between two layers that keep the network's input and output small."""
     weights = [numpy_helper.from_array(np.ones(shape, np.float32), "w")]
     if shape in (WORK_SHAPE, SMALL_SHAPE):
         weights.append(numpy_helper.from_array(np.full((shape[3], shape[3]), 1 / shape[3], np.float32), "m"))
     nodes = [helper.make_node("Add", ["x", "w"], ["t0"], "grow")]
     for i in range(length):
         names = [f"t{i + 1}"], f"step{i}"
+        # A product takes as long as a small layer, so that waiting devices sleep and caches get cold.
         if shape == WORK_SHAPE or (shape == SMALL_SHAPE and i % 2):
             nodes.append(helper.make_node("MatMul", [f"t{i}", "m"], *names))
         else:

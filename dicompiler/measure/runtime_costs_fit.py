@@ -1,7 +1,6 @@
 """Costs of a target's runtime for messages, calls and copies, from the frame times of its benchmark programs.
 
-A profile package contains a copy of this module. It needs Python, and the packages that the target's player (the
-program that runs and times the benchmarks) needs.
+Profile packages contain a copy of this module, so it needs Python only.
 """
 
 from __future__ import annotations
@@ -17,16 +16,13 @@ RUN_COUNTS = (2, 3)
 RUN_S = 0.25
 """Seconds for which a benchmark program is run each time."""
 MAX_RUN_RATIO = 1.05
-"""Benchmark programs are not run again if the two shortest times of each program differ by at most this factor."""
+"""Benchmark programs are run once more if the two shortest times of a program differ by more than this factor."""
 
 
 MESSAGE_COSTS = ("send", "receive", "latency")
-"""Costs into which the time of a message is split. If one is measured as 0, the others are wrong too."""
+"""Costs into which the time of a message is split. If one of them is 0, the split is wrong, and so are the others."""
 MAX_FITS = 3
-"""Maximum number of measurements of a target's runtime.
-
-A measurement in which a cost is 0 is repeated, because no cost really is 0.
-"""
+"""Maximum number of measurements of a runtime; repeated if a cost is 0, because no cost really is 0."""
 
 
 class BenchmarkProgramError(OSError):
@@ -34,10 +30,11 @@ class BenchmarkProgramError(OSError):
 
 
 def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return the runtime costs by target, and the reasons why costs of targets could not be measured, by target.
+    """Return the runtime costs by target, and the reasons why costs could not be measured by target.
 
-    The reasons are also printed on stderr. Costs that could not be measured are missing. `directory` has a subdirectory
-    with the programs of each target. `entries` is the key `runtimes` of tasks.json.
+    Args:
+        directory: Directory with a subdirectory of benchmark programs for each target.
+        entries: The key `runtimes` of tasks.json.
     """
     costs: dict[str, Any] = {}
     reasons: dict[str, str] = {}
@@ -56,17 +53,13 @@ def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> tuple[di
 
 
 def _measure_runtime(directory: Path, entry: dict[str, Any]) -> dict[str, float]:
-    """Return the costs of one target's runtime, such as the seconds for a message or a call.
-
-    A cost is the difference of two frame times. Other load on the host can hide this difference; the cost is then 0,
-    even after MAX_FITS measurements. The shortest times of all measurements are used, because load only makes frames
-    longer.
-    """
+    """Return the costs of one target's runtime in seconds, by name; 0 if other load on the host hides a cost."""
     costs: dict[str, float] = {}
     shortest: dict[str, float] = {}
     sends: list[float] = []
     for _ in range(MAX_FITS):
         times, send_s = run_programs(directory, list(entry["programs"]))
+        # Other load on the host only makes frames longer, so the shortest times of all measurements are used.
         shortest = {name: min(frame_s, shortest.get(name, frame_s)) for name, frame_s in times.items()}
         sends += [] if send_s is None else [send_s]
         costs = fit_costs(entry, shortest, min(sends, default=None))
@@ -76,12 +69,8 @@ def _measure_runtime(directory: Path, entry: dict[str, Any]) -> dict[str, float]
 
 
 def find_zero_costs(costs: dict[str, float]) -> list[str]:
-    """Return the names of the costs that were measured as 0, and of those that are wrong for this reason.
-
-    The costs in MESSAGE_COSTS, such as those of sending and receiving, are parts of one measured time. If one of them
-    is 0, the others are wrong too.
-    `header_share` is ignored, because it is not measured.
-    """
+    """Return the names of the costs that were measured as 0, and of those that are wrong for this reason."""
+    # `header_share` is stated and not measured, so it may be 0.
     names = [name for name, seconds in costs.items() if name != "header_share" and not seconds]
     is_split_wrong = any(name in MESSAGE_COSTS for name in names)
     return [name for name in costs if name in names or (is_split_wrong and name in MESSAGE_COSTS)]
@@ -103,11 +92,13 @@ def describe_zero_costs(costs: dict[str, float]) -> str:
 
 
 def run_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
-    """Run the benchmark programs `names`; return the shortest frame time of each one and the time to send a message.
+    """Run benchmark programs; return the shortest frame time of each one, and the time to send a message, in seconds.
 
-    Times are in seconds. `directory` has the programs and `play.py`, the script that runs them with the target's
-    runtime. Sending ends when the operating system has accepted the message. The time to send is None if `play.py` does
-    not report it.
+    The time to send is None if the target does not report it.
+
+    Args:
+        directory: Directory with the programs and the target's `play.py`, which runs them.
+        names: Names of the programs.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     sends = []
@@ -132,15 +123,13 @@ def run_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], f
 def fit_costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
     """Return the runtime costs, from the differences between programs that differ in one quantity only.
 
-    A cost that was not measured is missing: the cost per byte if no program has large messages, the costs of copies if
-    no program copies, and the latency if `waking` is 0.
+    A cost is missing if no program measures it.
 
     Args:
-        entry: The target's entry in the key `runtimes` of tasks.json. Its key `waking` is a share of the receiver's
-            time for a message: the share in which the receiver wakes up. In the rest of the time, it receives.
-        times: Seconds of a frame of each program.
-        send_s: Seconds to pass a message to the operating system. If it is None, a third of a message's time is
-            assumed.
+        entry: The target's entry in the key `runtimes` of tasks.json. Its key `waking` is the fraction of the
+            receiver's time for a message in which the receiver wakes up.
+        times: Seconds of a frame of each program, by its name.
+        send_s: Seconds to pass a message to the operating system; None for a third of a message's time.
     """
     programs: dict[str, dict[str, int]] = entry["programs"]
 

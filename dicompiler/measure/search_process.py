@@ -1,9 +1,7 @@
-"""The process in which an adaptive session searches for better plans. It waits for the next search.
+"""The process in which an adaptive session searches for better plans.
 
-SearchRequest ──JSON line──► process, prepared when the session was opened ──JSON line──► SearchAnswer
-
-The start of Python, the imports and the first compilation take longer than most searches. The process therefore does
-them in advance.
+It is started with the session and kept, because Python's start, imports and the first compilation take longer than most
+searches.
 """
 
 from __future__ import annotations
@@ -30,10 +28,8 @@ class SearchProcess:
     """
 
     def __init__(self) -> None:
-        """Create the object. The process is started by the first call of `prepare` or `search`."""
         self.popen: subprocess.Popen[str] | None = None
-        # The search process writes stderr to a file. No thread reads its stderr, so a pipe would become full, and the
-        # process would block.
+        # Stderr is a file, because no thread reads it. A pipe would become full, and the process would block.
         self._errors = tempfile.TemporaryFile("w+")  # noqa: SIM115
         self._lock, self._is_closed = threading.Lock(), False
 
@@ -41,8 +37,7 @@ class SearchProcess:
         """Let the process load all that a search needs, and wait until it is ready or has ended.
 
         Args:
-            request: Example of the searches to come. The files that it names are loaded, but the search is not
-                executed.
+            request: An example of the later searches.
 
         Raises:
             RunError: The object was closed.
@@ -53,12 +48,6 @@ class SearchProcess:
 
     def search(self, request: SearchRequest) -> SearchAnswer:
         """Search for a better plan in the process, and wait for the result.
-
-        Args:
-            request: Description of the search.
-
-        Returns:
-            The best artifact, and the corrected platform.
 
         Raises:
             RunError: The search failed, or the process ended, or the object was closed.
@@ -92,8 +81,7 @@ class SearchProcess:
             if self.popen is None or self.popen.poll() is not None:
                 command = [sys.executable, "-m", "dicompiler.measure.adapt_search"]
                 pipe = subprocess.PIPE
-                # With `start_new_session`, Ctrl-C does not interrupt the search process. It interrupts only the
-                # calling process, which then ends the search process.
+                # With `start_new_session`, Ctrl-C interrupts only the calling process, which then ends this one.
                 self.popen = subprocess.Popen(
                     command, stdin=pipe, stdout=pipe, stderr=self._errors, text=True, start_new_session=True
                 )

@@ -1,8 +1,4 @@
-"""Simulation of an adaptive session: its frames, searches and changes of plan, while boards and links change speed.
-
-plan in use ──simulate until a change is measured──► search on the changed platform ──if the gain is large enough──►
-next plan
-"""
+"""Simulation of an adaptive session, which changes its plan when boards and links change speed."""
 
 from __future__ import annotations
 
@@ -31,10 +27,7 @@ from dicompiler.measure.calibrate import scale_rates
 from dicompiler.measure.connection_speeds import name_connection
 
 SWAP_S = 7.0
-"""Seconds from the start of a search until its plan computes new frames.
-
-The search takes 4 s, and the start and the verification of the new devices 3 s (docs/reference/results.md).
-"""
+"""Seconds from the start of a search (4 s, see docs/reference/results.md) until its plan computes frames."""
 
 
 def simulate_adaptation(
@@ -45,12 +38,9 @@ def simulate_adaptation(
     in_flight: int,
     adapt: AdaptOptions,
 ) -> SpeedTrial:
-    """Simulate a stream of frames in an adaptive session.
+    """Simulate a stream of frames in an adaptive session, which changes its plan if boards or links change their speed.
 
-    Such a session changes its plan if devices or links change their speed.
-
-    A search starts when `adapt.frames` frames were finished after a change of speed. Unlike a real session, which
-    estimates the changed speeds by measurements, the search uses them exactly. Its plan is used `SWAP_S` seconds later.
+    Unlike a real session, which measures the changed speeds, the simulated one knows them exactly.
 
     Args:
         first: The plan with which the session begins, on the platform without changes.
@@ -61,14 +51,11 @@ def simulate_adaptation(
         in_flight: Number of frames in flight.
         adapt: When to search and to swap.
 
-    Returns:
-        The times of the frames and the searches.
-
     Raises:
         UsageError: A change names an unknown device or host.
     """
     stated, current, plan_count = first.platform, first, 1
-    # This call only checks the names of the devices: it raises UsageError if one is unknown.
+    # This call raises UsageError if a device is unknown; its result is not needed.
     list_speeds(changes, [device.name for device in stated.devices])
     finished, found = list[float](), list[Adaptation]()
     assumed, start_s, seen_s = stated, 0.0, -math.inf
@@ -105,20 +92,15 @@ def simulate_adaptation(
 
 
 def _in_order(finished: Sequence[float]) -> tuple[float, ...]:
-    """Return the times at which a session delivers frames, given the times at which they are finished.
-
-    The session returns all frames of an old plan before those of the next plan, even if these are finished earlier.
-    """
+    """Return the times at which a session delivers frames, given the times at which they are finished."""
+    # The session delivers all frames of an old plan before those of the next plan, even if these are finished earlier.
     return tuple(itertools.accumulate(finished, max))
 
 
 def _simulate(
     result: CompileResult, changes: Sequence[SpeedChange], start_s: float, frames: int, in_flight: int
 ) -> SimulationResult:
-    """Simulate the frames that a plan computes from the time `start_s` on.
-
-    This time and the times of `changes` are seconds since the start of the whole stream.
-    """
+    """Simulate the frames that a plan computes from the second `start_s` of the stream on."""
     devices = [device.device for device in result.program.devices]
     return result.problem.simulate_compilation(
         result,
@@ -131,10 +113,13 @@ def _simulate(
 
 
 def _find_search(ends: Sequence[float], changes: Sequence[SpeedChange], seen_s: float, adapt: AdaptOptions) -> float:
-    """Return the time of the next search in seconds; infinity if no further speed change is noticed.
+    """Return the time of the next search in seconds; infinity if no further change of speed is noticed.
 
-    A search starts when `adapt.frames` frames were finished after a change, but not before the minimum interval since
-    the last search. `ends` are the times of finished frames, and `seen_s` is the time of the last search.
+    Args:
+        ends: Times at which frames were finished.
+        changes: The changes of speed during the stream.
+        seen_s: Time of the last search.
+        adapt: After how many frames and seconds the session searches.
     """
     times = [time_s for change in changes for time_s in (change.start_s, change.end_s) if seen_s < time_s < math.inf]
     if not times:
@@ -145,15 +130,12 @@ def _find_search(ends: Sequence[float], changes: Sequence[SpeedChange], seen_s: 
 
 
 def change_platform(stated: Platform, changes: Sequence[SpeedChange], at_s: float) -> Platform:
-    """Return the platform with the compute rates and bandwidths that it has at a certain time, after speed changes.
+    """Return the platform with the compute rates and bandwidths that it has at a certain time.
 
     Args:
         stated: The platform without changes.
         changes: The changes of speed during the stream.
         at_s: Seconds from the start of the stream.
-
-    Returns:
-        The changed platform.
     """
     names = [device.name for device in stated.devices]
     speeds = {name: _speed_at(found, at_s) for name, found in list_speeds(changes, names).items()}
@@ -175,9 +157,15 @@ def _speed_at(speeds: Speeds, at_s: float) -> float:
 
 
 def _find_ratios(assumed: Platform, changed: Platform, adapt: AdaptOptions) -> Mapping[str, float]:
-    """Return how many times longer devices compute and hosts send on the platform `changed` than on `assumed`.
+    """Return how many times longer devices compute and hosts send than assumed, if `adapt` requires a search for it.
 
-    Only ratios that differ from 1 by more than `adapt` allows are returned, by name of the device or connection.
+    Args:
+        assumed: The platform of the last search.
+        changed: The platform as it is now.
+        adapt: The allowed deviations.
+
+    Returns:
+        The ratios by name of device or connection.
     """
     ratios = {
         before.name: before.rate / after.rate

@@ -14,7 +14,7 @@ from dicompiler.ir.platform import THIS_HOST, Platform
 
 MATRIX_SIZE = 1024
 COPIED_BYTES = 1 << 27
-"""Bytes of the array whose copying is timed: larger than the caches of processors."""
+"""Bytes of the array that is copied to measure the memory bandwidth: more than the caches of processors have."""
 REPEAT_COUNT = 7
 _DESCRIPTION = (
     f"This host. Rate: product of two float32 matrices of {MATRIX_SIZE} rows and columns in numpy, the fastest of"
@@ -24,10 +24,9 @@ _DESCRIPTION = (
 
 
 def measure_this_host() -> Platform:
-    """Measure this host for about a second, and return it as a platform with one device.
+    """Measure this host for about a second, and return it as the platform "this" with one device.
 
-    Returns:
-        The platform "this". Its rate is in FLOP/s (float32) and its memory bandwidth in byte/s.
+    Its rate is in FLOP/s (float32), and its memory bandwidth in byte/s.
     """
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     a = np.random.default_rng(0).standard_normal((MATRIX_SIZE, MATRIX_SIZE), np.float32)
@@ -42,7 +41,7 @@ def measure_this_host() -> Platform:
 
 
 def _shortest_seconds(work: Callable[[], object]) -> float:
-    """Return the shortest time that one call of `work` took. The first call, which allocates memory, is not counted."""
+    """Return the shortest seconds of a call of `work`, without the first one, which allocates memory."""
     work()
     seconds = []
     for _ in range(REPEAT_COUNT):

@@ -1,17 +1,13 @@
-"""Tuning: measure the best plans of several strategies, correct the platform by each run, and search again.
+"""Tuning: find the fastest plan by running the most promising plans of several strategies.
 
-A search is only as good as the rates and bandwidths of its platform. Tuning therefore repeats three steps:
+It repeats three steps until no other plan is predicted to be faster, or the time is over:
 
 1. The strategies search on the platform, as far as it is known.
 2. The most promising plan that was not measured yet is compiled and run.
-3. The run corrects the platform (`measure.calibrate`).
-
-Tuning ends when no other plan is predicted to be faster than the fastest measured one, or when the time is over.
-
-model + platform + Runner ──tune──► Tuning: measured plans, the fastest one, and the corrected platform
+3. The run corrects the rates and bandwidths of the platform (`measure.calibrate`).
 
 Each plan has a subdirectory with its artifact, run log and corrected platform. `tune.json` lists them, so that an
-interrupted tuning can go on.
+interrupted tuning can continue.
 """
 
 from __future__ import annotations
@@ -48,30 +44,23 @@ ARTIFACT_DIRECTORY, LOG_FILE = "artifact", "run.json"
 TUNING_FORMAT = "dicompiler.tuning/1"
 DEFAULT_STRATEGIES = ("single", "pipeline", "modnn", "dp", "auto{budget=10}")
 FIRST_TRIALS = 3
-"""Number of plans that are measured first, even if a plan that was already measured is predicted to be faster.
+"""Number of plans that are measured even if they are predicted to be slower than measured ones.
 
-The predictions are not reliable yet, because only few runs have corrected the platform.
+The first predictions are not reliable, because only few runs have corrected the platform.
 """
 MAX_FIRST_RATIO = 3.0
-"""One of the first plans is not measured if its predicted time exceeds this multiple of the shortest predicted time."""
+"""Even a first plan is not measured if it is predicted to be slower than the fastest one by more than this factor."""
 MIN_GAIN = 0.01
-"""After the first plans, a plan is measured only if it promises more than this gain.
-
-The gain is the share by which its predicted time is shorter than that of the fastest measured plan.
-"""
+"""Later plans are measured only if their predicted time is shorter than the fastest one by more than this fraction."""
 MAX_SPREAD = 0.25
-"""A run is repeated if the quartiles of its frame times differ by more than this share of the median.
-
-If the frame times of the second run differ as much, the trial is marked as disturbed.
-"""
+"""A run is repeated once if the quartiles of its frame times differ by more than this fraction of the median."""
 MAX_FAILURES = 2
-"""The tuning ends after this number of failed runs in a row, for example because a board is off."""
+"""The tuning ends after this number of failed runs in a row (for example, because a board is off)."""
 
 Runner = Callable[[Path, Path], Mapping[str, Any]]
-"""Function that runs an artifact and returns the run log (schema `run`).
+"""Function (artifact, file for the log) → content of the run log, with at least three frames.
 
-Its arguments are the directory of the artifact, and the file to which the caller will write the log. It raises RunError
-if a board fails. The log must have at least three frames.
+It raises RunError if a board fails.
 """
 TrialState = Literal["measured", "disturbed", "failed"]
 
@@ -82,7 +71,7 @@ class TuneOptions:
 
     Attributes:
         platform: The cluster, with its rates and links before any correction.
-        objective: The time that is minimized: "latency", or "throughput" for the time between two frames.
+        objective: "latency", or "throughput" to minimize the time between two frames.
         strategies: Strategies that search for plans, as text with their options.
         target: The target that the plans are compiled for.
         budget_s: Seconds after which no further plan is measured.
@@ -110,10 +99,10 @@ class Trial:
     Attributes:
         directory: Name of its subdirectory.
         strategy: The strategy that made the plan.
-        state: "measured"; "disturbed" if the frames differed too much, twice; or "failed".
-        predicted_s: Predicted seconds of the objective, with the platform as it was known before the run.
+        state: "measured"; "disturbed" if the frame times differed too much in two runs; or "failed".
+        predicted_s: Predicted seconds of the objective, on the platform before the run.
         measured_s: Measured seconds of a frame; infinite if the run failed.
-        spread: Difference of the quartiles of the frames' times, as a share of their median.
+        spread: Difference of the quartiles of the frame times, as a fraction of their median.
         error: Reason of the failure.
     """
 
@@ -126,7 +115,7 @@ class Trial:
     error: str = ""
 
     def document(self) -> dict[str, Any]:
-        """Return the trial as JSON, which has no infinity: `measured_s` is None if the run failed."""
+        """Return the trial as JSON. JSON has no infinity, so `measured_s` is None if the run failed."""
         return asdict(self) | ({"measured_s": None} if self.state == "failed" else {})
 
 
@@ -155,7 +144,7 @@ class Tuning:
 
     @property
     def keeps_failing(self) -> bool:
-        """True if the last MAX_FAILURES runs of plans failed, so that the tuning must end."""
+        """Whether the last MAX_FAILURES runs failed, so that the tuning must end."""
         last = self.trials[-MAX_FAILURES:]
         return len(last) == MAX_FAILURES and all(trial.state == "failed" for trial in last)
 
@@ -170,11 +159,10 @@ def tune(
     """Find the fastest plan by measuring the most promising ones.
 
     Args:
-        model: The ONNX model for which a plan is searched.
+        model: The model to plan.
         options: Platform, strategies, objective, target and limits.
         run: Function that runs an artifact on the boards, or on emulated boards.
-        directory: Directory for artifacts and logs. If it has the trials of an earlier call with the same model and
-            options, the tuning goes on after them.
+        directory: Directory for artifacts and logs. Trials of an earlier, interrupted call are continued.
         progress: Function that is called with a line of text before each step.
 
     Returns:
@@ -264,12 +252,7 @@ def _end_reason(options: TuneOptions, tuning: Tuning, deadline: float) -> str:
 
 
 def _choose_plan(problem: Problem, options: TuneOptions, tuning: Tuning) -> StrategyResult | None:
-    """Return the plan to measure next: of the plans that were not measured yet, the one with the best prediction.
-
-    The result is None if there is no such plan, or if its predicted time is too long. One of the first plans may take
-    MAX_FIRST_RATIO times as long as the fastest prediction. The prediction of a later plan must be better, by the
-    fraction MIN_GAIN, than the prediction of the plan with the fastest measurement.
-    """
+    """Return the new plan with the best prediction; None if no new plan is promising enough."""
     strategies = {text: registry().resolve("strategies", text) for text in options.strategies}
     found = compare_strategies(problem, strategies)
     valid = [result for result in found.results if result.plan is not None]
@@ -297,10 +280,7 @@ def _working_plans(tuning: Tuning) -> Iterator[Plan]:
 
 
 def _measure_trial(trial: Trial, program: Program, run: Runner, artifact: Path, log: Path) -> Trial:
-    """Run the artifact of a plan, and return the trial (the record of the run) with its measurements.
-
-    If the times of the frames differ too much, the artifact is run a second time.
-    """
+    """Run the artifact of a plan once or, if the frame times differ too much, twice; return the measured trial."""
     for state in ("measured", "disturbed"):
         document = run(artifact, log)
         _write_text(log, json.dumps(document))
@@ -314,20 +294,20 @@ def _measure_trial(trial: Trial, program: Program, run: Runner, artifact: Path, 
 
 
 def _relative_spread(frames_s: Sequence[float]) -> float:
-    """Return the difference of the quartiles of the frames' times as a share of the median, without the first frame."""
+    """Return the difference of the quartiles of frame times as a fraction of the median, without the first frame."""
     lower, median, upper = statistics.quantiles(frames_s[1:], n=4) if len(frames_s) > 2 else (1.0, 1.0, 1.0)
     return (upper - lower) / median
 
 
 def _correct_platform(platform: Platform, place: Path, artifact: Path) -> Platform:
-    """Correct a platform by the run log in the directory `place`, write it to this directory, and return it."""
+    """Correct a platform by the run log in the directory `place`, and write it there."""
     corrected = calibrate([place / LOG_FILE], artifact, force=True, platform=platform).platform
     _write_text(place / PLATFORM_FILE, platform_to_toml(corrected))
     return corrected
 
 
 def _make_identity(model: Model, options: TuneOptions) -> dict[str, Any]:
-    """Return the entries of `tune.json` that must stay the same when an earlier tuning is continued."""
+    """Return the entries of `tune.json` that must not change when an earlier tuning is continued."""
     return {
         "format": TUNING_FORMAT,
         "model": model.digest(),
@@ -345,7 +325,7 @@ def _save_tuning(directory: Path, identity: Mapping[str, Any], tuning: Tuning) -
 
 
 def _load_tuning(directory: Path, identity: Mapping[str, Any], platform: Platform) -> Tuning:
-    """Return the tuning in a directory, ready to be continued, or a new one for `platform` if there is none."""
+    """Return the tuning in a directory, or a new one for `platform` if there is none."""
     path = directory / TUNING_FILE
     if not path.exists():
         return Tuning(platform)
@@ -361,8 +341,7 @@ def _load_tuning(directory: Path, identity: Mapping[str, Any], platform: Platfor
     corrected = [directory / trial.directory / PLATFORM_FILE for trial in trials if trial.state != "failed"]
     platform = Platform.load(corrected[-1]) if corrected else platform
     known = tuple(plans.load_plan(directory / trial.directory / PLAN_FILE) for trial in trials)
-    # If the last trials failed, they are removed from the list, so that they are repeated: the board that failed may
-    # work again.
+    # Failed trials at the end are removed, so that they are repeated, because the failed board may work again.
     while trials and trials[-1].state == "failed":
         trials, known = trials[:-1], known[:-1]
     return Tuning(platform, trials, known)
