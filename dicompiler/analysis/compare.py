@@ -1,7 +1,4 @@
-"""Comparison of strategies: their plans for the same problem, evaluated by the same simulator.
-
-Problem + strategies ⇒ Comparison
-"""
+"""Comparison of strategies: their plans for the same problem, evaluated by the same simulator."""
 
 from __future__ import annotations
 
@@ -41,15 +38,15 @@ from dicompiler.target.target_base import Target
 
 COMPARISON_FORMAT = "dicompiler.comparison/2"
 DEFAULT_STRATEGIES = "single,pipeline,modnn,dp,gradient,genetic,cpsat,auto"
-"""The strategies that are compared by default. None of them needs a file or has a required option."""
+"""The strategies that are compared by default. None of them needs a file or an option."""
 
 PROVEN_RATIO = 1 + 1e-6
-"""A plan is reported as optimal if its objective is at most this multiple of the lower bound."""
+"""A plan counts as optimal if its objective exceeds the lower bound by at most this factor."""
 
 
 @dataclass(frozen=True)
 class StrategyResult:
-    """The plan that one strategy found for a problem, with its simulated metrics; or the reason why there is none.
+    """The plan that one strategy found for a problem, or the reason why it found none.
 
     Attributes:
         strategy: The strategy with its options.
@@ -57,8 +54,8 @@ class StrategyResult:
         plan: The plan; None if the strategy has no valid plan.
         metrics: Simulated metrics of the plan.
         error: Reason why there is no valid plan; empty if there is one.
-        failures: Metrics of the plan without failures, followed by those of each failure plan (a plan for the other
-            devices after some have failed). Empty if there are no failure plans.
+        failures: Metrics without failures, then those after each failure for which the plan has another plan; empty if
+            it has none.
     """
 
     strategy: str
@@ -70,7 +67,7 @@ class StrategyResult:
 
     @property
     def worst_failure(self) -> FailureMetrics | None:
-        """The failure after which the latency is longest; None without failure plans (plans for remaining devices)."""
+        """The planned failure after which the latency is longest; None if no failure is planned for."""
         return max(self.failures[1:], key=lambda failure: failure.metrics.latency_s, default=None)
 
     def document(self) -> dict[str, Any]:
@@ -106,7 +103,7 @@ class Comparison:
 
     @property
     def best(self) -> StrategyResult | None:
-        """The result of the strategy whose plan is best in the objective, such as the latency; None without plans."""
+        """The result whose plan is best in the objective, such as the latency; None without plans."""
         valid = [result for result in self.results if result.metrics is not None]
         return min(valid, key=self.objective_value, default=None)
 
@@ -142,7 +139,7 @@ class Comparison:
             "limit_reason": self.limit_reason,
             "single_device": asdict(self.single_device),
         }
-        # Writing and reading JSON turns tuples into lists, so the document equals one that is read from a file.
+        # JSON turns tuples into lists, so that the document equals one that is read from a file.
         plain: dict[str, Any] = json.loads(json.dumps(document))
         return plain
 
@@ -156,7 +153,7 @@ class Comparison:
 
     @property
     def limit_reason(self) -> str:
-        """Text that says why no better plan exists, or why none was found; empty if no strategy has a plan."""
+        """Text that says why no better plan exists or was found; empty if no strategy has a plan."""
         best, bound = self.best, self.lower_bound
         if best is None or best.metrics is None:
             return ""
@@ -170,10 +167,7 @@ class Comparison:
 
 
 def _describe_gap(objective: str, metrics: Metrics) -> str:
-    """Return a text that explains why a plan does not reach the lower bound of the objective.
-
-    The lower bound is a value that no plan can beat. `metrics` are those of the plan.
-    """
+    """Return a text that explains why a plan does not reach the objective's lower bound, which no plan can beat."""
     if objective == "memory":
         fullest = max(metrics.devices, key=lambda entry: entry.memory)
         weights, tensors = format_bytes(fullest.weights), format_bytes(fullest.activations)
@@ -219,8 +213,8 @@ def compare(
         strategies: The strategies, as text ("single,dp,cpsat{time=10}") or as a sequence of texts and objects.
         objective: Quantity to minimize: latency, throughput, energy, memory, communication, or a weighted sum.
         cost: The cost model.
-        target: The target whose runtime adds time to each message and to each call of a segment (ONNX submodel); None
-            to omit this time.
+        target: The target, whose runtime adds time to each message and each call of an ONNX submodel; None to omit this
+            time.
         shape: Shapes of inputs with dynamic dimensions: {"input": (1, 3, 224, 224)} or "input=1x3x224x224".
         state: Graph inputs and outputs that devices keep between frames: `past*=present*`, "auto" (inputs and outputs
             with common names) or "none".
@@ -251,9 +245,13 @@ def compare(
 
 
 def parse_strategies(strategies: str | Sequence[str | Strategy]) -> dict[str, Strategy]:
-    """Return a mapping from the text of each strategy, such as "cpsat{time=10}", to the strategy object.
+    """Return strategies by their text, such as "cpsat{time=10}".
 
-    `strategies` is one text with commas, or a sequence of texts and objects. Raises UsageError for unknown names.
+    Args:
+        strategies: One text with commas, or a sequence of texts and objects.
+
+    Raises:
+        UsageError: A name is unknown.
     """
     if isinstance(strategies, str):
         specs = parse_pipeline(strategies, "strategies", "strategy")

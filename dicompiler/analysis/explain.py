@@ -1,7 +1,4 @@
-"""Explanations why a plan does not split a layer or the network, and under which conditions a split is faster.
-
-Problem + Plan ──explain_layers──► LayerReason for each whole layer;   Comparison ──explain──► Explanation
-"""
+"""Explanations why a plan does not split a layer or the network, and under which conditions a split is faster."""
 
 from __future__ import annotations
 
@@ -23,9 +20,9 @@ from dicompiler.partition.tiling import AxisLabel, split_axis, tile_layer
 from dicompiler.search.problem import MIN_SPLIT_GAIN, Problem
 
 WIRE_COMPRESSION = {"float16": 2.0, "int8": 4.0}
-"""Wire type ⇒ factor by which it reduces the bytes of float32."""
+"""Factor by which sending in a type saves bytes compared with float32, by the name of the type."""
 MAX_BANDWIDTH_FACTOR = 1000.0
-"""The search for a break-even bandwidth ends at this multiple of the platform's bandwidth."""
+"""Larger bandwidths than this multiple of the platform's are not tried to make a split worthwhile."""
 
 SHARED_PLAN_NAME = "shares of each layer"
 """Name of the plan that splits each layer over all devices, in place of the name of a strategy."""
@@ -39,11 +36,11 @@ class LayerReason:
         layer: Name of the layer.
         operator: The layer's main operator.
         reason: Text that states the reason.
-        saved_s: Seconds of computing that would be saved if only this layer were split, in the best way.
+        saved_s: Seconds of computing that the best split of only this layer would save.
         sent_bytes: Bytes that this split would send.
         break_even_bandwidth: Bandwidth in bit/s above which this split is faster; None if it never is.
-        wire_dtypes: Wire types (element types in which tensors are sent) with which this split is faster at the
-            platform's bandwidth.
+        wire_dtypes: Types for sending tensors, such as "float16", with which this split is faster at the platform's
+            bandwidth.
     """
 
     layer: str
@@ -62,8 +59,8 @@ class SplitReason:
     Attributes:
         strategy: The strategy that made the plan.
         break_even_bandwidth: Bandwidth in bit/s above which the plan is better; None if it never is.
-        wire_dtypes: Wire types (element types in which tensors are sent) with which the plan is better at the
-            platform's bandwidth.
+        wire_dtypes: Types for sending tensors, such as "float16", with which the plan is better at the platform's
+            bandwidth.
     """
 
     strategy: str
@@ -94,13 +91,10 @@ def break_even_text(bandwidth: float | None, wire_dtypes: Sequence[str]) -> str:
 
 
 def suggest_split(splits: Sequence[SplitReason]) -> str:
-    """Return the conditions under which the most promising of several splits is better than one device, as text.
+    """Return as text under which conditions the most promising split is better than one device.
 
     Args:
         splits: The conditions for each split; at least one.
-
-    Returns:
-        The text, which follows "a single device is best here".
     """
     best = min(splits, key=lambda split: (split.break_even_bandwidth or math.inf, not split.wire_dtypes))
     if best.break_even_bandwidth is None:
@@ -154,10 +148,7 @@ def _computing_devices(plan: Plan) -> set[str]:
 
 
 def _shared_plan(problem: Problem, plan: Plan) -> Plan:
-    """Return a plan that splits each layer over all computing devices.
-
-    A layer that cannot be split keeps the parts (pieces of the layer on devices) that it has in `plan`.
-    """
+    """Return a plan that splits each layer over all computing devices, if possible, or else as `plan` does."""
     parts = {
         layer.name: next(_possible_splits(problem, layer), plan.layers[layer.name]) for layer in problem.layers.layers
     }
@@ -165,7 +156,7 @@ def _shared_plan(problem: Problem, plan: Plan) -> Plan:
 
 
 def explain_layers(problem: Problem, plan: Plan) -> Iterator[LayerReason]:
-    """Yield the reason why a layer is not split, for each layer that one device computes, in layer order."""
+    """Yield, for each layer that one device computes, the reason why it is not split."""
     for layer in problem.layers.layers:
         devices = {part.device for part in plan.layers[layer.name]}
         if len(devices) == 1:
@@ -187,8 +178,8 @@ def _explain_layer(problem: Problem, layer: Layer, home: str) -> LayerReason:
     reasons = [_evaluate_split(problem, layer, home, operator, parts) for parts in fitting]
 
     def rank(reason: LayerReason) -> tuple[float, float]:
-        # The best split has the lowest break-even bandwidth (above which it is faster than one device). Of splits with
-        # the same bandwidth, the one that saves the most time is best.
+        # The best split needs the lowest bandwidth to be faster than one device. Among equal ones, it saves the most
+        # time.
         bandwidth = math.inf if reason.break_even_bandwidth is None else reason.break_even_bandwidth
         return bandwidth, -reason.saved_s
 
@@ -196,11 +187,7 @@ def _explain_layer(problem: Problem, layer: Layer, home: str) -> LayerReason:
 
 
 def _possible_splits(problem: Problem, layer: Layer) -> Iterator[tuple[Part, ...]]:
-    """Yield splits of a layer over all computing devices.
-
-    There is one split of the rows and one of the channels, as far as they are possible. If neither is possible, there
-    is one split for each other axis of the output that can be cut.
-    """
+    """Yield splits of a layer over all computing devices: by rows and by channels, or else by each other axis."""
     devices, layers = problem.platform.computing_devices, problem.layers
     names, rates = [device.name for device in devices], [device.rate for device in devices]
     labels: tuple[AxisLabel, ...] = ("height", "channel")
@@ -239,10 +226,14 @@ def _fits_memory(problem: Problem, layer: Layer, parts: tuple[Part, ...]) -> boo
 
 
 def _evaluate_split(problem: Problem, layer: Layer, home: str, operator: str, parts: tuple[Part, ...]) -> LayerReason:
-    """Return the reason not to split a layer into `parts`, with the saved seconds and the bytes that are sent.
+    """Return the reason not to split a layer into `parts`, with the saved seconds and the sent bytes.
 
-    Only this layer is split. Its inputs come from the device `home`, and its outputs are sent back to it. `operator` is
-    the layer's main operator.
+    Args:
+        problem: The problem with the platform and the cost model.
+        layer: The layer. All other layers stay on one device.
+        home: Name of the device that has the layer's inputs and needs its outputs.
+        operator: The layer's main operator.
+        parts: The parts of the split.
     """
     layers, platform, cost_model = problem.layers, problem.platform, problem.cost_model
     whole_s = cost_model.seconds(layers, layer, LayerShare(), platform.device(home))
@@ -293,11 +284,7 @@ def _explain_split(problem: Problem, result: StrategyResult) -> SplitReason:
 
 
 def _is_worthwhile_with_wire_dtype(problem: Problem, plan: Plan, dtype: str) -> bool:
-    """Return True if the plan is better than one device when all tensors are sent in the type `dtype`.
-
-    Better means that the objective (such as the latency) on one device is at least MIN_SPLIT_GAIN times that of the
-    plan.
-    """
+    """Return True if the plan is better than one device when all tensors are sent in the type `dtype`."""
     dtypes = ((ALL_TENSORS, dtype),)
     narrowed = replace(problem, layers=with_wire_dtypes(problem.layers, dtypes), target=None)
     return _is_worthwhile(narrowed, replace(plan, wire_format=WireFormat(dtypes)))
@@ -309,11 +296,7 @@ def _is_worthwhile(problem: Problem, plan: Plan) -> bool:
 
 
 def _break_even_bandwidth(problem: Problem, plan: Plan) -> float | None:
-    """Return the bandwidth in bit/s above which the plan is better than one device; None if there is none.
-
-    Better means that the objective (such as the latency) on one device is at least MIN_SPLIT_GAIN times that of the
-    plan. The bandwidth is accurate to 3 %.
-    """
+    """Return the bandwidth in bit/s above which the plan is better than one device; None if there is none."""
     network, hosts = problem.platform.network, problem.platform.hosts
 
     def pays(factor: float) -> bool:
@@ -326,6 +309,7 @@ def _break_even_bandwidth(problem: Problem, plan: Plan) -> float | None:
     if not pays(MAX_BANDWIDTH_FACTOR):
         return None
     low, high = 1.0, MAX_BANDWIDTH_FACTOR
+    # The bandwidth is searched with an accuracy of 3 %.
     while high > 1.03 * low:
         middle = math.sqrt(low * high)
         low, high = (low, middle) if pays(middle) else (middle, high)

@@ -1,6 +1,6 @@
 """Exploration: the Pareto front of plans that a strategy finds, and its files.
 
-Model ──prepare──► layers ──strategy──► ParetoFront ──write_front──► front.json, front.csv, front.svg, plans/000.json …
+Model ──strategy──► ParetoFront ──write_front──► front.json, front.csv, front.svg, plans/000.json …
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ def explore(
         progress: Function that is called with a message before each step.
         wire_dtype: Element type in which tensors are sent, for all layers ("float16") or by layer. Default: the
             tensors' own types.
-        target: The target whose runtime adds time to each message and to each call of a segment (ONNX submodel).
+        target: The target, whose runtime adds time to each message and each call of an ONNX submodel.
         state: Graph inputs and outputs that devices keep between frames: `past*=present*`, "auto" (inputs and outputs
             with common names) or "none".
-        executor: Executor, opened by `open_executor`, that evaluates plans in parallel. Default: this process
-            evaluates them.
+        executor: Executor, opened by `open_executor`, that evaluates plans in parallel. Default: this process evaluates
+            them.
         engine: The engine that computes on devices with CPU cores, such as "ncnn", or "auto" (the fastest one of each
             device). Default: the engines in the platform.
         precision: The precision of engines that can compute with it: "fp32", "fp16" or "bf16". Default: the precisions
@@ -99,11 +99,12 @@ def explore(
 
 
 def override_options(text: str, options: Mapping[str, str | tuple[str, ...]]) -> str:
-    """Return the text of a strategy in which `options` replace the options with the same names.
+    """Return the text of a strategy with other values of some options.
 
     ("genetic{seed=1}", {"seed": "2"}) ⇒ "genetic{seed=2}"
 
-    Raise UsageError if the strategy has no option of such a name.
+    Raises:
+        UsageError: The strategy has no option of such a name.
     """
     spec = parse_spec(text, "strategy")
     known = [option.name for option in options_of(registry().find("strategies", spec.name).value)]
@@ -119,10 +120,7 @@ def _with_model_digest(front: ParetoFront, digest: str) -> ParetoFront:
 
 
 def _drop_unknown_energy(front: ParetoFront) -> ParetoFront:
-    """Return the front without its energy objectives if the platform states no powers.
-
-    Without powers of devices, the energies of all plans are 0, so that they cannot be compared.
-    """
+    """Return the front without energy objectives if the platform states no powers, i.e. all energies are 0."""
 
     def is_known(name: str) -> bool:
         return FRONT_OBJECTIVES[name][0] != "J" or any(point.objectives[name] for point in front.points)
@@ -134,7 +132,7 @@ def _drop_unknown_energy(front: ParetoFront) -> ParetoFront:
 
 
 def write_front(front: ParetoFront, platform: Platform, output: Path) -> None:
-    """Write a Pareto front as JSON, CSV and SVG, and the plan of each point. The same front gives the same bytes.
+    """Write a Pareto front as JSON, CSV and SVG, and the plan of each point.
 
     Raises:
         DicompilerError: The directory exists and is not a front.
@@ -173,7 +171,7 @@ def front_document(front: ParetoFront, platform: Platform) -> dict[str, Any]:
 
 
 def _point_values(front: ParetoFront, index: int) -> dict[str, float]:
-    """Return the values of all objectives of the point number `index` of a front; numbers of bytes are integers."""
+    """Return the values of all objectives of point number `index` by name; bytes are integers."""
     objectives = front.points[index].objectives
     return {
         name: round(objectives[name]) if FRONT_OBJECTIVES[name][0] == "bytes" else objectives[name]
@@ -191,9 +189,7 @@ def _front_csv(front: ParetoFront) -> str:
 
 
 def draw_front(front: ParetoFront, platform: Platform) -> str:
-    """Return a Pareto front as SVG, with a chart of each objective against the first objective.
-
-    The same front gives the same bytes.
+    """Return a Pareto front as SVG, with a chart of each objective against the first one.
 
     Raises:
         DicompilerError: matplotlib is not installed.

@@ -24,18 +24,17 @@ from dicompiler.ir.program import Program
 from dicompiler.search.problem import Problem
 
 MAX_SIMULATED_FRAMES = 1000
-"""Maximum number of simulated frames. The times of a longer stream are predicted from these frames."""
+"""Maximum number of frames that are simulated to predict a stream."""
 MIN_DISCREPANCY_SHARE = 0.1
-"""A difference is reported only if it exceeds this share of the larger one of predicted and measured time."""
+"""A difference is reported only if it exceeds this fraction of the predicted and of the measured time."""
 MIN_FRAME_SHARE = 0.02
-"""A difference is reported only if it also exceeds this share of the time of a frame."""
+"""A difference is reported only if it also exceeds this fraction of the time of a frame."""
 
 
 SegmentSeconds = Mapping[str, tuple[float, ...]]
-"""Device ⇒ seconds of one call of each of its segments (ONNX submodels), without the runtime's cost of a call.
+"""Seconds of computing each segment (ONNX submodel) once, by device name.
 
-A plan can have replicas: copies on other devices, which compute frames in turn. The segments of the first replica come
-first, then those of the next one.
+The segments of the plan come first, then those of its replicas (copies on other devices).
 """
 
 
@@ -46,13 +45,12 @@ class DeviceTiming:
     Attributes:
         compute_s: Seconds in segments (ONNX submodels).
         send_s: Seconds of sending. Predicted: until messages have left their links. Measured: until the operating
-            system has accepted the messages.
+            system has accepted them.
         wait_s: Seconds in which the device waits for messages or for a frame.
-        segments_s: Seconds of one call of each segment. The segments of the first replica (a copy of the plan for some
-            of the frames) come first, then those of the next one. In measurements, the segments of failure plans (plans
-            for the remaining devices) follow at the end.
-        waits: Seconds of waiting for each other device, by name; the name is empty for waiting for a frame. Measured
-            values are those of the last frame.
+        segments_s: Seconds of one call of each segment: first of the plan, then of its replicas (copies on other
+            devices). Measurements end with the segments of failure plans.
+        waits: Seconds of waiting by the device that is waited for; "" for waiting for a frame. Measured values are of
+            the last frame.
     """
 
     compute_s: float
@@ -67,12 +65,11 @@ class RunTiming:
     """Predicted or measured times of a run.
 
     Attributes:
-        frame_s: Seconds of a frame. If several frames are in flight, it is the total time divided by the number of
-            frames.
-        devices: Times of each device.
-        input_output_s: Seconds of `frame_s` that are needed to bring the inputs to the first devices and the outputs to
-            the caller; 0 if they are not known, or if several frames are in flight.
-        is_stream: True if several frames are in flight.
+        frame_s: Seconds of a frame; of a stream, its seconds divided by the number of frames.
+        devices: Times of a device in one frame, by device name.
+        input_output_s: Seconds of `frame_s` to bring the inputs to the first devices and the outputs to the caller; 0
+            if they are not known, or for a stream.
+        is_stream: Whether several frames are in flight.
     """
 
     frame_s: float
@@ -82,7 +79,7 @@ class RunTiming:
 
     @property
     def frame_text(self) -> str:
-        """Text with the predicted time of a frame, and with its parts if one frame is in flight."""
+        """The predicted time of a frame as text, with its parts if one frame is in flight."""
         if self.is_stream:
             return f"{format_seconds(self.frame_s)}, with the start and the end of the stream"
         return str(FramePrediction(self.frame_s - self.input_output_s, self.input_output_s))
@@ -94,7 +91,7 @@ class ExpectedTiming:
 
     Attributes:
         cost_model: Name of the cost model.
-        program: The program of the artifact: the steps of each device, and the transfers between devices.
+        program: The steps of each device, and the transfers between devices.
         timing: The predicted times of a frame and of each device.
     """
 
@@ -116,8 +113,8 @@ class Discrepancy:
     Attributes:
         device: Name of the device.
         cause: "computing", "sending" or "waiting".
-        location: For "computing", the segment (ONNX submodel) with the largest difference. For "waiting", the device
-            that was waited for, with the largest difference. Otherwise empty.
+        location: Where the difference is largest: a segment (ONNX submodel) for "computing", the device that was waited
+            for for "waiting"; otherwise empty.
         predicted_s: Predicted seconds per frame.
         measured_s: Measured seconds per frame.
     """
@@ -153,9 +150,6 @@ def on_emulation_host(
 ) -> Problem:
     """Return the problem with the runtime costs (for messages, calls and copies) of a host that emulates all boards.
 
-    An emulated segment (ONNX submodel) is delayed until it has taken as long as on its board, including copies and
-    cold caches. These therefore keep the costs of the boards. All other costs are those of the host.
-
     Args:
         problem: The problem with the boards' own costs.
         costs: Costs of the runtime on the host if it runs a single device.
@@ -165,6 +159,8 @@ def on_emulation_host(
     """
     count = sum(bool(device.segments) for device in program.devices)
     host_costs = share_processors(costs.with_tls if secure else costs, count, host_processors)
+    # An emulated call is delayed until it has taken as long as on its board, with copies and cold caches. These costs
+    # are therefore the board's.
     runtime_costs = {
         name: replace(
             host_costs, per_copy=board.per_copy, per_copied_byte=board.per_copied_byte, cold_call=board.cold_call
@@ -177,14 +173,12 @@ def on_emulation_host(
 def share_processors(costs: RuntimeCosts, boards: int, host_processors: int = 0) -> RuntimeCosts:
     """Return the runtime costs of boards that share the processors of a host.
 
-    The runtime's processor times are multiplied by the number of boards per processor. Two times stay the same: the
-    time to wake a process, and the time to move inputs and outputs, because no board computes during this time.
-
     Args:
         costs: Costs of a single board on the host.
         boards: Number of boards.
         host_processors: Number of processors of the host. Default: those of this host.
     """
+    # Processes wake, and inputs and outputs are moved, while no board computes, so these two times stay the same.
     factor = max(1.0, boards / (host_processors or available_processors()))
     return replace(costs.scaled_by(factor), latency=costs.latency, per_io_byte=costs.per_io_byte)
 
@@ -197,12 +191,11 @@ def available_processors() -> int:
 def segment_seconds(workload: Workload) -> SegmentSeconds:
     """Return the predicted seconds in which each device computes each of its segments (ONNX submodels).
 
-    The overhead of calling a segment is not included. A plan can have replicas: copies on other devices, which compute
-    frames in turn. The segments of the first replica come first, then those of the next one.
+    The segments of the plan come first, then those of its replicas (copies on other devices).
     """
     return {
         device.device: tuple(
-            # The call's time is subtracted. Rounding errors can make the result slightly negative, so it is set to 0.
+            # `seconds` includes the call of the segment. Rounding errors can make the difference slightly negative.
             max(0.0, job.seconds - device.runtime.call)
             for replica in workload.replicas
             for job in replica.devices[i].jobs
@@ -212,11 +205,12 @@ def segment_seconds(workload: Workload) -> SegmentSeconds:
 
 
 def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[float]]) -> Workload:
-    """Return the workload (the work of all devices in a frame) with `seconds` as the times of its segments.
+    """Return the workload with other computing times of its segments (ONNX submodels).
 
-    A segment is an ONNX submodel. `seconds` has, by device name, the seconds of the device's segments without the
-    overhead of a call. The segments of the first replica (a copy of the plan for some of the frames) come first, then
-    those of the next one.
+    Args:
+        workload: The work of all devices in a frame.
+        seconds: Seconds of each segment by device name: first those of the plan, then those of its replicas (copies on
+            other devices).
     """
     remaining = {name: iter(values) for name, values in seconds.items()}
 
@@ -233,9 +227,13 @@ def with_segment_seconds(workload: Workload, seconds: Mapping[str, Sequence[floa
 def predict_timing(workload: Workload, platform: Platform, frames: int, in_flight: int) -> RunTiming:
     """Simulate a run, and return the predicted times of a frame and of each device.
 
-    With one frame in flight, one frame of each replica (a copy of the plan for some of the frames) is simulated. With
-    several frames in flight, a stream of at most MAX_SIMULATED_FRAMES frames is simulated.
+    Args:
+        workload: The work of all devices in a frame.
+        platform: The platform.
+        frames: Number of frames of the run.
+        in_flight: Number of frames in flight.
     """
+    # If one frame is in flight, one frame of each replica (copy of the plan on other devices) suffices.
     count = min(frames, MAX_SIMULATED_FRAMES) if in_flight > 1 else len(workload.replicas)
     result = simulate(workload, platform, count, in_flight, keep_spans=False)
     if in_flight > 1:
@@ -283,11 +281,13 @@ def measured_timing(log: Mapping[str, Any], program: Program) -> RunTiming:
 def typical_frame_s(frames_s: Sequence[float], replica_count: int) -> float:
     """Return the typical seconds of a frame in a run with one frame in flight; 0 without frames.
 
-    The first frame is excluded, because caches are still cold. The result is the median of the other frames. If the
-    plan has replicas (copies that compute frames in turn; `replica_count` is their number), the result is the mean of
-    the replicas' medians.
+    Args:
+        frames_s: Seconds of each frame.
+        replica_count: Number of replicas (copies of the plan that compute frames in turn). The result is the mean of
+            their medians.
     """
     by_replica = [list(frames_s[replica::replica_count]) for replica in range(replica_count)]
+    # Caches are still cold in the first frame.
     if len(frames_s) > replica_count:
         del by_replica[0][0]
     medians = [statistics.median(times) for times in by_replica if times]
@@ -295,10 +295,12 @@ def typical_frame_s(frames_s: Sequence[float], replica_count: int) -> float:
 
 
 def segment_calls(program: Program, device: int, frames: int) -> list[int]:
-    """Return how many times a device calls each of its segments (ONNX submodels) in a run of `frames` frames.
+    """Return how many times a device calls each of its segments (ONNX submodels) in a run without failures.
 
-    `device` is the index of the device. The segments of failure plans (for the remaining devices) come last. They have
-    0 calls, because the run is assumed to have no failures.
+    Args:
+        program: The program. Segments of its failure plans (for the remaining devices) are last, with 0 calls.
+        device: Index of the device.
+        frames: Number of frames of the run.
     """
     calls = _call_counts([len(role.devices[device].segments) for role in program.replica_roles], frames)
     return calls + [0] * (sum(len(role.devices[device].segments) for role in program.roles) - len(calls))
@@ -307,7 +309,9 @@ def segment_calls(program: Program, device: int, frames: int) -> list[int]:
 def _call_counts(segment_counts: Sequence[int], frames: int) -> list[int]:
     """Return the number of calls of each segment (ONNX submodel) in a run of `frames` frames.
 
-    The replicas (copies of the plan) compute frames in turn. `segment_counts` has each replica's number of segments.
+    Args:
+        segment_counts: Number of segments of each replica (copy of the plan that computes frames in turn).
+        frames: Number of frames of the run.
     """
     replica_count = len(segment_counts)
     return [
@@ -325,16 +329,13 @@ def _wait_seconds(timeline: list[Mapping[str, Any]], frame: int, program: Progra
 
 
 def find_discrepancies(predicted: RunTiming, measured: RunTiming) -> Iterator[Discrepancy]:
-    """Yield the differences between predicted and measured times that are large enough to be reported.
-
-    A sending time is a discrepancy only if it is longer than predicted. It may be shorter for a harmless reason: the
-    operating system may accept a message before it is sent.
-    """
+    """Yield the differences between predicted and measured times that are large enough to be reported."""
     min_s = MIN_FRAME_SHARE * max(predicted.frame_s, measured.frame_s)
     for name, ours in predicted.devices.items():
         theirs = measured.devices[name]
         for cause, predicted_s, measured_s, location in (
             ("computing", ours.compute_s, theirs.compute_s, _worst_segment(ours.segments_s, theirs.segments_s)),
+            # Sending may seem faster than predicted: the operating system accepts messages before they are sent.
             ("sending", ours.send_s, max(ours.send_s, theirs.send_s), ""),
             ("waiting", ours.wait_s, theirs.wait_s, _largest_difference(ours.waits, theirs.waits)),
         ):
@@ -356,14 +357,13 @@ def _largest_difference(predicted: Mapping[Any, float], measured: Mapping[Any, f
 def find_wrong_bytes(log: Mapping[str, Any], program: Program) -> list[tuple[str, str, int, int]]:
     """Return the pairs of devices between which a wrong number of bytes was sent.
 
-    The elements are (sender, receiver, predicted bytes, sent bytes).
+    Each entry is (sender, receiver, predicted bytes, sent bytes).
     """
     frames, replicas = len(log["frames_s"]), len(program.replica_roles)
     sent = {int(index): nbytes for entry in log["devices"] for index, nbytes in entry["sent_bytes"].items()}
     roles = [i for i, role in enumerate(program.replica_roles) for _ in role.transfers]
     counts: dict[tuple[str, str], list[int]] = {}
-    # `roles` has the replica of each transfer. The transfers of failure plans come last and have no entry, so zip()
-    # omits them.
+    # `roles` has the replica of each transfer. Transfers of failure plans are last and have none, so zip() omits them.
     for transfer, role in zip(program.all_transfers, roles, strict=False):
         count = counts.setdefault((transfer.sender, transfer.receiver), [0, 0])
         count[0] += transfer.value.nbytes * len(range(role, frames, replicas))

@@ -1,5 +1,1 @@
-"""The report: an artifact or a Pareto front as one self-contained HTML page.
-
-artifact directory (+ run log, comparison, front) ──report_data──► ReportData ──charts and tables──► Markup
-──page──► report.html
-"""
+"""The report: an artifact or a Pareto front as one self-contained HTML page."""

@@ -1,7 +1,5 @@
 """Layout of a layered graph: rows from top to bottom, branches side by side, gaps through which long edges pass.
 
-    widths of nodes, edges ⇒ GraphLayout
-
 The method is Sugiyama's:
 
 1. The row of a node is the length of the longest path to the node.
@@ -15,35 +13,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 BOX_GAP_PX, EDGE_GAP_WIDTH_PX = 16.0, 12.0
-"""Distance between two neighbouring boxes of a row, and width of an edge gap (through which a long edge passes)."""
+"""Distance between two boxes of a row, and width of a gap between boxes through which a long edge passes."""
 SWEEP_COUNT = 8
 EDGE_GAP_WEIGHT = 1e-6
-"""Weight of an edge gap (gap for a long edge) when positions are optimized.
-
-The box of a node has the weight 1. Boxes therefore move edge gaps, and edge gaps hardly move boxes.
-"""
+"""Weight of a gap for a long edge when positions are optimized. Boxes have weight 1, so gaps hardly move them."""
 
 RowItem = tuple[int, int]
-"""A thing in a row of the graph, as (node, row): the node's box in its own row, or a gap for its edges in a lower row.
-
-Such a gap between boxes, through which long edges pass, is called an edge gap.
-"""
+"""(node, row): the node's box if this is its row; otherwise an edge gap, a gap through which its long edges pass."""
 EdgePiece = tuple[float, int, float, int]
-"""A piece of an edge between adjacent rows: position and row of its upper end, then those of its lower end."""
+"""A piece of an edge between two adjacent rows: x and row of its upper end, x and row of its lower end."""
 
 
 @dataclass(frozen=True)
 class GraphLayout:
     """Positions of nodes and edges in pixels.
 
-    An edge that spans several rows passes through each row in between in an edge gap, which is a gap between boxes.
-
     Attributes:
         x: Horizontal centre of each node.
         row: Row of each node.
-        edge_gaps: Position and row (x, row) of each edge gap.
-        edge_pieces: For each piece of an edge (between two adjacent rows): position and row of both ends, the node at
-            which the edge begins, and the node at which the piece ends (-1 if it ends in an edge gap).
+        edge_gaps: (x, row) of each gap between boxes through which an edge over several rows passes.
+        edge_pieces: Pieces of edges between adjacent rows, each with the node at which the edge begins and the node at
+            which the piece ends (-1 for an edge gap).
         width: Width of the graph.
         rows: Number of rows.
     """
@@ -102,10 +92,12 @@ def _order_rows(
     above: Mapping[RowItem, Sequence[RowItem]],
     below: Mapping[RowItem, Sequence[RowItem]],
 ) -> None:
-    """Sort the items (nodes' boxes and gaps for edges) of each row by the mean position of their neighbours.
+    """Sort the items (boxes, and gaps for edges) of each row by the mean position of their neighbours.
 
-    `items` has the items of each row, from left to right. `above` and `below` have the neighbours of each item in the
-    adjacent rows. The rows are sorted several times, alternately by the neighbours above and below.
+    Args:
+        items: The items of each row.
+        above: The neighbours of each item in the row above.
+        below: The neighbours of each item in the row below.
     """
     at = {item: float(i) for row in items for i, item in enumerate(row)}
     for sweep in range(SWEEP_COUNT):
@@ -123,11 +115,14 @@ def _place_items(
     size: Mapping[RowItem, float],
     rows: Sequence[int],
 ) -> dict[RowItem, float]:
-    """Return the horizontal centre of every item (the box of a node, or a gap for a long edge).
+    """Return the horizontal centre of every item (a box, or a gap for an edge).
 
-    `items` has the items of each row, from left to right. `above` and `below` have the neighbours of each item in the
-    adjacent rows. Items are aligned alternately with the neighbours above and with those below. `size` is the width of
-    each item. `rows` has the row of each node: an item (node, row) in another row is an edge gap of the node's edges.
+    Args:
+        items: The items of each row, from left to right.
+        above: The neighbours of each item in the row above.
+        below: The neighbours of each item in the row below.
+        size: Width of each item.
+        rows: Row of each node.
     """
     x: dict[RowItem, float] = {}
     for row in items:
@@ -139,8 +134,7 @@ def _place_items(
         near = above if sweep % 2 == 0 else below
         for row in items if sweep % 2 == 0 else reversed(items):
             wanted = [_find_wanted_position(item, near.get(item, ()), x, rows) for item in row]
-            # An edge gap (a gap through which a long edge passes) has a small weight: if it is in the way of a box, the
-            # gap is moved and not the box.
+            # An item in another row than its node is a gap for an edge, which makes room for boxes.
             weights = [EDGE_GAP_WEIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
             x.update(zip(row, _separate_items(wanted, weights, [size[item] for item in row]), strict=True))
     return x
@@ -149,11 +143,15 @@ def _place_items(
 def _find_wanted_position(
     item: RowItem, near: Sequence[RowItem], x: Mapping[RowItem, float], rows: Sequence[int]
 ) -> float:
-    """Return the mean position of the neighbours with which an item (a node's box, or an edge gap) should be aligned.
+    """Return the mean position of the neighbours with which an item should be aligned.
 
-    An edge gap is a gap for a long edge. `near` are all neighbours of the item. A box is aligned with those neighbours
-    that are boxes, and an edge gap with those that belong to the same edge. An item that has no such neighbours is
-    aligned with all of its neighbours.
+    Boxes are aligned with boxes, and gaps for an edge with gaps and boxes of the same edge, if there are any.
+
+    Args:
+        item: The item.
+        near: All neighbours of the item.
+        x: Position of each item.
+        rows: Row of each node.
     """
     is_edge_gap = rows[item[0]] != item[1]
     preferred = [
@@ -165,17 +163,19 @@ def _find_wanted_position(
 
 
 def _separate_items(wanted: Sequence[float], weights: Sequence[float], sizes: Sequence[float]) -> list[float]:
-    """Return the positions nearest to `wanted` that keep the order of the items and do not overlap.
+    """Return the positions nearest to `wanted` at which the items keep their order and do not overlap.
 
-    The weighted sum of squared distances is minimized by the pool-adjacent-violators algorithm. `sizes` are the widths
-    of the items.
+    Args:
+        wanted: Wanted centre of each item.
+        weights: Weight of each item's squared distance from it.
+        sizes: Width of each item.
     """
     offsets, left = [], 0.0
     for size in sizes:
         offsets.append(left + size / 2)
         left += size + BOX_GAP_PX
-    # A block is a group of items that touch each other. The list has (mean position, total weight, number of items) of
-    # each block.
+    # Pool-adjacent-violators algorithm. A block is a group of items that touch each other, as (mean position, total
+    # weight, number of items).
     blocks: list[tuple[float, float, int]] = []
     for target, weight, offset in zip(wanted, weights, offsets, strict=True):
         mean, total, count = target - offset, weight, 1

@@ -23,8 +23,8 @@ def element(name: str, /, *children: Any, **attributes: Any) -> Markup:
     Args:
         name: The tag.
         *children: Markup, text, numbers, or iterables of them.
-        **attributes: Attributes; the value None omits one. In names, a trailing underscore is removed (`class_`) and
-            other underscores become hyphens. Floats are written with at most two decimals.
+        **attributes: Attributes; None omits one. A trailing underscore of a name is removed (`class_`), and other
+            underscores become hyphens.
     """
     head = "".join(
         f" {key.rstrip('_').replace('_', '-')}={quoteattr(_format_value(value))}"
@@ -50,7 +50,7 @@ def join_markup(children: Iterable[Any]) -> Markup:
 
 
 def svg(title: str, description: str, width: float, height: float, /, *children: Any, **attributes: Any) -> Markup:
-    """Return an inline SVG of a given size in pixels. Screen readers read its title and description."""
+    """Return an inline SVG with a size in pixels, and a title and description for screen readers."""
     head = element("title", title), element("desc", description)
     box = f"0 0 {_format_value(width)} {_format_value(height)}"
     attributes = {"viewBox": box, "role": "img", "aria_label": f"{title}. {description}", **attributes}
@@ -71,7 +71,6 @@ def html_table(headers: Iterable[Any], rows: Iterable[Iterable[Any]], caption: s
 
 
 def is_cell(cell: Any) -> bool:
-    """Return True if the markup is already a table cell."""
     return isinstance(cell, Markup) and cell.startswith("<td")
 
 
@@ -84,5 +83,5 @@ def _format_value(value: Any) -> str:
 
 
 def replace_unprintable(text: str) -> str:
-    """Replace control characters, which XML cannot contain but names in models may."""
+    """Replace control characters, which names in models may contain, but XML must not."""
     return "".join(c if c in "\n\t" or (c.isprintable() or c == " ") else "�" for c in text)

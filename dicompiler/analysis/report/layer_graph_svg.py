@@ -1,9 +1,6 @@
 """SVG of the layer graph: boxes for layers, with bars that show how devices share the work, and edges between boxes.
 
-    ReportData ⇒ Markup
-
-The graph is cut into bands of rows. Bands are placed next to each other if there is room, else one below the other. A
-page break never splits a band.
+The graph is cut into bands, i.e. groups of rows, so that page breaks do not split boxes.
 """
 
 from __future__ import annotations
@@ -25,9 +22,9 @@ BOX_WIDTH_PX, BOX_HEIGHT_PX, ROW_HEIGHT_PX = 136.0, 32.0, 48.0
 """Width and height of the box of a layer, and vertical distance from one row of boxes to the next."""
 BAR_HEIGHT_PX = 13.0
 ROWS_PER_BAND = 3
-"""Number of rows of a band (a group of rows). A page break never splits a band."""
+"""Number of rows of a band, which a page break never splits."""
 MAX_UNBROKEN_ROWS = 14
-"""A layer graph with at most this many rows is drawn as one band (a group of rows)."""
+"""A layer graph with at most this number of rows is not cut into bands."""
 MAX_LABEL_LETTERS = 22
 """Maximum number of letters of a layer's name in its box."""
 MARGIN_PX = 8.0
@@ -62,10 +59,15 @@ def draw_layer_graph(data: ReportData) -> Markup:
 def _draw_band(
     layout: GraphLayout, boxes: Sequence[Markup], moving: set[tuple[int, int]], start: int, stop: int, width: float
 ) -> Markup:
-    """Return a band (a group of rows) of the layer graph: the rows from `start` to `stop` - 1.
+    """Return a band of the layer graph: its rows `start` to `stop` - 1, and the edges that end in them.
 
-    The band includes the edges that end in these rows. `boxes` has the drawn box of each node. `moving` has the edges
-    of tensors that are sent between devices, as (index of the first node, index of the second node).
+    Args:
+        layout: Positions of nodes and edges.
+        boxes: The drawn box of each node.
+        moving: Edges of tensors that are sent between devices, as pairs of nodes.
+        start: The first row.
+        stop: The row after the last one.
+        width: Width in pixels.
     """
     top = start * ROW_HEIGHT_PX - (ROW_HEIGHT_PX - BOX_HEIGHT_PX)
     lines: list[Markup] = []
@@ -110,10 +112,8 @@ def _draw_edge(x0: float, y0: float, x1: float, y1: float, moves: bool) -> Marku
 
 
 def shorten(name: str, letters: int = MAX_LABEL_LETTERS) -> str:
-    """Return a name with at most `letters` characters.
-
-    The start of a longer name is omitted, because names of layers differ mostly at the end.
-    """
+    """Return a name with at most `letters` characters, without its start if it is longer."""
+    # Names of layers differ mostly at the end.
     return name if len(name) <= letters else "…" + name[1 - letters :]
 
 
@@ -176,7 +176,6 @@ def colour_class(number: int) -> str:
 
 
 def device_chip(number: int) -> Markup:
-    """Return a device's number on a background in its colour."""
     return element("b", number + 1, class_=f"chip {colour_class(number)}")
 
 
@@ -186,10 +185,7 @@ def device_label(data: ReportData, name: str) -> Markup:
 
 
 def _work_by_device(data: ReportData, layer: Layer) -> dict[str, float]:
-    """Return the work of each device on a layer, in the order of the devices.
-
-    The work is the number of FLOPs, or the number of output elements if the layer has no FLOPs.
-    """
+    """Return each device's work on a layer, in FLOPs or, if the layer has none, in output elements."""
     tasks = data.tasks[layer.name]
     by_flops = [float(task_flops(data.routing, task)) for task in tasks]
     sizes = by_flops if sum(by_flops) else [float(_output_elements(task)) for task in tasks]
@@ -204,7 +200,7 @@ def _output_elements(task: Task) -> int:
 
 
 def _describe_layer(data: ReportData, layer: Layer) -> str:
-    """Return a text with the layer's operators and shape, and with the region, time and bytes of each device's part."""
+    """Return a text with the layer's operators and shape, and the region, time and bytes of each device's part."""
     tensor = data.routing.layers.tensors[layer.output]
     shape = "unknown" if tensor.shape is None else "×".join(map(str, tensor.shape)) or "a number"
     tasks = data.tasks[layer.name]

@@ -1,10 +1,4 @@
-"""Charts of memory: use and limit of each device, and the use over the steps of a frame.
-
-    ReportData ⇒ Markup
-
-The second chart shows only buffers and activations, on its own scale. It omits weights and the memory that the target
-adds, because both are constant during a frame.
-"""
+"""Charts of memory: use and limit of each device, and the use over the steps of a frame."""
 
 from __future__ import annotations
 
@@ -16,14 +10,11 @@ from dicompiler.cost.memory import MemoryTimeline
 
 CHART_WIDTH_PX, CHART_HEIGHT_PX, CHART_MARGIN_PX, CHART_TOP_PX = 300.0, 96.0, 4.0, 16.0
 MAX_LIMIT_RATIO = 3.0
-"""Largest ratio of a device's memory limit to its memory use at which a chart shows the limit to scale.
-
-A higher limit is drawn at the edge of a chart, or omitted.
-"""
+"""If the limit exceeds the used memory by more than this factor, it is drawn at the edge of a chart, or omitted."""
 
 
 def draw_memory(data: ReportData) -> Markup:
-    """Return the memory charts of all devices, with one card (a framed section) per device."""
+    """Return the memory charts of all devices, in one framed section per device."""
     return element("div", [_draw_card(data, name) for name in data.devices], class_="cards")
 
 
@@ -48,9 +39,14 @@ def _draw_card(data: ReportData, name: str) -> Markup:
 
 
 def _draw_peak(name: str, timeline: MemoryTimeline, added: int, limit: int, number: int) -> Markup:
-    """Return a bar of the peak memory of a device, with a mark at the device's limit.
+    """Return a bar of a device's peak memory, with a mark at its limit.
 
-    `added` are the bytes that the target adds. `number` is the number of the device, which determines the colour.
+    Args:
+        name: Name of the device.
+        timeline: Memory of the device over a frame.
+        added: Bytes that the target adds.
+        limit: Bytes that the device may use.
+        number: Index of the device, which determines the colour.
     """
     live = timeline.peak_bytes - timeline.weights
     colour = colour_class(number)
@@ -94,8 +90,11 @@ def _draw_peak(name: str, timeline: MemoryTimeline, added: int, limit: int, numb
 def _draw_timeline(name: str, timeline: MemoryTimeline, available: int, number: int) -> Markup:
     """Return a chart of a device's buffers and activations over the steps of a frame.
 
-    `available` is the limit for both in bytes: the memory that weights and the target leave. A line shows the limit if
-    the use comes close to it.
+    Args:
+        name: Name of the device.
+        timeline: Memory of the device over a frame.
+        available: Limit for both in bytes. A line shows it if it is not far above the use.
+        number: Index of the device, which determines the colour.
     """
     live_bytes = [a + b for a, b in zip(timeline.buffers, timeline.activations, strict=True)]
     peak = max(live_bytes)

@@ -1,7 +1,4 @@
-"""The HTML page of a report, with embedded style and script.
-
-ReportData (or only a Pareto front) ⇒ HTML document; equal inputs give equal bytes
-"""
+"""The HTML page of a report, with embedded style and script."""
 
 from __future__ import annotations
 
@@ -27,13 +24,12 @@ from dicompiler.driver.compile_result import describe_engines, find_bottleneck
 from dicompiler.ir.frame_prediction import HOST_COSTS_NOTE
 
 GENERIC_GRAPH_NAMES = ("", "main", "main_graph", "graph", "torch_jit", "torch_jit_export", "tf2onnx")
-# The page shows names from the model. Even if a name contained markup that is not escaped, this policy would keep the
-# browser from loading anything.
+# The page shows names from the model. If one of them contained markup that is not escaped, this policy would prevent
+# the browser from loading anything.
 CONTENT_SECURITY_POLICY = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data:"
 
 
 def render_report(data: ReportData) -> str:
-    """Return the report of an artifact as one HTML page."""
     sections = [
         _render_summary(data),
         _section("devices", "Devices", _render_devices(data)),
@@ -60,7 +56,12 @@ def render_report(data: ReportData) -> str:
 
 
 def render_front(name: str, document: Mapping[str, Any]) -> str:
-    """Return the page of a Pareto front without an artifact. `document` has the content of front.json."""
+    """Return the page of a Pareto front without an artifact.
+
+    Args:
+        name: Title of the page.
+        document: Content of front.json.
+    """
     head = element("header", element("h1", name), element("p", f"explored on {document['platform']}"))
     return _render_page(
         name, [head, _section("front", "Pareto front", _front_note(document), render_front_points(document))]
@@ -103,11 +104,9 @@ def _render_summary(data: ReportData) -> Markup:
 
 
 def _title(data: ReportData) -> str:
-    """Return the title of the report: the network and the platform.
-
-    If the name of the graph is one that exporters give to every graph, the name of the artifact's directory is used.
-    """
+    """Return the title of the report: the network and the platform."""
     name = replace_unprintable(data.compilation.model.proto.graph.name)
+    # Exporters give generic names to graphs, so the name of the artifact's directory is used instead.
     network = data.name if name.lower().replace("-", "_") in GENERIC_GRAPH_NAMES else name
     return f"{network} on {data.platform.name}"
 
@@ -189,7 +188,7 @@ def _render_tiles(data: ReportData) -> list[Markup]:
         ),
         _comparison_tile("sent per frame", format_bytes(plan.total_bytes), format_bytes(single.total_bytes), 0, 0),
     ]
-    if plan.energy_j:  # If the platform states no powers, the energy is 0, and its tile (box in the page) is omitted.
+    if plan.energy_j:  # The energy is 0 if the platform states no powers.
         joules = format_joules(plan.energy_j), format_joules(single.energy_j)
         tiles.insert(2, _comparison_tile("energy per frame", *joules, single.energy_j, plan.energy_j))
     frame_times = () if data.run_log is None else data.run_log["frames_s"]
@@ -200,10 +199,14 @@ def _render_tiles(data: ReportData) -> list[Markup]:
 
 
 def _comparison_tile(quantity: str, value: str, single_value: str, worse: float, better: float) -> Markup:
-    """Return a tile with a metric of the plan and of one device.
+    """Return a tile (framed number) with a metric of the plan and of one device, and their ratio.
 
-    The tile states the ratio `worse` / `better` as the improvement by the plan. If smaller values are better, `worse`
-    is the value on one device and `better` that of the plan. If larger values are better, `worse` is the plan's value.
+    Args:
+        quantity: Name of the metric.
+        value: The plan's value as text.
+        single_value: The value on one device as text.
+        worse: Numerator of the ratio: the value on one device, or the plan's value if larger values are better.
+        better: Denominator of the ratio: the other value.
     """
     ratio = worse / better if better else 0.0
     change = f" ({ratio:.2f}× better)" if ratio > 1.005 else f" ({1 / ratio:.2f}× worse)" if 0 < ratio < 0.995 else ""
@@ -225,7 +228,6 @@ def _render_devices(data: ReportData) -> Markup:
 
 
 def _render_device_key(data: ReportData) -> Markup:
-    """Return the legend of device numbers and colours."""
     chips = [element("li", device_chip(i), " ", replace_unprintable(name)) for i, name in enumerate(data.devices)]
     return element(
         "ul", chips, element("li", element("i", class_="moving"), " data comes from other devices"), class_="key"
@@ -267,11 +269,7 @@ def _render_timelines(data: ReportData) -> list[Markup]:
 
 
 def _render_events(events: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return a table of a run's events.
-
-    Events are, for example, failures of devices, takeovers (the other devices go on with another plan), and swaps of
-    the artifact by another one.
-    """
+    """Return a table of a run's events, such as failures of devices."""
     rows = [
         (
             format_seconds(event["at_s"]),

@@ -1,7 +1,5 @@
 """Data of a report: the compilation of an artifact, its simulation and memory, and optional files.
 
-    artifact directory (+ run log, comparison, front) ⇒ ReportData
-
 No program is run. Data that the artifact does not contain is computed again.
 """
 
@@ -40,14 +38,14 @@ class ReportData:
         compilation: State of the compilation that wrote the artifact.
         platform: The platform of the artifact.
         program: The program of each device.
-        routing: The tasks (computations of parts) of the plan, and the boxes (regions of tensors) that they exchange.
+        routing: The tasks (computations of parts of layers), and the regions of tensors that they exchange.
         metrics: Predicted metrics of the plan.
         single: Predicted metrics of the best single device.
         target: The target that wrote the artifact.
         problem: The problem that the strategy solved.
         simulation: Simulation of one frame.
-        memory_timelines: Memory of each device over the steps of a frame.
-        target_memory: Bytes that the target adds on each device.
+        memory_timelines: Memory over the steps of a frame, by device name.
+        target_memory: Bytes that the target adds, by device name.
         lower_bound: Value of the objective that no plan can beat; None if unknown.
         run_log: Log of a run (schema `run`).
         comparison: Output of `dicompiler compare --json`.
@@ -73,7 +71,7 @@ class ReportData:
 
     @property
     def is_emulated(self) -> bool:
-        """True if the logged run was emulated. The simulation then uses the message costs of the emulating host."""
+        """Whether the logged run was emulated, so that the simulation uses the message costs of the emulating host."""
         return self.run_log is not None and self.run_log["location"] == "emulated"
 
     @cached_property
@@ -92,10 +90,9 @@ class ReportData:
 
     @cached_property
     def tasks(self) -> Mapping[str, Sequence[Task]]:
-        """The tasks of each layer: for each part of the layer, its computation on one device.
+        """The tasks (computations of a part on a device) of each layer, by layer name.
 
-        They are the tasks of the main plan, or of the first replica if the plan has replicas (copies on other devices).
-        Failure plans are not included.
+        If the plan has replicas (copies on other devices), these are the tasks of the first one.
         """
         by_layer: dict[str, list[Task]] = {layer.name: [] for layer in self.routing.layers.layers}
         for task in self.routing.tasks:
@@ -104,16 +101,13 @@ class ReportData:
 
     @cached_property
     def received_bytes(self) -> Mapping[tuple[TaskId, str], int]:
-        """Bytes of a tensor that other devices send to a task (the computation of a part), by (task, tensor).
-
-        A device receives a box (a region of a tensor) only once. If several of its tasks read the box, the bytes are
-        counted for the first of these tasks.
-        """
+        """Bytes of a tensor that other devices send to a task (the computation of a part), by (task, tensor)."""
         sizes: dict[tuple[TaskId, str], int] = {}
         seen = set()
         for task in self.routing.tasks:
             for key, tree in self.routing.reads.get(task_id(task), {}).items():
                 for leaf in assembly_leaves(tree):
+                    # A device receives a box (region of a tensor) once, even if several of its tasks read it.
                     if leaf.box.origin is not None and leaf.box not in seen:
                         seen.add(leaf.box)
                         place = task_id(task), key.tensor
@@ -135,7 +129,7 @@ class ReportData:
 
     @cached_property
     def segment_layers(self) -> Mapping[str, str]:
-        """For each segment (submodel), by name, a text with the layers that it computes, whole or in part."""
+        """Text with the layers that a segment (submodel) computes, whole or in part, by segment name."""
         texts = {}
         for device in self.program.devices:
             for segment in device.segments:
@@ -160,9 +154,6 @@ def load_report_data(
         run_log: File with the log of a run.
         comparison: Output of `dicompiler compare --json`, as a file or as its content.
         front: A front.json, or its directory.
-
-    Returns:
-        The data of the report.
 
     Raises:
         DicompilerError: A file is missing or invalid, or belongs to another network or artifact.
@@ -211,12 +202,12 @@ def load_report_data(
 
 
 def _memory_timelines(program: Program) -> dict[str, MemoryTimeline]:
-    """Return the memory of each device over the steps of a frame that no failure affects.
+    """Return the memory of each device over the steps of a frame without failures, by device name.
 
-    If the plan has replicas (copies on other devices), the frame is one of the first replica. The constants (weights)
-    are those of all replicas and failure plans (plans for the remaining devices), because devices store all of them.
+    If the plan has replicas (copies on other devices), the frame is one of the first replica.
     """
     timelines, *others = (memory_timeline(role) for role in program.roles)
+    # Devices store the weights of all replicas and failure plans.
     for role_timelines in others:
         timelines = {
             name: replace(timeline, constants={**timeline.constants, **role_timelines[name].constants})
@@ -228,8 +219,10 @@ def _memory_timelines(program: Program) -> dict[str, MemoryTimeline]:
 def load_comparison(path: Path, model_digest: str, platform: str) -> dict[str, Any]:
     """Return the comparison of a model on a platform from the output of `dicompiler compare --json`.
 
-    If the file has a list of comparisons, the one of this model and platform is returned. If it has only one
-    comparison, this is returned even if it was made for another platform.
+    Args:
+        path: The file.
+        model_digest: Digest of the model.
+        platform: Name of the platform. If the file has a single comparison, its platform may differ.
     """
     document = load_json(path)
     if not isinstance(document, list):
@@ -247,9 +240,11 @@ def load_comparison(path: Path, model_digest: str, platform: str) -> dict[str, A
 
 
 def load_front(path: Path, model_digest: str = "") -> dict[str, Any]:
-    """Load and check a front.json, given as a file or as its directory.
+    """Load and check a front.json.
 
-    If `model_digest` is not empty, it must be the model digest in the file.
+    Args:
+        path: The file, or its directory.
+        model_digest: The expected digest of the model; empty for any.
     """
     file = path / FRONT if path.is_dir() else path
     return _check_document(load_json(file), file, "front", model_digest, "explore")

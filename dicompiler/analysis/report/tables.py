@@ -1,7 +1,4 @@
-"""Tables of a report: bytes between devices, plans after failures, and strategies; also charts of a Pareto front.
-
-ReportData, comparison or front ⇒ Markup
-"""
+"""Tables of a report: bytes between devices, plans after failures, and strategies; also charts of a Pareto front."""
 
 from __future__ import annotations
 
@@ -21,14 +18,11 @@ FRONT_SIZE_PX, FRONT_LEFT_PX, FRONT_BOTTOM_PX = 250.0, 62.0, 38.0
 MAX_LISTED_PLANS = 40
 """Maximum number of points of a Pareto front that are listed."""
 MAX_UNFOLDED_PLANS = 12
-"""The list of the points of a Pareto front is unfolded if it has at most this many points."""
+"""If a Pareto front has more points, their list is folded."""
 
 
 def link_table(data: ReportData) -> Markup:
-    """Return a table of the bytes that devices send in a frame, with senders as rows and receivers as columns.
-
-    Cells with more bytes are darker.
-    """
+    """Return a table of the bytes that devices send in a frame, with senders as rows and receivers as columns."""
     count = len(data.program.replica_roles)
     sent: dict[tuple[str, str], int] = {}
     for transfer in (transfer for role in data.program.replica_roles for transfer in role.transfers):
@@ -70,9 +64,10 @@ def failure_table(data: ReportData) -> Markup:
 def explanation_tables(document: Mapping[str, Any]) -> Markup:
     """Return tables that explain why the best plan does not split more layers.
 
-    `document` is the explanation in the output of `dicompiler compare --json`. One table has the plans on several
-    devices that are slower than one device, and the conditions under which they are faster. The other table has the
-    layers that are not split, each with the reason and the conditions under which a split is faster.
+    One table has the plans that are slower than one device, the other one the layers that are not split.
+
+    Args:
+        document: The explanation in the output of `dicompiler compare --json`.
     """
     splits = [
         (replace_unprintable(entry["strategy"]), break_even_text(entry["break_even_bandwidth"], entry["wire_dtypes"]))
@@ -136,9 +131,11 @@ def comparison_table(document: Mapping[str, Any]) -> Markup:
 
 
 def render_front_points(document: Mapping[str, Any], data: ReportData | None = None) -> Markup:
-    """Return charts of each objective of a Pareto front against its first objective.
+    """Return charts and a list of the points (plans) of a Pareto front.
 
-    `document` has the content of front.json. If `data` is given, the plan of its artifact is marked.
+    Args:
+        document: Content of front.json.
+        data: Data of an artifact, of which the plan is marked.
     """
     units: Mapping[str, str] = document["objectives"]
     first, *others = units
@@ -167,10 +164,13 @@ def render_front_points(document: Mapping[str, Any], data: ReportData | None = N
 
 
 def _draw_scatter(document: Mapping[str, Any], x: str, y: str, plan: Mapping[str, float] | None) -> Markup:
-    """Return a chart of objective `y` against objective `x` for all points of a Pareto front.
+    """Return a chart of objective `y` against objective `x` for all points (plans) of a Pareto front.
 
-    Each point is a plan. Points near the lower left corner are best. `plan` has the values of the objectives of a plan
-    that is marked in the chart.
+    Args:
+        document: Content of front.json.
+        x: Name of an objective.
+        y: Name of an objective.
+        plan: Values by objective of a plan that is marked in the chart.
     """
     units, points = document["objectives"], document["points"]
     all_points = [*points, plan] if plan is not None else points

@@ -1,9 +1,7 @@
 """Timeline of a frame: computing, sending and waiting of each device, as simulated and as measured.
 
-    ReportData ⇒ bars ⇒ Markup; both timelines use the same time axis
-
-Each device has one row for the simulation and, if there is a run log, one for the measurement. The upper half of a row
-shows computing and waiting, the lower half sending in the colour of the receiver.
+Each device has a row for each of the two. The upper half of a row shows computing and waiting, the lower half sending
+in the colour of the receiver.
 """
 
 from __future__ import annotations
@@ -28,13 +26,13 @@ class TimelineBar:
     """One activity of a device, drawn as a bar.
 
     Attributes:
-        kind: "run" (computes a segment, which is a submodel), "handle" (handles a message), "send" or "wait".
+        kind: "run" (computes a submodel), "handle" (handles a message), "send" or "wait".
         device: Name of the device.
         start: Start in seconds.
         end: End in seconds.
         text: Description of the activity.
         peer: The device at the other end of a message; "" if there is none.
-        is_current_frame: True if the activity belongs to the shown frame, False if to another in-flight frame.
+        is_current_frame: Whether the activity belongs to the shown frame, and not to another in-flight frame.
     """
 
     kind: Literal["run", "handle", "send", "wait"]
@@ -102,12 +100,12 @@ def draw_timeline(data: ReportData, bars_by_row_name: Mapping[str, Sequence[Time
 
     Args:
         data: The report's data.
-        bars_by_row_name: Activities of all devices by the name of the row in which they are drawn, such as "predicted".
-            Each device has one row for each name.
+        bars_by_row_name: Activities of all devices by the name of a row, such as "predicted". Each device has a row for
+            each name.
         name: Title of the chart.
     """
     end = max((bar.end for bars in bars_by_row_name.values() for bar in bars), default=0.0) or 1.0
-    scale = 1e6 / end  # Factor from seconds to SVG units: the chart is always a million units wide.
+    scale = 1e6 / end  # SVG units per second: the chart is always a million units wide.
     height = ROW_HEIGHT_PX * len(data.devices) * len(bars_by_row_name)
     drawn: list[Markup] = []
     labels: list[Markup] = []
@@ -168,7 +166,6 @@ def _draw_bar(data: ReportData, bar: TimelineBar, row: int, scale: float) -> Mar
 
 
 def _tick_label(x: int, text: str) -> Markup:
-    """Return the label of a tick of the time axis. The last label is to the left of its tick, so that it fits."""
     return element("span", text, style=f"left:{x / 1e4:.2f}%", class_="last" if x > 920_000 else None)
 
 

@@ -32,10 +32,10 @@ def write_report(
     Args:
         directory: The artifact, or a directory of `dicompiler explore`. The other arguments are for artifacts only.
         output: File to write the page to.
-        run_log: Show the measured times of this log (`dicompiler run --log`).
-        comparison: Show this comparison: a file, or the result of `Comparison.document`.
-        strategies: Compare these strategies now, as `compare` does.
-        front: Show this front: a front.json, or its directory.
+        run_log: Log of a run (`dicompiler run --log`), of which the measured times are shown.
+        comparison: Comparison to show: a file, or the result of `Comparison.document`.
+        strategies: Strategies to compare now, as `compare` does.
+        front: Pareto front to show: a front.json, or its directory.
         cost: The cost model. Default: the one that the artifact was compiled with.
         progress: Function that is called with the name of each strategy before its search.
 
