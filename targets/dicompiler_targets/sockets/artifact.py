@@ -1,8 +1,8 @@
-"""An artifact of the target `sockets` in memory, and the conversion between arrays and the payloads of messages.
+"""Loading an artifact of the target `sockets`, and converting between arrays and the bytes of messages.
 
     directory of an artifact, written by `emit` ⇒ `SocketsArtifact`: manifests, and descriptions of inputs and outputs
 
-A session begins by loading the artifact. The module imports numpy, but neither onnx nor onnxruntime.
+The module imports neither onnx nor onnxruntime, so that sessions start fast.
 """
 
 from __future__ import annotations
@@ -44,25 +44,25 @@ from dicompiler_targets.sockets.runtime.value_codec import (
 Manifest = Mapping[str, Any]
 MANIFEST = "manifest.json"
 RUNTIME_PACKAGES = {"numpy": (1, 26), "onnxruntime": (1, 21)}
-"""The oldest versions of the packages with which the runtime on a device works, by name."""
+"""The oldest supported versions of the packages that the runtime on a device needs, by package name."""
 
 _NUMPY_TYPE_NAMES = {
     "FLOAT": "float32", "DOUBLE": "float64", "BFLOAT16": "bfloat16", "FLOAT8E4M3FN": "float8_e4m3fn",
     "FLOAT8E4M3FNUZ": "float8_e4m3fnuz", "FLOAT8E5M2": "float8_e5m2", "FLOAT8E5M2FNUZ": "float8_e5m2fnuz",
 }  # fmt: skip
-"""numpy's type names by ONNX type name, for types whose names differ by more than lower case."""
+"""numpy's name of each ONNX type whose two names differ by more than lower case."""
 
 
 @dataclass(frozen=True)
 class RoleIO:
-    """The inputs, outputs and states of each device in the frames of one role (plan).
+    """The tensors that the session exchanges with each device in frames that use the same plan.
 
-    A role is the normal plan, a replica of it, or a failure plan. The descriptions are entries of the manifests.
+    All descriptions of tensors are entries of the devices' manifests.
 
     Attributes:
-        inputs: For each device, descriptions of the inputs that the session sends to the device.
-        outputs: For each device, descriptions of the outputs that the device sends, by index of the output.
-        states: For each device, descriptions of the pieces of states (tensors for the next frame) that it keeps.
+        inputs: By device, the descriptions of the inputs that the session sends to it.
+        outputs: By device, the descriptions of the outputs that it sends to the session, by index of the output.
+        states: By device, the descriptions of its pieces of states (tensors that are kept for the next frame).
         active_devices: The devices that take part in these frames.
     """
 
@@ -78,13 +78,13 @@ class SocketsArtifact:
 
     Attributes:
         directory: The artifact's directory.
-        digest: The artifact's digest, which identifies its whole content.
+        digest: Digest of the artifact's whole content.
         manifests: The manifest of each device, in device order.
         inputs: Descriptions of the network's inputs, as in artifact.json.
         outputs: Descriptions of the network's outputs, as in artifact.json.
         files: Size and digest of each file, as in artifact.json.
         states: Descriptions of the states (outputs that become inputs of the next frame), as in artifact.json.
-        table_indices: For each input that selects rows of lookup tables (embeddings), descriptions of the tables.
+        table_indices: By name of an input that selects rows of lookup tables (embeddings), descriptions of the tables.
     """
 
     directory: Path
@@ -98,11 +98,9 @@ class SocketsArtifact:
 
     @classmethod
     def load(cls, directory: Path) -> SocketsArtifact:
-        """Load an artifact and check its JSON files.
+        """Load an artifact and check its JSON files; raise DicompilerError if they are damaged or inconsistent.
 
-        Raise DicompilerError if the files are damaged or inconsistent. The copies of the runtime in the artifact must
-        be identical to the installed runtime, because devices on this host run the installed one. The devices
-        themselves check their other files.
+        The artifact's copies of the runtime must be identical to the installed runtime. Devices check all other files.
         """
         document = load_artifact(directory)
         try:
@@ -133,12 +131,11 @@ class SocketsArtifact:
         return tuple(manifest["device"] for manifest in self.manifests)
 
     def device_files(self, device: str) -> list[str]:
-        """Return the paths of the device's files, relative to the device's directory."""
         prefix = f"{device}/"
         return [name.removeprefix(prefix) for name in self.files if name.startswith(prefix)]
 
     def required_packages(self, device: str) -> dict[str, tuple[int, ...]]:
-        """Return the oldest versions of the Python packages that a device needs, by name."""
+        """Return the oldest supported version of each Python package that a device needs, by package name."""
         manifest = self.manifests[self.devices.index(device)]
         packages = {package["name"]: parse_release(package["min_version"]) for package in manifest.get("packages", ())}
         return RUNTIME_PACKAGES | packages
@@ -149,12 +146,12 @@ class SocketsArtifact:
         return versions and (int(versions["ir_version"]), int(versions["opset"]))
 
     def make_schedule(self) -> RoleSchedule:
-        """Return a new schedule for a run. It maps each frame to the index of its role (a plan) in `role_ios`."""
+        """Return a new schedule, which maps each frame number to the index of its plan in `role_ios`."""
         return RoleSchedule.from_manifest(self.manifests[0])
 
     @property
     def role_ios(self) -> tuple[RoleIO, ...]:
-        """The inputs and outputs of all roles (normal plan, replicas, failure plans), in the manifests' order."""
+        """The inputs and outputs of the normal plan, the replicas and the failure plans, in the manifests' order."""
         return tuple(
             RoleIO(
                 {manifest["device"]: manifest["inputs"] for manifest in manifests},
@@ -172,9 +169,10 @@ class SocketsArtifact:
     def check_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Check the user's inputs; return tensors as contiguous arrays, and other values unchanged.
 
-        If the user sets at least one state (a tensor that is kept for the next frame), all other states become zeros.
-        Raise DicompilerError if an input is missing, unknown, or of another type or shape, or if a row index exceeds
-        the rows of its lookup table.
+        If at least one state (a tensor that is kept for the next frame) is given, all missing states become zeros.
+
+        Raises:
+            DicompilerError: An input is missing, unknown or of another type or shape, or a row index is too large.
         """
         check_type(inputs, (Mapping,), "the inputs", "arrays by name, as {'x': array}")
         states = [value for value in self.states if any(state["name"] in inputs for state in self.states)]
@@ -190,21 +188,27 @@ class SocketsArtifact:
         return checked
 
     def copy_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Return copies of the user's inputs, after checking them as `check_inputs` does."""
         return {name: deepcopy(array) for name, array in self.check_inputs(inputs).items()}
 
     def merge_outputs(self, outputs_by_device: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        """Return each output by name; an output that several devices have sent is taken from the first of them."""
+        """Return each output by name; if several devices have sent an output, use that of the first device."""
         names = [value["name"] for value in self.outputs]
         devices = outputs_by_device.values()
         return {name: next(outputs[name] for outputs in devices if name in outputs) for name in names}
 
 
 def _check_manifest(directory: Path, document: Manifest, device: str, manifest: Manifest) -> None:
-    """Check that the manifest of `device` belongs to the artifact and lists exactly the device's files.
+    """Check that a manifest belongs to the artifact and lists exactly the device's files.
 
-    `document` is the content of artifact.json. Raise KeyError if the manifest is inconsistent, and DicompilerError if
-    the copied runtime is not the installed one.
+    Args:
+        directory: The artifact's directory.
+        document: The content of artifact.json.
+        device: The name of the device.
+        manifest: The manifest that was found in the device's directory.
+
+    Raises:
+        KeyError: The manifest is inconsistent.
+        DicompilerError: The copied runtime differs from the installed one.
     """
     if (manifest["device"], manifest["digest"]) != (device, document["digest"]):
         raise KeyError(f"the manifest of device {device} belongs to another artifact")
@@ -240,10 +244,7 @@ def _check_input(value: Mapping[str, Any], inputs: Mapping[str, Any]) -> Any:
 
 
 def numpy_type(name: str) -> np.dtype[Any]:
-    """Return numpy's type for the name of an ONNX type.
-
-    Raise DicompilerError if the package ml_dtypes is needed but missing.
-    """
+    """Return numpy's type for the name of an ONNX type; raise DicompilerError if the package ml_dtypes is missing."""
     if name == STRING_TYPE:
         return np.dtype(object)
     name = _NUMPY_TYPE_NAMES.get(name, name.lower())
@@ -260,16 +261,18 @@ def numpy_type(name: str) -> np.dtype[Any]:
 def state_piece(array: NDArray[Any], state: Mapping[str, Any]) -> NDArray[Any]:
     """Return a device's piece of a state (a tensor that is kept for the next frame).
 
-    `array` is the whole state, and `state` is the description of the piece in the device's manifest.
+    Args:
+        array: The whole state.
+        state: The manifest's description of the piece.
     """
     return np.asarray(array[tuple(slice(start, stop) for start, stop in state["region"])], order="C")
 
 
 def to_payload(array: Any, value: Mapping[str, Any]) -> Any:
-    """Return the bytes of an input for a message to a device.
+    """Return an input's bytes, as a message to a device contains them.
 
-    `value` is the description of the input in the manifest. If the description has no shape, the rank and the
-    dimensions precede the elements. Raise DicompilerError if a value that is not a tensor cannot be encoded.
+    `value` is the manifest's description of the input. If it has no shape, the bytes begin with the rank and the
+    dimensions.
     """
     if value["dtype"] in UNSIZED_TYPES:
         try:
@@ -283,10 +286,7 @@ def to_payload(array: Any, value: Mapping[str, Any]) -> Any:
 
 
 def from_payload(payload: Any, value: Mapping[str, Any]) -> Any:
-    """Return the array in the bytes of an output from a device: the reverse of `to_payload`.
-
-    `value` is the description of the output in the manifest. Raise ValueError if the bytes do not match it.
-    """
+    """Convert the bytes of an output to an array; raise ValueError if they do not match the description `value`."""
     if value["dtype"] in UNSIZED_TYPES:
         try:
             return decode_value(payload)

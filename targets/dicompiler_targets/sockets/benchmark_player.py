@@ -1,6 +1,6 @@
 """A program that runs artifacts on one host and prints the times of their frames, to measure the runtime's costs.
 
-The file is copied to boards together with a copy of the runtime. It needs only Python, numpy and onnxruntime.
+It is copied to boards together with the runtime, and needs only Python, numpy and onnxruntime.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class BenchmarkRun:
 
     Attributes:
         received: Number of received messages of each type.
-        reports: The reports that devices have sent at the end of the run.
-        error: Message of the first error; '' as long as there is none.
+        reports: The measurements that devices have sent at the end of the run.
+        error: Message of the first error; '' if there is none.
     """
 
     def __init__(self, artifact: Path) -> None:
@@ -55,8 +55,8 @@ class BenchmarkRun:
     def run(self, seconds: float) -> dict[str, Any]:
         """Run frames for at least `seconds` seconds.
 
-        Return a dictionary: `frames` has the seconds of each frame, and `send` has the median seconds for sending a
-        tensor to another device (None if nothing was sent).
+        Return {"frames": seconds of each frame, "send": median seconds of sending a tensor to another device}. "send"
+        is None if nothing was sent.
         """
         try:
             self._join()
@@ -135,8 +135,8 @@ class BenchmarkRun:
     def _first_error_line(self) -> str:
         """Return the error message of the device that failed first.
 
-        Its failure makes the other devices fail too. Their messages may be printed earlier, but each of them names the
-        device to which it has lost the connection. The message of the first device names no other device.
+        Other devices fail as a consequence. Their messages name the device to which they have lost the connection; the
+        message of the first device names no other device.
         """
         for process in self.processes:
             with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,8 +1,7 @@
 """The devices of a run: which of them are up, which plan the next frames use, and how failed devices return.
 
-`ClusterState` starts the devices and passes their messages to the session as events. It raises a RunError if a device
-fails and no failure plan covers the failure. In this module, a role is the normal plan, a replica of it, or a failure
-plan.
+`ClusterState` raises a RunError if a device fails and no failure plan covers the failure. In this module and in the
+protocol, a role is one plan by which frames are computed: the normal plan, a replica of it, or a failure plan.
 """
 
 from __future__ import annotations
@@ -53,17 +52,16 @@ MIN_RESTART_DELAY_S, MAX_RESTART_DELAY_S = 0.2, 30.0
 """Smallest and largest delay until a failed device is restarted, in seconds. Each failed restart doubles the delay."""
 
 Acceptor = RunAcceptor | DaemonConnector
-"""An object that accepts the connections of started devices, or connects to resident devices (daemons)."""
+"""Accepts the connections of started devices, or connects to resident devices (daemons)."""
 
 
 class ReconnectQueue:
-    """The failed devices of a run. They are restarted after a delay, and join the run again one by one.
+    """The failed devices of a run. They are restarted after a delay, and return to the run one by one.
 
     The devices in `started_by_others` are not restarted, because users start them manually.
 
     Attributes:
-        connecting: The device that now connects to the other devices; '' if there is none. Devices connect one at a
-            time, so that each of them also connects to the devices that returned before.
+        connecting: The one device that now connects to the other devices; '' if there is none.
     """
 
     def __init__(self, started_by_others: set[str]) -> None:
@@ -96,14 +94,13 @@ class ReconnectQueue:
         return name in self._returning
 
     def add_greeted(self, name: str) -> None:
-        """Add a device that has connected and completed the handshake."""
         self._returning.add(name)
         self._greeted.append(name)
 
     def pop_next(self) -> str:
-        """Return the device that may now connect to the other devices, and set `connecting`; '' if none may.
+        """Return the device that may now connect to the others, and set `connecting`; '' if none may.
 
-        At most one device connects at a time.
+        Devices connect one at a time, so that each of them also connects to those that returned before.
         """
         if self.connecting or not self._greeted:
             return ""
@@ -124,29 +121,22 @@ class ReconnectQueue:
 
 
 GRACE_S = 1.0
-"""Seconds after a frame's deadline in which the session waits for devices to report which tensor is missing.
-
-Such a report tells which device is at fault.
-"""
+"""Seconds after a frame's deadline in which devices may report which tensor is missing, to find the device at fault."""
 
 
 class ClusterState:
     """The devices of a run, from their start to their end.
 
-    A `ClusterSession` creates this object, calls `join` once, and then calls `events`, `handle` and `poll` in turn. The
-    object owns a `DeviceProcess` for each device, a `DeviceMessages`, which receives and checks the devices' messages,
-    and the collections of failed devices.
-
-    If a device fails and a failure plan (a plan for the remaining devices) covers the failure, the run continues. If
-    the device took part in a frame in flight, all frames in flight become invalid, and `needs_replay` is True until the
-    session sends these frames again. The session may send further frames when `awaiting_ack` is empty.
+    `ClusterSession` calls `join` once, and then `events`, `handle` and `poll` in turn. If a failed device took part in
+    a frame in flight, `needs_replay` is True until the session sends all frames in flight again. The session may send
+    further frames when `awaiting_ack` is empty.
 
     Attributes:
         processes: The process of each device, by name.
         down: Names of the devices that have failed and not returned.
         window: The numbers of the frames in flight.
-        schedule: Maps each frame to its role (the normal plan, a replica of it, or a failure plan).
-        awaiting_ack: Devices that have not acknowledged the last change of roles, after a failure or a return.
+        schedule: Maps each frame number to its role (plan).
+        awaiting_ack: Devices that have not acknowledged the last change of plans, after a failure or a return.
         needs_replay: True while the session must send the frames in flight again.
         loop: The event loop that sends and receives on all connections.
     """
@@ -164,11 +154,16 @@ class ClusterState:
     ) -> None:
         """Create the state before any device has joined.
 
-        `in_flight` is the maximum number of frames in flight. `start` starts a device, and `acceptor` accepts or makes
-        the connection to it. `local_processes` is the number of device processes on this host. After each failure and
-        return, `on_change` is called with the kind of event, the device and the reason. `on_reason` is called with the
-        device and the reason of a failure when the reason is final, because the device's process has ended or must be
-        killed.
+        Args:
+            artifact: The artifact that the devices run.
+            options: The options of the run.
+            in_flight: Maximum number of frames in flight.
+            start: Starts a device.
+            acceptor: Accepts or makes the connections to the devices.
+            local_processes: Number of device processes on this host.
+            on_change: Called with the kind of event, the device and the reason after each failure and return.
+            on_reason: Called with the device and the final reason of a failure, when its process ends or must be
+                killed.
         """
         self._artifact, self._options, self._on_change = artifact, options, on_change
         self._in_flight, self._start_device, self._acceptor = in_flight, start, acceptor
@@ -220,7 +215,7 @@ class ClusterState:
         self._has_joined = True
 
     def _runtime_arguments(self) -> list[str]:
-        """Return those command-line arguments of the runtime that are equal for all devices."""
+        """Return the command-line arguments of the runtime that are equal for all devices."""
         options, acceptor = self._options, self._acceptor
         arguments = ["--coordinator", acceptor.address, "--run", acceptor.credentials.run_id]
         arguments += ["--timeout", f"{options.timeout_s:g}", "--heartbeat", f"{options.heartbeat_s:g}"]
@@ -233,13 +228,12 @@ class ClusterState:
         log.warning("start %s in its directory on its host: %s", name, command)
 
     def _await_connections(self, deadline: float) -> None:
-        """Wait until all devices that are up have connected."""
         late_at = (time.monotonic() + deadline) / 2
         while waiting := [name for name in self.up if self.processes[name].channel is None]:
             process = self._acceptor.next_process(POLL_INTERVAL_S)
             if process is not None and process.device in self.down:
-                # The run starts without this device. It may join only after all others, so its connection is closed and
-                # it must try again.
+                # The user has excluded this device from the start. It may join only after all others, so its connection
+                # is closed and it must try again.
                 end_process(process)
                 self.processes[process.device] = DeviceProcess(process.manifest)
                 self._acceptor.allow_again(process.device)
@@ -261,19 +255,15 @@ class ClusterState:
             self.check_time(deadline, waiting or self.up)
 
     def _handle_joining(self, is_ready: Callable[[], object]) -> None:
-        """React to the messages and failures of devices while the devices join the run.
-
-        Do not wait for messages if `is_ready` returns a true value.
-        """
+        """React to messages and failures while the devices join; do not wait if `is_ready` returns a true value."""
         for event in self.events(is_ready):
             self.handle(event)
         self.poll()
 
     def _fail_missing(self, waiting: Collection[str], late_at: float) -> None:
-        """If the time `late_at` has passed, treat the devices that have not joined as failed.
+        """If `late_at` (time.monotonic) has passed and a failure plan allows it, treat the devices `waiting` as failed.
 
-        Do so only if a failure plan covers the failure of these devices, `waiting`. `late_at` (time.monotonic) is well
-        before the deadline of the run, so that the other devices have time to compute the frames.
+        `late_at` is well before the deadline of the run, so that the other devices have time to compute the frames.
         """
         can_continue = self.schedule.tolerates_failures and self.schedule.find_failed_set({*self.down, *waiting})
         if time.monotonic() > late_at and can_continue:
@@ -287,14 +277,13 @@ class ClusterState:
         return process
 
     def _send_peers(self, name: str, extra: dict[str, Any]) -> None:
-        """Send a device the PEERS message: addresses of all devices that are up, and the JSON fields `extra`."""
+        """Send a device the message PEERS: addresses of all devices that are up, and the JSON fields `extra`."""
         addresses = {other: self.processes[other].address for other in self.up}
         proof = self._acceptor.credentials.make_proof(COORDINATOR_NAME, name)
         content = {"addresses": addresses, "in_flight": self._in_flight, **proof, **extra}
         self.processes[name].get_channel().send_json(MessageType.PEERS, content)
 
     def finish(self) -> None:
-        """Tell all devices that are up that no further frames follow."""
         self._is_finishing = True
         for name in self.up:
             self.processes[name].get_channel().send(MessageType.FINISH, frame=self.window.end)
@@ -320,15 +309,14 @@ class ClusterState:
     def handle(self, event: DeviceEvent) -> bool:
         """Update the state of the devices after a message or the end of a connection.
 
-        Return True if the session must update its own state of a frame, because a device has sent an output of this
-        frame or has finished its work on it (messages OUTPUT and DONE). Raise RunError if a device has failed and no
-        failure plan covers the failure.
+        Return True for an OUTPUT or DONE message (a device has sent an output or finished a frame), because the session
+        must then update the frame. Raise RunError for a failure that no failure plan covers.
         """
         process, header = self.processes[event.device], event.header
         if header is not None and header.type in JSON_MESSAGE_TYPES:
             process.queued_messages -= 1
         if header is not None and header.type is MessageType.TENSOR_OVERDUE and header.frame < self.window.first:
-            return False  # The report is ignored, because its frame was sent again meanwhile.
+            return False  # The overdue tensor is of an old frame, which was sent again meanwhile.
         failure = find_failure(event, self.processes)
         if failure is not None:
             # The end of a connection is not a failure if the device has sent its report of the run before.
@@ -353,9 +341,9 @@ class ClusterState:
         return name not in self.down or self._reconnects.connecting == name
 
     def check_time(self, deadline: float, waiting: Sequence[str], suffix: str = "") -> None:
-        """Raise RunError if more than GRACE_S seconds have passed since `deadline` (time.monotonic).
+        """Raise RunError if `deadline` (time.monotonic) passed more than GRACE_S seconds ago.
 
-        The error names the devices `waiting`, for which the session waits, and ends with `suffix`.
+        The error names the devices `waiting`, which have not answered, and ends with `suffix`.
         """
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
@@ -364,7 +352,7 @@ class ClusterState:
     # -- failures of devices
 
     def poll(self) -> None:
-        """React to ended processes, due suspicions and returning devices, at most once every POLL_INTERVAL_S.
+        """React to ended processes, suspected devices and returning devices, at most once every POLL_INTERVAL_S.
 
         Raise RunError if a device has failed and no failure plan covers the failure.
         """
@@ -385,8 +373,7 @@ class ClusterState:
     def pop_takeover(self) -> tuple[str, float] | None:
         """Return the device that failed last, and the seconds since the first failure after the previous call.
 
-        The result is None if no device has failed since the previous call. The session calls this method when the
-        remaining devices have taken over: when a frame is finished, or when no frame is in flight.
+        The result is None if no device has failed since then.
         """
         if not self._failed_at:
             return None
@@ -396,14 +383,13 @@ class ClusterState:
     def _handle_failure(self, failure: DeviceFailure) -> None:
         """Continue without the failed device if a failure plan covers the failure; else raise RunError.
 
-        A failure plan is a plan for the remaining devices, which was made when the network was compiled. If it is not
-        certain yet which device has failed, wait for further reports first.
+        If it is not certain yet which device has failed, wait for further reports first.
         """
         if not self.schedule.tolerates_failures:
             self._raise_root_cause([failure])
         for name in (failure.reporter, failure.device):
-            # No plan must change for a device that is down. Either its failure is known already, or it has failed
-            # again while it was returning.
+            # A device that is down takes part in no frame, so the plan stays. The device may have failed again while it
+            # was returning.
             if name in self.down:
                 if self._reconnects.is_returning(name):
                     self._give_up_reconnect(name, failure.message)
@@ -460,7 +446,7 @@ class ClusterState:
     def _disconnect(self, name: str) -> DeviceProcess:
         """Close a device's connection, discard its messages, and return its DeviceProcess.
 
-        In `processes`, a new DeviceProcess without a process replaces it, until the device is restarted.
+        In `processes`, an empty DeviceProcess replaces it until the device is restarted.
         """
         process = self.processes[name]
         with self.loop.lock:
@@ -473,9 +459,9 @@ class ClusterState:
         return process
 
     def _is_needed_in_flight(self, name: str) -> bool:
-        """Return True if the device takes part in a frame in flight, so that these frames must be dropped.
+        """Return True if the device takes part in a frame in flight, or if no frame is in flight.
 
-        Return True as well if no frame is in flight, because an order to drop frames then loses no work.
+        In the second case, an order to drop all frames loses no work.
         """
         in_flight = [n for n in range(self.window.oldest, self.window.end) if self.window.is_in_flight(n)]
         return not in_flight or any(
@@ -483,15 +469,14 @@ class ClusterState:
         )
 
     def _change_roles(self, drops_frames: bool, returned: str = "") -> None:
-        """Queue the message CHANGE_ROLES for all devices that are up: use other plans from the next frame on.
+        """Order all devices that are up to use other plans from the next frame on (message CHANGE_ROLES).
 
-        If `drops_frames`, the devices drop the frames in flight, and the session sends these frames again. `returned`
-        is the device whose return causes the change; '' after a failure. Devices with inputs get the message first,
-        because they can start at once. Before PEERS is sent, no message is queued, because PEERS itself names the
-        failed devices.
+        Args:
+            drops_frames: True if the devices must drop the frames in flight; the session sends these frames again.
+            returned: The device whose return causes the change; '' after a failure.
         """
         if not self._peers_sent:
-            return
+            return  # The later message PEERS names the failed devices itself.
         if self.window.end <= self._last_change:
             # Devices acknowledge a change by the number of the first frame after it. No frame was sent since the last
             # change, so both changes would have the same number. One frame number is skipped to distinguish them.
@@ -505,6 +490,7 @@ class ClusterState:
             self.needs_replay = True
         self.awaiting_ack = set() if self._is_finishing else set(self.up)
         content = {"down": sorted(self.down), "failed": sorted(failed), "first": first}
+        # Devices with inputs get the message first, because they can start at once.
         inputs = self._role_ios[self.schedule.role_index(first)].inputs
         for name in sorted(self.up, key=lambda name: not inputs[name]):
             message = {**content, "drop": drops_frames or name == returned}
@@ -523,11 +509,7 @@ class ClusterState:
         raise self._make_error(find_root_cause(failures))
 
     def _make_error(self, cause: DeviceFailure) -> RunError:
-        """Return the error for a failure that ends the run.
-
-        The error names the failing device and, if another device has reported the failure, that device too. It says why
-        no failure plan (a plan for the remaining devices) is used.
-        """
+        """Return the error for a failure that ends the run; it says why no failure plan is used."""
         message = f"{self.processes[cause.device].title}: {cause.message}"
         if not cause.is_unreachable:
             suffix = "; failure plans are only for unreachable devices" if self.schedule.tolerates_failures else ""
@@ -551,7 +533,7 @@ class ClusterState:
                 self._give_up_reconnect(name, str(error))
         try:
             process = self._acceptor.next_process(0)
-        # A device with another artifact has connected and was refused, which must not end the run.
+        # A device with another artifact was refused, which must not end the run.
         except RunError as error:
             self._warn_once(str(error))
             process = None
@@ -568,10 +550,7 @@ class ClusterState:
         self._reconnects.retry_later(name)
 
     def _warn_once(self, message: str) -> None:
-        """Log a message as a warning the first time, and as information when it is repeated.
-
-        A device may try to return many times and fail for the same reason each time.
-        """
+        """Log a message as a warning the first time, and as information when it is repeated."""
         log.log(logging.INFO if message in self._warned else logging.WARNING, "%s", message)
         self._warned.add(message)
 

@@ -1,7 +1,6 @@
 """The client of resident devices (running daemons): connects runs to them, and asks for their status.
 
-A file next to the artifact lists the resident devices. `daemon_control` starts them and writes the file, and
-`open_session` connects to the listed devices.
+`daemon_control` starts the daemons, and lists them in a file next to the artifact.
 """
 
 from __future__ import annotations
@@ -70,7 +69,7 @@ class ResidentCluster:
 
     @staticmethod
     def state_file(directory: Path) -> Path:
-        """Return the path of the file that lists the resident devices (running daemons) of an artifact."""
+        """Return the path of the file that lists the resident devices of an artifact."""
         absolute = directory.absolute()
         return absolute.with_name(f"{absolute.name}.resident.json")
 
@@ -78,7 +77,7 @@ class ResidentCluster:
     def load(cls, directory: Path) -> ResidentCluster | None:
         """Return the resident devices (running daemons) of an artifact; None if there are none.
 
-        Raise DicompilerError if the file is invalid.
+        Raise DicompilerError if the file that lists them is invalid.
         """
         path = cls.state_file(directory)
         try:
@@ -109,10 +108,7 @@ class ResidentCluster:
         return cluster
 
     def save(self) -> None:
-        """Write the file that lists the resident devices.
-
-        Only its owner can read the file, because it contains the secret token.
-        """
+        """Write the file that lists the resident devices; only its owner can read it, because it has the token."""
         document = {"format": RESIDENT_FORMAT, **asdict(self)}
         del document["directory"]
         path = self.state_file(self.directory)
@@ -127,7 +123,6 @@ class ResidentCluster:
             temporary.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        """Remove the file that lists the resident devices."""
         self.state_file(self.directory).unlink(missing_ok=True)
 
     @property
@@ -136,9 +131,7 @@ class ResidentCluster:
         return not all(is_loopback(host) for host, _ in self.addresses.values())
 
     def run_options(self, options: RunOptions) -> RunOptions:
-        """Return `options` for a run on the resident devices.
-
-        If `options` has no keys or does not allow insecure connections, the settings of the resident devices are used.
+        """Return `options` for a run, with the TLS keys of the resident devices unless others are given.
 
         Raise UsageError if an option needs new processes.
         """
@@ -152,10 +145,7 @@ class ResidentCluster:
         return replace(options, keys=keys, insecure=options.insecure or self.insecure)
 
     def load_keys(self, options: RunOptions) -> TlsKeys | None:
-        """Return the coordinator's TLS keys; None if TLS is not used.
-
-        Raise UsageError if the keys cannot be loaded.
-        """
+        """Return the coordinator's TLS keys, or None without TLS; raise UsageError if the keys cannot be loaded."""
         try:
             return None if options.keys is None else TlsKeys(options.keys / "coordinator")
         except ValueError as error:
@@ -192,10 +182,13 @@ def call_daemon(
     request: Mapping[str, Any],
     deadline: float,
 ) -> tuple[MessageChannel, dict[str, Any]]:
-    """Connect to the daemon of a resident device and send a request; return the connection and the answer.
+    """Connect to a device's daemon and send a request; return the connection and the answer.
 
-    Raise OSError if the device cannot be reached, ProtocolError if the answer is invalid or does not prove the device's
-    identity, and PeerRefused if the device refuses the request. Raise ValueError if TLS keys are missing.
+    Raises:
+        OSError: The device cannot be reached.
+        ProtocolError: The answer is invalid or does not prove the device's identity.
+        PeerRefused: The device refuses the request.
+        ValueError: TLS keys are missing.
     """
     connection = connect(*address, min(GREETING_TIMEOUT_S, seconds_left(deadline)), PORT_HINT)
     try:
@@ -242,16 +235,15 @@ class DaemonProcess(DeviceProcess):
 
 
 class DaemonConnector:
-    """Connects a run to resident devices (running daemons). `daemon_control.make_connector` creates it.
+    """Connects a run to resident devices (running daemons).
 
-    `ClusterState` uses this object as the function that starts devices and as the acceptor of their connections. The
-    optional function `restart` starts the daemon of a device that does not answer, and returns its address. Without
-    this function, such a device is treated as failed.
+    `ClusterState` uses it as the function that starts devices and as the acceptor of their connections. The optional
+    function `restart` starts the daemon of a device that does not answer, and returns its host and port.
 
     Attributes:
         cluster: The resident devices and their addresses.
         options: The options of the run.
-        credentials: ID and token of the run, with which its members prove their identities.
+        credentials: ID and token of the run, with which coordinator and devices prove their identities.
     """
 
     address = ""
@@ -271,7 +263,7 @@ class DaemonConnector:
 
     @property
     def refusal_text(self) -> str:
-        """The reason why a connection was refused: always '', because no device connects to this process."""
+        """Always '', because no device connects to this process."""
         return ""
 
     def start_accepting(self, processes: Mapping[str, DeviceProcess], digest: str) -> None:
@@ -286,8 +278,8 @@ class DaemonConnector:
     def __call__(self, manifest: Manifest, _: Sequence[str]) -> DeviceProcess:
         """Start a thread that connects to a device, and return the device's process.
 
-        The threads connect one after another. Otherwise, two clients that start at the same time could each get some
-        of the devices, and then be refused by the remaining ones.
+        The threads connect one after another. Otherwise, two clients that start at the same time could each get some of
+        the devices and be refused by the others.
         """
         address = self.cluster.addresses.get(manifest["device"])
         location = "" if address is None else f" at {join_address(*address)}"

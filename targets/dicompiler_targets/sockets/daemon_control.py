@@ -1,7 +1,4 @@
-"""Start, stop and status of resident devices (daemons on other hosts), for `dicompiler deploy`.
-
-artifact that is installed on its hosts ⇒ running daemons, and a file that lists their addresses for `daemon_client`
-"""
+"""Start, stop and status of resident devices (daemons on other hosts), for `dicompiler deploy`."""
 
 from __future__ import annotations
 
@@ -35,8 +32,7 @@ from dicompiler_targets.sockets.runtime.protocol import PeerRefused, ProtocolErr
 log = logging.getLogger("dicompiler")
 
 START_SCRIPT = 'cd "$1" && shift && exec "$@"'
-# The Python of a daemon's host runs this script, which stops the daemon. A daemon keeps its state file locked, so the
-# lock shows whether the daemon runs.
+# A host's Python runs this script to stop a daemon. A daemon locks its state file, so the lock shows if it runs.
 STOP_SCRIPT = """
 import fcntl, json, os, signal, sys, time
 def is_locked():
@@ -74,8 +70,10 @@ class ResidentDevices:
         """Start the devices that do not answer, and return the names of the started devices.
 
         Devices that run with another artifact load this one instead. A device that cannot be started is omitted with a
-        warning if a failure plan covers its failure. Otherwise the devices that were started by this call are stopped
-        again, and RunError is raised.
+        warning if a failure plan covers its failure.
+
+        Raises:
+            RunError: No failure plan covers the missing devices. Devices that this call started are stopped again.
         """
         artifact = SocketsArtifact.load(self.directory)
         cluster = ResidentCluster.load_for(artifact)
@@ -112,8 +110,8 @@ class ResidentDevices:
     def hand_over(self, directory: Path) -> None:
         """List the running devices as those of the artifact in `directory`, and no longer as those of this one.
 
-        Only the files that list the devices change; the devices still run this artifact. The method `start` for the
-        other artifact then finds the devices in its file, and makes them load the other artifact.
+        The devices still run this artifact. The other artifact's `start` then finds them and makes them load that
+        artifact.
         """
         cluster = ResidentCluster.load(self.directory)
         if cluster is not None:
@@ -153,7 +151,7 @@ class DaemonHosts:
     """Starts and stops single daemons on the hosts of a cluster.
 
     Attributes:
-        locations: The host of each device, and its settings in the hosts file.
+        locations: The host and the settings of each device, from the hosts file.
         commands: Runs commands over ssh.
     """
 
@@ -164,7 +162,7 @@ class DaemonHosts:
         self._options = options if cluster is None else cluster.run_options(options)
 
     def start(self, name: str) -> tuple[str, int]:
-        """Start a device's daemon and return its address; if the daemon fails, raise RunError with its message."""
+        """Start a device's daemon and return its host and port; raise RunError with its message if it fails."""
         location = self.locations[name]
         arguments = ["--resident", *["--insecure"] * self._options.insecure]
         arguments += ["--log", f"../{STATE_DIRECTORY}/{location.device}.log", "--detach"]
@@ -178,9 +176,9 @@ class DaemonHosts:
         raise RunError(f"{location.title}: {last_error_line(result)}")
 
     def load(self, name: str) -> bool:
-        """Let the daemon of a device load the artifact that was copied to the device's directory.
+        """Let a device's daemon load the artifact that was copied to the device's directory.
 
-        Return True if the daemon now runs this artifact. Otherwise, stop the daemon and return False.
+        Return True if it has loaded the artifact. Otherwise, stop the daemon and return False.
         """
         cluster = self._cluster
         assert cluster is not None
@@ -199,7 +197,6 @@ class DaemonHosts:
         return False
 
     def stop(self, name: str) -> bool:
-        """Stop the daemon of a device. Return True if it was running."""
         location = self.locations[name]
         file = posixpath.join(posixpath.dirname(location.directory), STATE_DIRECTORY, f"{name}.json")
         code = f"PREFIX = {ssh.LINE_PREFIX!r}\n{STOP_SCRIPT}".encode()

@@ -1,9 +1,6 @@
 """Copying an artifact to other hosts over ssh, and starting its devices there.
 
-    artifact and RunOptions with hosts ⇒ `install` ⇒ files and keys of each device on its host
-    artifact and RunOptions with hosts ⇒ `RemoteStarter`, which starts a device on its host
-
-`open_session` uses a RemoteStarter for sessions with devices on other hosts.
+`install` copies files and TLS keys. `RemoteStarter` starts devices for a session.
 """
 
 from __future__ import annotations
@@ -44,15 +41,14 @@ from dicompiler_targets.sockets.session import check_device_options, resolve_fra
 log = logging.getLogger("dicompiler")
 
 MIN_PYTHON = (3, 11)
-"""The oldest version of Python with which the runtime on a device works."""
+"""The oldest version of Python that can run the runtime on a device."""
 KEYS_DIRECTORY = ".keys"
-"""Directory with the TLS keys of the devices of a host, next to the devices' directories."""
+"""Directory of the devices' TLS keys on a host, next to the devices' directories."""
 MAX_SEARCHED_DIRECTORIES = 8
-"""Number of device directories on a host, the newest ones, that are searched for files that need not be sent."""
+"""Number of device directories that are searched on a host for files that need not be sent; the newest are searched."""
 OTHER_PYTHON_HINT = "install it, or name another Python (key python in the hosts file)"
 
-# The host's Python runs this script. The script works with any version of Python, so that it can report a version that
-# is too old for the runtime.
+# The host's Python runs this script. It works with any version of Python, so that it can report one that is too old.
 PROBE_SCRIPT = """
 import hashlib, json, os, sys, sysconfig
 def read(*path):
@@ -157,9 +153,9 @@ class DirectoryCopy:
 
     Attributes:
         target: Path of the directory on the host.
-        files: The path of each file on this host, by its name in the directory.
+        files: Local path of each file, by its name in the directory.
         digests: SHA-256 of each file, by name.
-        stamp: Text that identifies the whole content. A file in the directory on the host has this text.
+        stamp: Text that identifies the whole content. It is also stored in a file of the directory.
     """
 
     target: str
@@ -170,16 +166,14 @@ class DirectoryCopy:
 
 @dataclass(frozen=True)
 class FoundFiles:
-    """The files of a DirectoryCopy (a directory to copy) that a host has already.
+    """The files of a DirectoryCopy that the host has already.
 
     Attributes:
-        path: Absolute path of the directory.
-        stamp: The text on the host that identifies the content (`DirectoryCopy.stamp`); '' if the host has no such
-            text.
+        path: Absolute path of the directory on the host.
+        stamp: The text that identifies the content (`DirectoryCopy.stamp`); '' if the host has no such text.
         intact: Names of the intact files in the directory.
-        elsewhere: Paths of intact copies of the other files in directories of other artifacts on the host, by name of
-            the file.
-        old_files: Paths of large files of artifacts on the host. Pieces of new files may be found in them.
+        elsewhere: By name of another file, the path of an intact copy in a directory of another artifact.
+        old_files: Paths of large files of artifacts on the host, which may share byte ranges with new files.
     """
 
     path: str
@@ -191,11 +185,11 @@ class FoundFiles:
 
 @dataclass(frozen=True)
 class DeployedState:
-    """The versions of programs and the copied files that a host has.
+    """The program versions and the files that a host has before an artifact is copied to it.
 
     Attributes:
         versions: Version of Python and of each needed package.
-        copies: For each DirectoryCopy (a directory to copy), the files that the host has.
+        copies: For each directory to copy, the files that the host has.
     """
 
     versions: Mapping[str, str]
@@ -203,9 +197,9 @@ class DeployedState:
 
 
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-    """Copy an artifact's files and TLS keys to the hosts of its devices, as far as the hosts lack them.
+    """Copy those files and TLS keys of an artifact to the devices' hosts that the hosts lack.
 
-    Return a record of the copied bytes and the versions for each device. `Target.install` calls this function.
+    Return a record for each device, with the copied bytes and the versions. `Target.install` calls this function.
     """
     artifact = SocketsArtifact.load(directory)
     check_device_options(options, artifact)
@@ -255,8 +249,7 @@ class _DeviceCopier:
         copies: The content that the directories on the host must have.
         state: The files that the host has.
         bytes_per_s: Maximum number of bytes that are sent per second; 0 means no limit.
-        assembled: Names of the files that `assemble` has assembled on the host, by path of the directory
-            (`DirectoryCopy.target`).
+        assembled: By directory on the host, the names of the files that `assemble` has assembled.
         copied_bytes: Number of bytes sent so far.
     """
 
@@ -270,7 +263,7 @@ class _DeviceCopier:
     copied_bytes: int = 0
 
     def assemble(self) -> None:
-        """Assemble large files on the host from pieces of its old files and pieces that are sent."""
+        """Assemble large files on the host from byte ranges of its old files and ranges that are sent."""
         for wanted, found in zip(self.copies, self.state.copies, strict=True):
             missing = wanted.files.keys() - found.intact - found.elsewhere.keys()
             large = {name: wanted.files[name] for name in sorted(missing) if is_pieced(wanted.files[name])}
@@ -283,10 +276,10 @@ class _DeviceCopier:
                 self.copied_bytes += copier.sent_bytes
 
     def copy(self) -> InstalledDevice:
-        """Replace the directories whose content differs, and check the files on the host.
+        """Replace the directories whose content differs; raise RunError if a file on the host still differs afterwards.
 
         Files that the host has in other directories are linked. If such a file has changed since it was found, all
-        files are sent. Raise RunError if a file on the host still differs.
+        files are sent.
         """
         changed = [
             (wanted, found)
@@ -316,9 +309,9 @@ class _DeviceCopier:
 
 
 def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunError]) -> None:
-    """Warn about devices that cannot take part in a run; `failed` has their errors by name.
+    """Warn about devices that cannot take part in a run; raise the first error if no failure plan covers their failure.
 
-    Raise the first error if no failure plan covers the failure of all these devices.
+    `failed` has the error of each device, by device name.
     """
     if failed and artifact.make_schedule().find_failed_set(failed) is None:
         raise next(iter(failed.values()))
@@ -327,7 +320,7 @@ def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunErro
 
 
 def _longest_copy_bytes(copies: Mapping[str, Sequence[DirectoryCopy]]) -> int:
-    """Return the total bytes of a device's files and TLS keys, for the device with the largest total."""
+    """Return the largest number of bytes (files and TLS keys) that one device's directories have."""
     sizes = (
         [path.stat().st_size for wanted in of_device for path in wanted.files.values()] for of_device in copies.values()
     )
@@ -335,7 +328,7 @@ def _longest_copy_bytes(copies: Mapping[str, Sequence[DirectoryCopy]]) -> int:
 
 
 def _plan_copies(artifact: SocketsArtifact, location: DeviceLocation, keys: Path | None) -> list[DirectoryCopy]:
-    """Return the directories that a device needs on its host, one with its files and one with TLS keys."""
+    """Return the directories that a device needs on its host: one with its files and, with TLS, one with keys."""
     source = artifact.directory / location.device
     files = {name: source / name for name in artifact.device_files(location.device)}
     key_files = _key_files(keys, location.device, artifact.directory)
@@ -355,7 +348,7 @@ def _file_digests(files: Mapping[str, Path]) -> dict[str, str]:
 def _check_copied(location: DeviceLocation, copies: Sequence[DirectoryCopy], found_files: Sequence[FoundFiles]) -> None:
     """Raise RunError if files on a host differ from those that were just copied to it.
 
-    `found_files` are the files on the host, for each of `copies`.
+    `found_files` has, for each directory in `copies`, the files that are now on the host.
     """
     for directory_copy, damaged in zip(copies, _find_damaged_files(copies, found_files), strict=True):
         if damaged:
@@ -371,11 +364,10 @@ def _find_damaged_files(copies: Sequence[DirectoryCopy], found_files: Sequence[F
 
 
 def device_locations(artifact: SocketsArtifact, options: RunOptions) -> dict[str, DeviceLocation]:
-    """Return the location of each device: its host, and its settings in the hosts file.
+    """Return the host and the settings of each device that is not started manually, from the hosts file.
 
-    Devices that are started manually are omitted.
-
-    Raise UsageError if the options have no hosts file, or if they pin devices to cores of this host.
+    Raises:
+        UsageError: The options have no hosts file, or they pin devices to cores of this host.
     """
     if options.hosts is None:
         raise UsageError("deploy: no hosts: pass the file that describes the hosts (--hosts)")
@@ -387,9 +379,12 @@ def device_locations(artifact: SocketsArtifact, options: RunOptions) -> dict[str
 
 
 def _key_files(keys: Path | None, device: str, directory: Path) -> dict[str, Path]:
-    """Return the files with the device's TLS keys by name; none if `keys` is None.
+    """Return the local paths of a device's TLS key files, by file name; none if `keys` is None.
 
-    `directory` is the artifact's directory. Raise DicompilerError if a file is missing.
+    Args:
+        keys: The directory that 'dicompiler keys' created.
+        device: Name of the device.
+        directory: The artifact's directory, for error messages.
     """
     if keys is None:
         return {}
@@ -401,10 +396,9 @@ def _key_files(keys: Path | None, device: str, directory: Path) -> dict[str, Pat
 
 
 def find_listen_address(options: RunOptions, locations: Sequence[DeviceLocation]) -> str:
-    """Return the address at which devices connect to this process.
+    """Return the address HOST:PORT at which devices connect to this process.
 
-    It is `options.listen` or, by default, this host's address on the route to the first location, with any free port.
-    If there are no locations either, it is a loopback address.
+    By default, it is this host's address on the route to the first location, or a loopback address if there are none.
     """
     if options.listen or not locations:
         return options.listen or ANY_LOOPBACK_PORT
@@ -425,7 +419,7 @@ def quote_python_path(location: DeviceLocation) -> str:
 def _probe_host(
     commands: ssh.RemoteCommands, location: DeviceLocation, copies: Sequence[DirectoryCopy], artifact: SocketsArtifact
 ) -> DeployedState:
-    """Run PROBE_SCRIPT on a host; return its versions of programs, and the files of `copies` that it has.
+    """Run PROBE_SCRIPT on a host; return its program versions, and the files of `copies` that it has.
 
     Raise RunError if the host is unreachable, or if its Python lacks a package that the device needs.
     """
@@ -466,12 +460,13 @@ def _parse_probe(
     packages: Mapping[str, tuple[int, ...]],
     needed: tuple[int, int] | None,
 ) -> DeployedState:
-    """Return the state of a host from the answer of PROBE_SCRIPT.
+    """Convert the answer of PROBE_SCRIPT; raise RunError if Python, a package or onnxruntime is missing or too old.
 
-    Raise RunError if Python, a package or onnxruntime is missing or too old.
-
-    `packages` has the oldest versions of the packages that the device needs. `needed` are the IR version and the opset
-    that the host's onnxruntime must support; None if the device does not use onnxruntime.
+    Args:
+        location: The host that has answered.
+        answer: The JSON object that PROBE_SCRIPT has printed.
+        packages: Oldest supported version of each package that the device needs.
+        needed: IR version and opset that onnxruntime must support; None if the device does not use onnxruntime.
     """
     versions = {name: one_line(version, 60) for name, version in answer["versions"].items()}
     pip, hosts_file_hint = f"{location.python} -m pip install", ""
@@ -504,7 +499,7 @@ def _parse_probe(
 
 
 def start_command(location: DeviceLocation, arguments: Sequence[str], options: RunOptions) -> list[str]:
-    """Return the shell-quoted arguments of START_SCRIPT that start a device in its directory on its host."""
+    """Return the shell-quoted arguments of START_SCRIPT, which starts a device in its directory on its host."""
     command = ["-B", "-m", "runtime", *arguments]
     if options.keys is not None:
         command += ["--keys", f"../{KEYS_DIRECTORY}/{location.device}"]
@@ -518,10 +513,9 @@ def start_command(location: DeviceLocation, arguments: Sequence[str], options: R
 
 
 class RemoteStarter:
-    """Starts the devices of a session on other hosts, to which `install` has copied the artifact.
+    """Starts a session's devices on other hosts, to which `install` has copied the artifact.
 
-    `open_session.find_cluster` creates the starter, and `ClusterState` calls it once for each device. The starter also
-    saves the output of the devices.
+    `ClusterState` calls the object once for each device.
 
     Attributes:
         options: The options of the session, with the address at which devices connect to this process.
@@ -559,7 +553,6 @@ class RemoteStarter:
         )
 
     def save_output(self, device: str, output: bytes, has_failed: bool) -> None:
-        """Write a device's output to a file, if the user asked for logs or the device failed."""
         if self.options.logs is None and not (has_failed and output):
             return
         try:
@@ -574,7 +567,7 @@ class RemoteStarter:
 
     @contextlib.contextmanager
     def with_log_hint(self) -> Iterator[None]:
-        """Return a context manager: a RunError in it gets the directory of the devices' saved output appended."""
+        """Return a context manager that appends the directory of the saved output to a RunError."""
         try:
             yield
         except RunError as error:
@@ -585,18 +578,18 @@ class RemoteStarter:
 
 @dataclass
 class RemoteProcess(DeviceProcess):
-    """A device's process on another host. `popen` is the ssh process on this host that runs the device there.
+    """A device's process on another host. `popen` is the local ssh process that runs it.
 
     Attributes:
         device_location: The host and the settings of the device.
-        starter: The starter, which saves the device's output.
+        starter: The object that has started the process and saves its output.
     """
 
     device_location: DeviceLocation = field(kw_only=True)
     starter: RemoteStarter = field(kw_only=True)
 
     def exit_code(self) -> int | None:
-        """Return the exit code as for a process on this host: -n if signal n ended the device.
+        """Return the exit code as for a local process: -n if signal n ended the device.
 
         The remote shell reports signal n as exit code 128 + n.
         """

@@ -1,11 +1,8 @@
 """The devices of a run, as the coordinator sees them: their processes, connections, messages and reports.
 
-    directory of an artifact ⇒ `launch_process` ⇒ a device process on this host, which ends when this process ends
-    listening address, keys and credentials ⇒ `RunAcceptor` ⇒ message channels of devices that completed the handshake
-    message channels ⇒ `DeviceMessages` ⇒ events in the order of arrival, for `ClusterState` and `ClusterSession`
-
-A device may be compromised. Therefore each message is checked before memory for its payload is allocated, each field of
-a report is checked, and an error names the field.
+`launch_process` starts a device on this host. `RunAcceptor` accepts the connections of devices, and `DeviceMessages`
+queues their messages as events. A device may be compromised, so each message is checked before memory for its payload
+is allocated, and each field of a report is checked.
 """
 
 from __future__ import annotations
@@ -61,7 +58,7 @@ TIMELINE_KINDS = ("run", "wait", "send")
 
 
 def read_report(device: str, report: Mapping[str, Any]) -> DeviceReport:
-    """Return a device's report (its measurements of a run) from the content of a REPORT message.
+    """Return a device's measurements of a run from the content of a REPORT message.
 
     Raise ProtocolError with the name of an invalid field.
     """
@@ -88,9 +85,8 @@ class DoneReport:
     """The content of a DONE message: a device has finished its work on a frame.
 
     Attributes:
-        compute_s: Seconds in which the device computed the frame.
-        received: Bytes of the tensors that the device received since its last DONE. The keys are (sender, this device),
-            so that the reports of all devices can be merged into one mapping.
+        compute_s: Seconds for which the device computed the frame.
+        received: By (sender, this device), the bytes of tensors that the device received since its last DONE.
         board: The state of the device's board.
     """
 
@@ -100,9 +96,15 @@ class DoneReport:
 
 
 def read_done(device: str, payload: Any, names: Sequence[str]) -> DoneReport:
-    """Return the content of a DONE message, which reports that a device has finished a frame.
+    """Return the content of a DONE message, with which a device reports that it has finished a frame.
 
-    `names` are the names of all devices by their index. Raise ProtocolError if a number is invalid.
+    Args:
+        device: Name of the device.
+        payload: The bytes of the message.
+        names: Names of all devices, by the index that the message uses.
+
+    Raises:
+        ProtocolError: A number is invalid.
     """
     raw, received = bytes(payload), dict[tuple[str, str], ReceivedBytes]()
     compute_s, temperature, flags = DONE_FIELDS.unpack_from(raw)
@@ -153,7 +155,7 @@ def _read_timeline_entry(name: str, entry: Any) -> TimelineEntry:
         raise ProtocolError(
             f"field {name!r} of the report is {_quote(entry)}: expected [kind, index, frame, start, end]"
         )
-    # The index -1 means that the device waited for an input from the coordinator, and not for another device.
+    # The index is -1 if the device waited for an input of the network; else it is a transfer or segment.
     index = -1 if entry[1] == -1 else int(_check_number(name, entry[1]))
     frame, start, end = (_check_number(name, value) for value in entry[2:])
     return TimelineEntry(entry[0], index, int(frame), start, end)
@@ -166,20 +168,20 @@ def _quote(value: Any) -> str:
 
 
 RUNTIME_COMMAND = ("-P", "-m", RUNTIME)
-"""Arguments of Python that run the installed runtime, and never a module in the working directory."""
+"""Python's arguments that run the installed runtime, and never a module in the working directory."""
 
 
 @dataclass
 class DeviceProcess:
-    """The process of a device. `ClusterState` owns one for each device, and a `StartDevice` function creates it.
+    """The process of a device.
 
     Attributes:
         manifest: The device's manifest (its segments, transfers and files).
-        popen: The process on this host; for a device on another host, the ssh process that runs the device and ends
-            with its exit code. None if this coordinator does not start the device.
+        popen: The local process; for a device on another host, the ssh process that runs it. None if this coordinator
+            does not start the device.
         output: The captured output of the process.
         channel: The connection to the device; None until the handshake is finished.
-        address: The address at which peers reach the device.
+        address: Host and port at which other devices reach the device.
         report: The report that the device sends at the end of the run; None until it has arrived.
         queued_messages: Number of JSON messages of the device that are queued as events.
         location: Text that follows the device's name in messages, for example " on pi@10.0.0.2".
@@ -246,21 +248,17 @@ class DeviceProcess:
             self.channel.close()
 
     def last_line(self) -> str:
-        """Return the last line that the process has printed; '' if there is none."""
         tail = b"" if self.output is None else self.output.read()[-4096:]
         lines = tail.decode(errors="replace").strip().splitlines()
         return one_line(lines[-1], 500) if lines else ""
 
 
 StartDevice = Callable[[Manifest, Sequence[str]], DeviceProcess]
-"""A function that starts a device's runtime: (manifest, arguments that are equal for all devices) → process."""
+"""A function that starts a device's runtime: (manifest, command-line arguments equal for all devices) → process."""
 
 
 def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevice:
-    """Return a function that starts devices on this host.
-
-    `count` is the number of devices that it starts. They share the host's cores equally.
-    """
+    """Return a function that starts devices on this host; `count` devices share the host's cores equally."""
     keys, emulation = options.keys, options.emulation
     cores = sorted(os.sched_getaffinity(0))
     # Each emulated device uses one core, because the times of its segments are measured on one core.
@@ -286,8 +284,7 @@ def local_starter(directory: Path, options: RunOptions, count: int) -> StartDevi
 
 def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]) -> DeviceProcess:
     """Start the installed runtime for a device on this host. No code in the device's directory is run."""
-    # The command line has the full path of the manifest. The process list thus shows which device of which artifact a
-    # process runs.
+    # The command line has the manifest's full path, so the process list shows which artifact and device a process runs.
     place = (directory / manifest["device"]).absolute()
     try:
         popen = subprocess.Popen(
@@ -306,7 +303,7 @@ def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]
 
 
 def _child_environment() -> dict[str, str]:
-    """Return this process's environment without those PYTHON… variables that change how Python behaves."""
+    """Return this process's environment without the PYTHON… variables that change how Python behaves."""
     kept = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
     # The child has another working directory, so relative paths must become absolute. Without
@@ -318,7 +315,7 @@ def _child_environment() -> dict[str, str]:
 def end_all(processes: Sequence[DeviceProcess]) -> None:
     """Kill the processes that still run, and wait until all have ended.
 
-    A device that this coordinator has not started ends by itself when its connection is closed.
+    A device that this coordinator has not started ends when its connection is closed.
     """
     for process in processes:
         if process.popen is not None:
@@ -341,20 +338,16 @@ def end_process(process: DeviceProcess) -> None:
 
 JSON_MESSAGE_TYPES = (MessageType.REPORT, MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
 SPARE_ENTRIES = 16
-"""Number of additional records that `OncePerFrame` keeps before it removes those of finished frames.
-
-It removes them when it has more than 2 n + SPARE_ENTRIES records, where n is the number of frames in flight.
-"""
+"""Number of records of finished frames that `OncePerFrame` keeps in addition to 2 n, for n frames in flight."""
 MAX_QUEUED_MESSAGES = 64
-"""Maximum number of queued JSON messages of one device.
+"""Maximum number of queued JSON messages of one device, so that a faulty device cannot fill the memory.
 
-The queue is emptied only while the user waits for outputs. Without a limit, a faulty device could fill the memory of
-the coordinator.
+The queue is emptied only while the user waits for outputs.
 """
 ANY_LOOPBACK_PORT = "127.0.0.1:0"
 
 JoinedDevice = tuple[DeviceProcess, MessageChannel, tuple[str, int]]
-"""A device's process, its channel, and the address at which peers reach it."""
+"""A device's process, its channel, and the host and port at which other devices reach it."""
 
 
 @dataclass(frozen=True)
@@ -378,8 +371,7 @@ class DeviceEvent:
 class RunAcceptor:
     """Accepts connections of the devices of a run.
 
-    `ClusterSession` creates the acceptor, and `ClusterState` asks it for the devices that have connected. For resident
-    devices (running daemons), `daemon_client.DaemonConnector` is used instead.
+    For resident devices (running daemons), `daemon_client.DaemonConnector` is used instead.
 
     Attributes:
         address: HOST:PORT at which devices connect.
@@ -387,11 +379,16 @@ class RunAcceptor:
     """
 
     def __init__(self, listen: str, keys: Path | None, is_insecure: bool) -> None:
-        """Listen at HOST:PORT; port 0 means any free port.
+        """Listen at an address.
 
-        With `keys`, the directory that 'dicompiler keys' created, connections use TLS. Without keys, connections to
-        other hosts are allowed only if `is_insecure`. Raise UsageError if the address or the keys cannot be used, and
-        RunError if the address is in use.
+        Args:
+            listen: HOST:PORT; port 0 means any free port.
+            keys: The directory of TLS keys that 'dicompiler keys' created; None for no TLS.
+            is_insecure: True to allow connections to other hosts without TLS.
+
+        Raises:
+            UsageError: The address or the keys cannot be used.
+            RunError: The address is in use.
         """
         # Without keys, a token proves that a device belongs to the run. With keys, certificates prove it.
         self.credentials = RunCredentials(secrets.token_hex(8), "" if keys else secrets.token_hex(16))
@@ -438,12 +435,11 @@ class RunAcceptor:
 
     @property
     def refusal_text(self) -> str:
-        """The reason why the last connection was refused, as the end of a message; '' if none was refused."""
+        """Why the last connection was refused, as the end of a message; '' if none was refused."""
         reason = one_line(self._acceptor.last_refusal) if self._acceptor else ""
         return f"; last refused connection: {reason}" if reason else ""
 
     def allow_again(self, device: str) -> None:
-        """Allow a device to connect again, after its earlier connection has ended."""
         with self._lock:
             self._joined_devices.discard(device)
 
@@ -468,8 +464,9 @@ class RunAcceptor:
     def _greet_device(self, channel: MessageChannel, host: str, deadline: float) -> JoinedDevice:
         """Perform the handshake with a device that connects; return its process, channel and address.
 
-        Raise ProtocolError to refuse the connection. Raise RunError to end the run, but only if the other end has
-        proven that it is a device of this run.
+        Raises:
+            ProtocolError: The connection is refused.
+            RunError: A proven device of this run has another artifact or a wrong address, so the run must end.
         """
         hello = channel.receive_greeting(deadline)
         name = str(hello.get("device"))
@@ -493,10 +490,9 @@ class RunAcceptor:
 
 
 def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
-    """Return the address at which peers can reach a device, after a check of the address that the device sent.
+    """Check the address at which a device claims to accept its peers, and return it.
 
-    `allowed_hosts` are the hosts that are known to belong to the device, and the address must be on one of them.
-    Otherwise a device could direct its peers to any other host.
+    It must be on one of `allowed_hosts`. Otherwise a device could direct its peers to any other host.
     """
     if not isinstance(value, list) or len(value) != 2 or not isinstance(value[0], str) or type(value[1]) is not int:
         raise ProtocolError("the device's greeting has no valid address")
@@ -511,7 +507,7 @@ def _check_address(value: Any, allowed_hosts: set[str]) -> tuple[str, int]:
 def _without_scope(host: str) -> str:
     """Return an IP address without its zone (the interface name after %), and a host name unchanged.
 
-    A zone has a meaning on one host only, so addresses from two hosts are compared without it.
+    A zone has a meaning on one host only.
     """
     with contextlib.suppress(ValueError):
         return str(ipaddress.ip_address(host.partition("%")[0]))
@@ -526,10 +522,7 @@ class OncePerFrame:
         self._seen: set[tuple[MessageType, int]] = set()
 
     def admit(self, message_type: MessageType, frame: int = 0) -> None:
-        """Record that the device has sent a message of this type for a frame.
-
-        Raise ProtocolError if the device has sent such a message before.
-        """
+        """Record a message about a frame; raise ProtocolError if the device has sent such a message before."""
         if (message_type, frame) in self._seen:
             suffix = f" for frame {frame}" * (message_type is not MessageType.READY)
             raise ProtocolError(f"received {message_type.name} twice{suffix}")
@@ -541,9 +534,6 @@ class OncePerFrame:
 
 class DeviceMessages:
     """Receives the messages of all devices, checks them, and queues them as events.
-
-    `ClusterState` creates this object and calls `listen` for each device that connects. `failures.find_failure` tells
-    which events report a failure.
 
     Attributes:
         events: The events in the order of arrival; `ClusterState.events` removes them.
@@ -560,9 +550,12 @@ class DeviceMessages:
     ) -> None:
         """Create an empty queue of messages.
 
-        `role_ios` has the inputs and outputs of each role (the normal plan, a replica or a failure plan). `names` are
-        the names of all devices by their index. `expects_ready` returns True if the device with the given name may send
-        READY now.
+        Args:
+            role_ios: The inputs and outputs of each role (the normal plan, a replica or a failure plan).
+            names: Names of all devices, by the index that DONE messages use.
+            window: The numbers of the frames in flight.
+            schedule: Maps each frame number to the index of its role.
+            expects_ready: Returns True if the device with the given name may send READY now.
         """
         self.events: deque[DeviceEvent] = deque()
         self.ready_devices: set[str] = set()
@@ -583,7 +576,6 @@ class DeviceMessages:
         )
 
     def forget(self, name: str) -> None:
-        """Discard all queued events of a device."""
         for _ in range(len(self.events)):
             if (event := self.events.popleft()).device != name:
                 self.events.append(event)
@@ -627,10 +619,7 @@ class DeviceMessages:
             raise ProtocolError(f"received {message_type.name}, which devices do not send")
 
     def _is_late(self, header: MessageHeader) -> bool:
-        """Return True if a message must be ignored because it arrives late.
-
-        Such a message is about a frame that was dropped, or about a change of plans (roles) before the last change.
-        """
+        """Return True if a message must be ignored: its frame was dropped, or plans have changed again since then."""
         if header.type is MessageType.ROLES_CHANGED:
             return header.frame < self._schedule.last_change
         return header.type in (MessageType.OUTPUT, MessageType.DONE) and header.frame < self._window.first

@@ -40,15 +40,20 @@ from dicompiler_targets.engine_segments import convert_segments, describe_networ
 from dicompiler_targets.sockets.runtime import MANIFEST_FORMAT
 
 RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
-"""Names of files and directories of an artifact that are not directories of a device, so no device can have them."""
+"""File names that an artifact uses itself, so no device can have such a name."""
 
 
 def write_program(program: Program, threads: Mapping[str, int], optimization: str, directory: Path) -> None:
     """Write the artifact of a program into an existing directory.
 
-    `threads` has the number of threads for computing a segment, by device. `optimization` is onnxruntime's optimization
-    level. Segments are converted for the engines of their devices. Raise DicompilerError if a device's name cannot be
-    the name of a directory, or if a tensor's type cannot be sent.
+    Args:
+        program: The steps and transfers of all devices.
+        threads: By device, the number of threads that compute a segment.
+        optimization: onnxruntime's optimization level.
+        directory: The directory of the artifact.
+
+    Raises:
+        DicompilerError: A device's name cannot be a directory's name, or a tensor's type cannot be sent.
     """
     # Slices and concatenations at the boundaries of segments are removed from the segments. The runtime makes these
     # copies before and after it runs a segment, which is faster than in the engine.
@@ -75,8 +80,12 @@ def _write_device_files(
 ) -> Json:
     """Write the segments, the weights and the runtime of a device, and return the device's manifest.
 
-    `hoisted` has the segments of the device for each role: the normal plan, and each replica and failure plan.
-    `networks` has, by serialized ONNX model, the segments that are converted for the device's engine.
+    Args:
+        program: The program of all devices.
+        index: Index of the device.
+        hoisted: For the normal plan, each replica and each failure plan, the device's segments.
+        networks: By serialized ONNX model, the files into which an engine's converter has translated it.
+        directory: The artifact's directory.
     """
     runtime = directory / "runtime"
     runtime.mkdir(parents=True)
@@ -92,7 +101,7 @@ def _write_device_files(
 
 
 def _write_manifests(program: Program, manifests: Sequence[Json], directory: Path) -> None:
-    """Write artifact.json and the manifest of each device, with the digest of the whole artifact."""
+    """Write artifact.json and the device manifests, and add the artifact's digest to each of them."""
     # The manifests list every file with its digest, so a digest of all manifests identifies the whole artifact.
     digest = hashlib.sha256("".join(map(format_json, manifests)).encode()).hexdigest()
     for manifest in manifests:
@@ -108,11 +117,13 @@ def _write_manifests(program: Program, manifests: Sequence[Json], directory: Pat
 def _device_manifest(
     program: Program, index: int, files: Sequence[Sequence[str]], hoisted: Sequence[Sequence[HoistedSegment]]
 ) -> Json:
-    """Return the manifest of the device with the given index, without the list of its files.
+    """Return the manifest of a device without the list of its files.
 
-    A role is the normal plan, a replica or a failure plan. `files` has the names of the segments' files for each role.
-    `hoisted` has, for each role, the segments without the nodes that only move data, and the copies that the runtime
-    makes instead.
+    Args:
+        program: The program of all devices.
+        index: Index of the device.
+        files: For the normal plan, each replica and each failure plan, the names of the segments' files.
+        hoisted: For each of these plans, the segments without the copies that the runtime makes instead.
     """
     device = program.devices[index]
     pairs = [(t.sender, t.receiver) for t in program.all_transfers]
@@ -143,11 +154,14 @@ def _role_document(
     hoisted: Sequence[HoistedSegment],
     first_transfer: int,
 ) -> Json:
-    """Return the description of a device's work in one role: in the normal plan, a replica or a failure plan.
+    """Return the manifest entry of a device's work in one plan (the normal plan, a replica or a failure plan).
 
-    `files` has the file name of each segment. `hoisted` has each segment without the nodes that only move data, and the
-    copies that the runtime makes instead. The transfers of all roles are numbered consecutively; `first_transfer` is
-    the number of this role's first transfer.
+    Args:
+        program: The program of this plan.
+        device: The device's steps in this plan.
+        files: File name of each segment.
+        hoisted: The segments without the copies that the runtime makes instead.
+        first_transfer: Number of this plan's first transfer. The transfers of all plans are numbered consecutively.
     """
     transfers = [
         replace(t, index=first_transfer + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)
@@ -177,9 +191,9 @@ def _role_document(
 
 
 def _describe_onnx_versions(segments: Iterable[Segment]) -> Json:
-    """Return the manifest entry `onnx`: the IR version and opset that onnxruntime must support.
+    """Return the manifest entry `onnx`, the IR version and opset of the segments that onnxruntime computes.
 
-    Return an empty object if onnxruntime computes none of the segments.
+    Return {} if there are no such segments.
     """
     models = [segment.model for segment in segments]
     if not models:
@@ -196,10 +210,7 @@ def _describe_network(engine: str, hoisted: HoistedSegment, file: str) -> Json:
 
 
 def _non_tensor_names(segment: Segment) -> Json:
-    """Return the manifest entry `unsized` of a segment; {} if it has only tensors of numbers.
-
-    The entry has the names of the inputs and outputs that are strings or not tensors.
-    """
+    """Return the manifest entry `unsized` of a segment: names of inputs and outputs that are strings or not tensors."""
     graph = segment.model.graph
     values = (*graph.input, *graph.output)
     names = [value.name for value in values if not is_fixed_size(value.type.tensor_type.elem_type)]
@@ -209,7 +220,7 @@ def _non_tensor_names(segment: Segment) -> Json:
 def _state_document(program: Program, state: DeviceState) -> Json:
     """Return the manifest entry of a device's piece of a state (a tensor that is kept for the next frame).
 
-    INPUT messages identify an input or a state by its index, so the indices of states follow those of the inputs.
+    An INPUT message has the index of an input or state, so the indices of states follow those of the inputs.
     """
     index = len(program.inputs) + [whole.name for whole in program.states].index(state.past)
     piece = {"state": state.past, "region": [list(interval) for interval in state.region]}

@@ -1,10 +1,8 @@
 """Failures of devices: how they are noticed, their root cause, the processes of failed devices, and the event log.
 
-    ended processes, lost connections and error messages ⇒ the device at fault and the cause
-
-`ClusterState` decides whether the run continues. Two devices that cannot reach each other report each other, so only
-reports of several devices show which device is cut off. If a device's process ends with an error, the device is only
-suspected at first: its error message may still be in transit, and may name another device as the cause.
+Two devices that cannot reach each other report each other, so only reports of several devices show which device is cut
+off. A device whose process ends with an error is only suspected at first: its last message may still arrive and name
+another device as the cause.
 """
 
 from __future__ import annotations
@@ -26,9 +24,9 @@ log = logging.getLogger("dicompiler")
 
 RANK_CAUSE, RANK_EXIT, RANK_DISCONNECTED, RANK_SUSPECTED = range(4)
 CAUSE_WAIT_S = 0.3
-"""Seconds to wait for the cause of a failure: the end of a crashed process is seen after its connections have ended."""
+"""Seconds to wait for the cause of a failure: a process's end is noticed later than the end of its connections."""
 EXIT_WAIT_S = 0.05
-"""Seconds between the end of a device's connection and the killing of its process, if the process still runs."""
+"""Seconds from the end of a device's connection until its process is killed, if it still runs."""
 
 
 @dataclass(frozen=True)
@@ -38,11 +36,10 @@ class DeviceFailure:
     Attributes:
         device: The device that has failed.
         message: The observation, as text for an error message.
-        reporter: The other device that reported the failure, or `device` if no other device did.
+        reporter: The device that observed the failure; `device` if no other device did.
         rank: How certain the cause is. RANK_CAUSE: no other failure can have caused this one. RANK_EXIT: the device's
             process ended. RANK_DISCONNECTED: its connection ended. RANK_SUSPECTED: another device suspects it.
-        is_unreachable: True if the device is unreachable. Failure plans cover only unreachable devices, and no other
-            errors.
+        is_unreachable: True if the device is unreachable. Failure plans cover only such failures.
     """
 
     device: str
@@ -77,14 +74,11 @@ def find_failure(event: DeviceEvent, devices: Mapping[str, DeviceProcess]) -> De
 
 
 def exit_failure(process: DeviceProcess) -> DeviceFailure | None:
-    """Return the failure of a process that ended with an error, or None for all other processes.
-
-    If a signal ended the process, the signal is the cause. Otherwise the rank is RANK_EXIT, because an earlier message
-    of the process may have named the cause.
-    """
+    """Return the failure of a process that ended with an error, or None for all other processes."""
     code, message = process.exit_code(), process.describe_exit()
     if not code or message is None:
         return None
+    # A process that no signal ended may have named another cause in an earlier message.
     rank = RANK_CAUSE if code < 0 else RANK_EXIT
     return DeviceFailure(process.device, message, process.device, rank, is_unreachable=True)
 
@@ -113,8 +107,8 @@ def find_root_cause(failures: Sequence[DeviceFailure]) -> DeviceFailure:
 class EventLog:
     """The events of a run: failures, takeovers (the other devices use a failure plan) and returns of devices.
 
-    To report an event, the object logs a warning and calls `on_event`. An event is reported when its final reason is
-    known. Later events wait for it, because all events are reported in order. `ClusterSession` creates the object.
+    An event is reported (by a warning and a call of `on_event`) when its final reason is known. All events are reported
+    in order, so later events wait for it.
 
     Attributes:
         events: The events that were reported so far.
@@ -135,7 +129,7 @@ class EventLog:
         self._emit()
 
     def set_reason(self, device: str, reason: str) -> None:
-        """Set the final reason of the device's oldest failure that has none, and report the event."""
+        """Set the final reason of the device's oldest failure that has none, and report the failure."""
         for index, (event, is_final) in enumerate(self._pending):
             if not is_final and event.device == device:
                 self._pending[index] = replace(event, reason=reason), True
@@ -160,8 +154,11 @@ class EventLog:
 class _FailedProcess:
     """The process of a failed device.
 
-    It is killed at `kill_at` (time.monotonic) unless it has ended by then. `is_explained` is True after the reason of
-    the failure was reported.
+    Attributes:
+        process: The process.
+        failure: The failure, as it was first observed.
+        kill_at: When the process is killed if it has not ended (time.monotonic).
+        is_explained: True after the reason of the failure was reported.
     """
 
     process: DeviceProcess
@@ -171,10 +168,9 @@ class _FailedProcess:
 
 
 class FailedProcesses:
-    """The processes of failed devices, until they have ended. The run continues meanwhile.
+    """The processes of failed devices that have not ended yet.
 
-    `ClusterState` creates the collection. `on_reason(device, reason)` is called once for each failure, when its reason
-    is final: the process has ended, or the time to wait for its end is over.
+    `on_reason(device, reason)` is called once for each failure, when the process has ended or is killed.
     """
 
     def __init__(self, on_reason: Callable[[str, str], None]) -> None:
@@ -182,23 +178,17 @@ class FailedProcesses:
         self._processes: list[_FailedProcess] = []
 
     def __bool__(self) -> bool:
-        """Return True if a process has failed for a reason that is not known yet."""
+        """Return True if the reason of a failure has not been reported yet."""
         return any(not failed.is_explained for failed in self._processes)
 
     def add(self, process: DeviceProcess, failure: DeviceFailure) -> None:
-        """Add the process of a failed device.
-
-        If only the connection of the process ended, the process gets EXIT_WAIT_S to end, because its exit code may show
-        the cause. All other processes are killed at once.
-        """
+        """Add the process of a failed device, and schedule its killing."""
+        # If only the connection ended, the process gets time to end: its exit code may show the cause.
         wait_s = EXIT_WAIT_S if failure.rank == RANK_DISCONNECTED else 0.0
         self._processes.append(_FailedProcess(process, failure, time.monotonic() + wait_s))
 
     def poll(self) -> None:
-        """Kill the processes that have not ended in time, and remove those that have ended, without waiting.
-
-        Report the reason of a failure when its process has ended or was killed, because the reason is then final.
-        """
+        """Kill the processes that have not ended in time, and report the reason of each new end, without waiting."""
         now = time.monotonic()
         for failed in tuple(self._processes):
             process = failed.process
@@ -207,8 +197,8 @@ class FailedProcesses:
                 continue
             if not failed.is_explained:
                 failed.is_explained = True
-                # If other devices have suspected this device, its process may have ended because its connections were
-                # closed. Its exit code then does not show the cause.
+                # A device that others suspect may have ended only because its connections were closed. Its exit code
+                # then does not show the cause.
                 observed = None if failed.failure.rank == RANK_SUSPECTED else exit_failure(process)
                 self._on_reason(process.device, failed.failure.message if observed is None else observed.message)
             if has_ended:
@@ -224,30 +214,28 @@ class FailedProcesses:
 
 
 LINK_WAIT_S, LINK_WAIT_HEARTBEATS, MAX_LINK_WAIT_S = 0.15, 1.25, 10.0
-"""Time to wait for further reports, after the first report of a device that it cannot reach another device.
+"""Time to wait for further reports, after a device has reported that it cannot reach another device.
 
-The time is LINK_WAIT_S plus LINK_WAIT_HEARTBEATS heartbeat intervals, but at most MAX_LINK_WAIT_S. The two ends of a
-cut link notice the cut at different times, because their last heartbeats arrived at different times.
+The time is LINK_WAIT_S plus LINK_WAIT_HEARTBEATS heartbeat intervals, but at most MAX_LINK_WAIT_S seconds. The two ends
+of a cut link notice the cut at different times, because their last heartbeats arrived at different times.
 """
 MAX_CANDIDATES, MAX_EXCLUDED_DEVICES = 12, 3
-"""Limits of the search for devices without which a run continues.
-
-Only the first MAX_CANDIDATES suspected devices are candidates, and at most MAX_EXCLUDED_DEVICES of them are left out.
-"""
+"""Limits of the search for devices without which a run continues: suspected devices, and devices that are excluded."""
 
 
 class Suspicions:
-    """The suspicions of a run: reports that a device may have failed.
+    """The reports of a run that a device may have failed.
 
-    `ClusterState` adds suspicions. A suspicion is due after a short time, in which reports of other devices may
-    arrive. `ClusterState` then decides which devices have failed, and continues the run without them.
+    A report is due after a short time, in which other devices may report too. `ClusterState` then decides which devices
+    have failed.
     """
 
     def __init__(self, heartbeat_s: float, peers: Mapping[str, Collection[str]]) -> None:
         """Create a collection without suspicions.
 
-        `heartbeat_s` is the number of seconds between heartbeats. `peers` has the devices with which each device
-        exchanges tensors.
+        Args:
+            heartbeat_s: Seconds between heartbeats.
+            peers: For each device, the devices with which it exchanges tensors.
         """
         self._peers = peers
         self._link_wait_s = min(LINK_WAIT_S + LINK_WAIT_HEARTBEATS * heartbeat_s, MAX_LINK_WAIT_S)
@@ -275,12 +263,12 @@ class Suspicions:
     def find_due(self, up: Collection[str]) -> list[DeviceFailure]:
         """Return the suspicions that must be resolved now, in the order of their arrival.
 
-        `up` has the names of the devices that are up. A suspicion because a device's process has ended is due after
-        CAUSE_WAIT_S. If there are such suspicions, only they are returned. Otherwise, all reports that one device
-        cannot reach another are returned in two cases:
+        An ended process is due after CAUSE_WAIT_S; if there are such suspicions, only they are returned. Otherwise, all
+        reports that one device cannot reach another are returned if the first is old enough, or if all peers of a
+        device report it.
 
-        - The first of them is old enough: LINK_WAIT_S plus LINK_WAIT_HEARTBEATS heartbeat intervals have passed.
-        - At least two devices have reported the same device, and they are all of its peers that are up.
+        Args:
+            up: Names of the devices that are up.
         """
         now = time.monotonic()
         if due_exits := [failure for failure, due_at in self._exits.values() if now > due_at]:
@@ -296,11 +284,14 @@ class Suspicions:
 def choose_excluded_devices(
     suspicions: Sequence[DeviceFailure], is_covered: Callable[[Collection[str]], bool]
 ) -> tuple[str, ...]:
-    """Return the devices without which a run can continue, because all other devices can reach each other.
+    """Return the fewest devices without which the run can continue, because all others can reach each other.
 
-    The result has as few devices as possible, and preferably those that are cut off from the most others. `is_covered`
-    returns True if a failure plan covers the failure of the given devices. Return () if there is no such set of at most
-    MAX_EXCLUDED_DEVICES devices.
+    Args:
+        suspicions: Reports that one device cannot reach another.
+        is_covered: Returns True if a failure plan covers the failure of the given devices.
+
+    Returns:
+        At most MAX_EXCLUDED_DEVICES names; () if no such set of devices is covered.
     """
     links = {frozenset((suspicion.device, suspicion.reporter)) for suspicion in suspicions}
     candidates = rank_suspects(suspicions)[:MAX_CANDIDATES]
@@ -312,10 +303,9 @@ def choose_excluded_devices(
 
 
 def rank_suspects(suspicions: Sequence[DeviceFailure]) -> list[str]:
-    """Return the devices in the suspicions; the device that is cut off from the most others is first.
+    """Return all reporting and reported devices; the device that is cut off from the most others is first.
 
-    These are the devices that report and the devices that are reported. Among equal devices, the one with the most
-    reports about it comes first, and then the one that was named first.
+    Among equal devices, the one that is reported most often is first.
     """
     links = {frozenset((suspicion.device, suspicion.reporter)) for suspicion in suspicions}
     link_counts = Counter(name for link in links for name in link)

@@ -1,7 +1,6 @@
 """A session of an artifact with one device, which runs in the process of the caller.
 
-For a small network, sending a frame to another process and receiving the outputs takes as long as computing the frame.
-With a single device, no second process is needed.
+For a small network, exchanging a frame with another process takes as long as computing it.
 """
 
 from __future__ import annotations
@@ -32,10 +31,10 @@ from dicompiler_targets.sockets.session import FrameReader, SessionGuard, resolv
 
 
 class InProcessSession(Session):
-    """A session that computes frames one after another in the calling thread. `open_session` creates it.
+    """A session that computes frames one after another in the calling thread.
 
-    An interrupt takes effect between two frames, and the timeout of a frame between two operators. The time for opening
-    the session is not limited. A crash of onnxruntime ends the process of the caller.
+    An interrupt takes effect between two frames, and a timeout between two operators. A crash of onnxruntime ends the
+    caller's process.
 
     Attributes:
         artifact: The artifact that the session runs.
@@ -55,8 +54,8 @@ class InProcessSession(Session):
         self._device: str = self._manifest["device"]
         assert options.heartbeat_s is not None
         self._mailbox, self._loop = Mailbox(), EventLoop(options.heartbeat_s)
-        # The executor needs an event loop, but there are no connections, so the loop's thread is not needed. Closing
-        # the loop ends this thread.
+        # The executor needs an event loop object. Its thread is not needed, because there are no connections; closing
+        # the loop ends the thread.
         self._loop.close()
         self._resets_states, self._next_frame, self._outputs = False, 0, dict[str, Any]()
         self._deadline, self._wake_watchdog = math.inf, threading.Event()
@@ -129,14 +128,13 @@ class InProcessSession(Session):
 
     @contextlib.contextmanager
     def _device_errors_as_run_errors(self) -> Iterator[None]:
-        """Return a context manager that turns each error into a RunError that names the device."""
+        """Return a context manager that replaces each exception by a RunError that names the device."""
         try:
             yield
         except Exception as error:
             raise RunError(f"device {self._device!r}: {one_line(error)}") from error
 
     def _run_frame(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Compute one frame (inference request) and return its outputs by name."""
         number, states = self._next_frame, self._role_io.states[self._device]
         self._next_frame += 1
         sets_states = any(state["name"] in inputs for state in self.artifact.states)

@@ -1,9 +1,7 @@
 """Opening a session of an artifact, for `Target.run`, `dicompiler deploy` and `dicompiler.connect`.
 
-    artifact and options of a run ⇒ a session
-
 The devices of a session are new processes on this host or on other hosts, or resident devices (running daemons). The
-module imports numpy, but neither onnx nor onnxruntime. The module `session` then runs the frames.
+module imports neither onnx nor onnxruntime, so that sessions start fast.
 """
 
 from __future__ import annotations
@@ -27,15 +25,13 @@ from dicompiler_targets.sockets.session import ClusterSession, InFlightFrame, ch
 
 @dataclass(frozen=True)
 class ClusterAccess:
-    """Where a session's devices run, and how they are started. `find_cluster` creates it.
+    """The settings by which a session starts its devices or connects to them. `find_cluster` creates it.
 
     Attributes:
         options: The options of the session.
         start: Function that starts a device; None to start devices on this host.
-        connector: The object that connects to resident devices (running daemons); None if the session starts new
-            processes.
-        explain_errors: Function that returns a context manager. A RunError in it gets the directory of the devices'
-            logs appended to its message.
+        connector: Connects to resident devices (running daemons); None if the session starts new processes.
+        explain_errors: Returns a context manager that appends the directory of the devices' logs to a RunError.
     """
 
     options: RunOptions
@@ -45,14 +41,17 @@ class ClusterAccess:
 
 
 def find_cluster(artifact: SocketsArtifact, options: RunOptions, start: StartDevice | None = None) -> ClusterAccess:
-    """Return where an artifact's devices run: as resident devices, on `options.hosts`, or on this host.
+    """Find out whether an artifact's devices are resident, on the hosts in `options.hosts`, or on this host.
 
-    `start`, if given, replaces the function that starts a device's process on this host; resident devices are then not
-    used. Raise UsageError for invalid options, and RunError if the resident devices run another artifact.
+    If `start` is given, it starts the devices on this host, and resident devices are not used.
+
+    Raises:
+        UsageError: The options are invalid.
+        RunError: The resident devices run another artifact.
     """
     check_device_options(options, artifact)
     options = options.with_heartbeat(default_heartbeat_s(artifact))
-    # The modules that use ssh are imported in the branches that need them, so that local sessions start faster.
+    # `daemon_control` and `deploy` use ssh. They are imported only if needed, so that local sessions start faster.
     if start is None and ResidentCluster.load(artifact.directory) is not None:
         from dicompiler_targets.sockets.daemon_control import make_connector
 
@@ -69,9 +68,13 @@ def find_cluster(artifact: SocketsArtifact, options: RunOptions, start: StartDev
 def open_session(directory: Path, options: RunOptions) -> Session:
     """Open a session for `dicompiler.connect`.
 
-    If the options have a hosts file, files that the hosts lack are first copied there. If the artifact has a single
-    device and no option needs a separate process, the device runs in this process. Raise DicompilerError if the
-    artifact is invalid, RunError if a device cannot be started, and UsageError if the options are invalid.
+    If the options have a hosts file, files that the hosts lack are first copied there. A single device runs in this
+    process, unless an option needs a separate one.
+
+    Raises:
+        DicompilerError: The artifact is invalid.
+        RunError: A device cannot be started.
+        UsageError: The options are invalid.
     """
     artifact = SocketsArtifact.load(directory)
     access = find_cluster(artifact, options)
@@ -93,7 +96,7 @@ def _needs_process(options: RunOptions) -> bool:
 
 
 MAX_PAUSE_SHARE = 0.25
-"""Last share of a run's time limit: a run that exceeds its limit made progress if a frame was finished in it."""
+"""Last share of a run's time limit. If a frame was finished in it, the run has made progress until its limit."""
 
 
 def run_artifact(
@@ -102,9 +105,9 @@ def run_artifact(
     options: RunOptions,
     start: StartDevice | None = None,
 ) -> RunResult:
-    """Run an artifact on a sequence of frames; `Target.run` calls this function.
+    """Run an artifact on a sequence of frames, for `Target.run`.
 
-    `start`, if given, replaces the function that starts a device's process on this host.
+    If `start` is given, it starts the devices on this host.
     """
     artifact = SocketsArtifact.load(directory)
     access = find_cluster(artifact, options, start)
@@ -123,8 +126,8 @@ def run_artifact(
                 if options.kept_frames is None or len(outputs) < options.kept_frames:
                     outputs.append(frame_outputs)
     except RunError as error:
-        # If a frame was finished shortly before the timeout, no device hangs: the run only needs more time. The device
-        # that the error names is then not the cause.
+        # If a frame was finished shortly before the timeout, no device hangs: the run only needs more time. The error
+        # then must not blame the device that it names.
         made_progress = bool(finished) and finished[-1].finished_at > end - MAX_PAUSE_SHARE * options.timeout_s
         if time.monotonic() < deadline or not made_progress:
             raise

@@ -1,9 +1,7 @@
-"""Copying files to a host by pieces: byte ranges that the host has in other files are not sent.
+"""Copying large files to a host without sending those byte ranges that other files on the host have.
 
-    large files here, and old files on the host ⇒ assembled files on the host
-
-Afterwards, `ssh.RemoteCommands.copy_files` links the assembled files into their directory. This module runs on the
-sending host, and `pieces` on the receiving host.
+`PieceCopier` runs on the sending host, and the module `pieces` on the receiving host. Afterwards,
+`ssh.RemoteCommands.copy_files` links the assembled files into their directory.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from dicompiler.plugin_api.artifacts import DeviceLocation, ssh
 from dicompiler_targets.sockets import pieces
 
 MIN_PIECED_BYTES = 1 << 16
-"""Minimum size of a file that is copied by pieces; smaller files are sent as a whole."""
+"""Minimum size of a file that is assembled from pieces; smaller files are sent as a whole."""
 _MAX_ANSWER_BYTES, _BLOCK_BYTES = 1 << 26, 1 << 20
 # The arguments of this script are the Python interpreter and the number of bytes of the program. Standard input has the
 # program, followed by the program's own input.
@@ -30,13 +28,13 @@ _RUN_PROGRAM_SCRIPT = """cd / && exec "$1" -c 'import sys; exec(sys.stdin.buffer
 
 @dataclass
 class PieceCopier:
-    """Assembles files on a device's host from pieces of old files there and pieces that are sent.
+    """Assembles files on a device's host from byte ranges of old files there and ranges that are sent.
 
     Attributes:
         commands: Runs commands over ssh.
         location: How to reach the host.
         python: The host's Python, quoted for the shell.
-        old_files: Absolute paths of files on the host that may have pieces of the new files.
+        old_files: Absolute paths of files on the host that may share byte ranges with the new files.
         bytes_per_s: Maximum number of bytes that are sent per second; 0 means no limit.
         sent_bytes: Number of bytes that were sent so far.
     """
@@ -49,7 +47,7 @@ class PieceCopier:
     sent_bytes: int = 0
 
     def assemble(self, directory: str, files: Mapping[str, Path], digests: Mapping[str, str]) -> list[str]:
-        """Assemble files in a directory of the host from old pieces and pieces that are sent.
+        """Assemble files in a directory of the host.
 
         Args:
             directory: Absolute path of the directory.
@@ -57,8 +55,9 @@ class PieceCopier:
             digests: SHA-256 of each file, by name.
 
         Returns:
-            The names of the assembled files. A file is not assembled if an old file has changed or vanished meanwhile,
-            or if the host has no piece of it.
+            The names of the assembled files. A file is missing if the host has no piece of it, or if an old file has
+            changed
+            meanwhile.
         """
         found = self._find({name: pieces.cut_file(path) for name, path in files.items()})
         useful = {
@@ -75,7 +74,8 @@ class PieceCopier:
     def _find(self, wanted: Mapping[str, Sequence[pieces.Piece]]) -> dict[str, list[pieces.Range]]:
         """Return, by file name, the byte ranges that make up each file; {} if the host does not answer.
 
-        `wanted` has the pieces of each file, by name. A range is in an old file on the host, or must be sent.
+        Args:
+            wanted: The pieces of each file, by file name.
         """
         lengths = [[length for _, length, _ in found] for found in wanted.values()]
         digests = b"".join(digest for found in wanted.values() for _, _, digest in found)
@@ -84,10 +84,7 @@ class PieceCopier:
         return dict(zip(wanted, ranges, strict=False))
 
     def _run(self, request: Mapping[str, Any], content: Iterable[bytes]) -> list[Any]:
-        """Run `pieces.main` on the host with a request and the bytes `content`, and return its answer.
-
-        The result is [] if the host does not answer.
-        """
+        """Run `pieces.main` on the host with a request and `content`; return its answer, or [] if there is none."""
         program = f"{inspect.getsource(pieces)}\nmain({ssh.LINE_PREFIX!r})\n".encode()
         line = f"{json.dumps(request)}\n".encode()
 
@@ -103,14 +100,13 @@ class PieceCopier:
 
 
 def is_pieced(path: Path) -> bool:
-    """Return True if a file is so large that it is worthwhile to search the host for its pieces."""
     return path.stat().st_size >= MIN_PIECED_BYTES
 
 
 def _missing_bytes(path: Path, ranges: Sequence[pieces.Range]) -> Iterator[bytes]:
-    """Yield the bytes of a file that no old file on the host has: those in ranges whose source is SENT_SOURCE.
+    """Yield the bytes of a local file that must be sent, because their ranges have the source SENT_SOURCE.
 
-    Together, the ranges are the whole file.
+    Together, `ranges` make up the whole file.
     """
     with path.open("rb") as file:
         for source, _, length in ranges:

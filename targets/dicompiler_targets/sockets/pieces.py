@@ -1,11 +1,10 @@
-"""Pieces of files: byte ranges that a host already has in files of other artifacts are not sent to it again.
+"""Finding byte ranges of a new file in old files of a host, so that these ranges need not be sent to it.
 
 A file is cut into pieces at positions that depend only on the bytes near them (content-defined chunking). Equal byte
-ranges in two files therefore have the same pieces, wherever they are in the files. An example is a weight that another
-plan stores at another offset.
+ranges in two files therefore have the same pieces, even at different offsets.
 
-The module `piece_copies` imports this module, and also sends the source of this module to hosts, which run `main`. This
-module therefore imports only the standard library and numpy.
+The source of this module is also sent to hosts, which run `main`. It therefore imports only the standard library and
+numpy.
 """
 
 from __future__ import annotations
@@ -25,21 +24,20 @@ from numpy.typing import NDArray
 MIN_PIECE_BYTES, MAX_PIECE_BYTES = 1 << 10, 1 << 14
 """Limits of the size of a piece. The last piece of a file can be smaller."""
 CUT_BITS = 10
-"""Number of zero bits in the hash at which a file is cut.
+"""Number of zero bits in a hash at which a file is cut.
 
-A word of 4 bytes ends a piece with the probability 2 ** -CUT_BITS, so that a piece has 4 to 5 KiB on average.
+Each word of 4 bytes ends a piece with the probability 2 ** -CUT_BITS. A piece thus has 4 to 5 KiB on average.
 """
 DIGEST_BYTES = 8
 """Number of bytes of a piece's digest.
 
-Two different pieces may have the same short digest by chance. The digest of the whole file, which is checked too, then
-shows the error.
+If two different pieces have the same short digest, the digest of the whole file shows the error.
 """
 SENT_SOURCE = -1
-"""Source of a range of bytes that is sent to the host. Other sources are indices of files on the host."""
+"""Source of a byte range that is sent to the host. All other sources are indices of old files on the host."""
 _MULTIPLIER = 0x9E3779B1
 _DOUBLINGS = (1, 2, 4, 8)
-"""Distances, in words of 4 bytes, between two hashes that are added in each step. The last hash covers 16 words."""
+"""Distances (in words of 4 bytes) between two hashes that are added; after all steps, a hash covers 16 words."""
 _WINDOW_WORDS = 2 * _DOUBLINGS[-1]
 _BLOCK_BYTES = 1 << 22
 
@@ -97,10 +95,7 @@ def _hash_windows(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def join_ranges(ranges: Sequence[Range]) -> list[Range]:
-    """Join consecutive ranges of a new file that are adjacent in their source too.
-
-    The source of a range is an old file, or SENT_SOURCE for bytes that are sent.
-    """
+    """Join consecutive ranges of a new file that are also adjacent in their source (an old file or SENT_SOURCE)."""
     joined: list[Range] = []
     for source, offset, length in ranges:
         previous = joined[-1] if joined else None
@@ -117,8 +112,7 @@ def join_ranges(ranges: Sequence[Range]) -> list[Range]:
 def find_pieces(old_files: Sequence[str], wanted: Sequence[Sequence[int]], digests: IO[bytes]) -> list[list[Range]]:
     """Return, for each wanted file, the ranges of old files from which it can be assembled.
 
-    Pieces that no old file has become ranges of bytes with the source SENT_SOURCE. Old files that cannot be read are
-    ignored.
+    Pieces that no old file has become ranges with the source SENT_SOURCE. Unreadable old files are ignored.
 
     Args:
         old_files: Paths of the old files.
@@ -159,10 +153,10 @@ def assemble_file(path: Path, digest: str, ranges: Sequence[Range], old_files: S
 
 
 def main(prefix: str) -> None:
-    """Answer the request on standard input, which is a line of JSON followed by bytes.
+    """Read a request (a line of JSON, then bytes) from standard input, and print the JSON answer after `prefix`.
 
-    The request is to find pieces, or to assemble files in a directory. The answer is printed as JSON after `prefix`. It
-    has the ranges of each wanted file, or the names of the assembled files.
+    The request is either to find the pieces of wanted files, or to assemble files in a directory. The answer has the
+    ranges of each wanted file, or the names of the assembled files.
     """
     os.umask(0o077)
     os.nice(19)  # This process gets the lowest priority, so that it does not delay devices that run on the host.

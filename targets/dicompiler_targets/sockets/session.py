@@ -1,8 +1,8 @@
 """A session of an artifact whose devices are other processes. Several frames can be in flight at the same time.
 
-Frames (inference requests) ⇒ outputs, and at the end the reports of the devices. `ClusterSession` owns the frames; its
-`cluster_state.ClusterState` owns the devices. Together they are the coordinator of the devices. At the first error that
-no failure plan covers, all processes are ended, and a RunError names the device and the cause.
+`ClusterSession` sends frames (inference requests) and returns their outputs. Its `cluster_state.ClusterState` starts
+the devices and reacts to failures. Together they are the coordinator. At the first failure that no failure plan covers,
+all processes are ended, and a RunError names the device and the cause.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from dicompiler_targets.sockets.runtime.transport import seconds_left
 class TurnLock:
     """A reentrant lock that threads acquire in the order in which they asked for it.
 
-    `threading.Lock` does not keep this order: a thread that releases and acquires it in a loop usually gets it again,
-    while other threads wait.
+    With `threading.Lock`, a thread that releases and acquires the lock in a loop usually gets it again, while other
+    threads wait.
     """
 
     def __init__(self) -> None:
@@ -51,15 +51,11 @@ class TurnLock:
 
     @property
     def is_contended(self) -> bool:
-        """True if another thread waits for the lock."""
         return bool(self._waiting)
 
     @contextlib.contextmanager
     def hold(self, wake_owner: Callable[[], None]) -> Iterator[None]:
-        """Return a context manager that holds the lock.
-
-        If another thread holds it, entering the context calls `wake_owner` and then waits.
-        """
+        """Return a context manager that holds the lock. If another thread holds it, call `wake_owner` and wait."""
         thread = threading.get_ident()
         if self._owner != thread:
             self._acquire(thread, wake_owner)
@@ -82,7 +78,8 @@ class TurnLock:
                     wake_owner()
                 self._condition.wait_for(lambda: not self._owner and self._waiting[0] is ticket)
                 self._owner = thread
-            # A KeyboardInterrupt can end the wait. The ticket is removed then too, so that no thread waits for it.
+            # A KeyboardInterrupt can end the wait. If the ticket stayed in the queue, all later threads would wait
+            # forever.
             finally:
                 self._waiting.remove(ticket)
                 self._condition.notify_all()
@@ -91,8 +88,8 @@ class TurnLock:
 class SessionGuard:
     """Lets one thread at a time use a session, and ends the session at its first error.
 
-    Calls of a session that has ended raise a RunError with the reason of its end. A forked child process cannot use the
-    session: its calls raise a RunError, and change neither the session nor its devices.
+    After that, each call raises a RunError with the reason. Calls in a forked child process also raise a RunError, and
+    change nothing.
 
     Attributes:
         reason: Why the session has ended; None while it is usable.
@@ -101,8 +98,10 @@ class SessionGuard:
     def __init__(self, stop: Callable[[], None], wake: Callable[[], None]) -> None:
         """Guard a session.
 
-        `stop` ends everything that the session has started, and may be called several times. `wake` interrupts the
-        waiting of a call in another thread, so that the call checks `has_waiting_call` and `check_end` again.
+        Args:
+            stop: Ends everything that the session has started; may be called several times.
+            wake: Interrupts a call that waits in another thread, so that it checks `has_waiting_call` and `check_end`
+                again.
         """
         self._stop, self._wake = stop, wake
         self._process, self._turns = os.getpid(), TurnLock()
@@ -110,7 +109,6 @@ class SessionGuard:
 
     @property
     def has_waiting_call(self) -> bool:
-        """True if a call in another thread waits until it may use the session."""
         return self._turns.is_contended
 
     def end(self, reason: str) -> None:
@@ -121,7 +119,6 @@ class SessionGuard:
                 self._stop()
 
     def check_end(self) -> None:
-        """Raise RunError if the session has ended."""
         if self.reason is not None:
             raise RunError(f"the session has ended: {self.reason}")
 
@@ -135,19 +132,16 @@ class SessionGuard:
 
     @contextlib.contextmanager
     def use_exclusively(self) -> Iterator[None]:
-        """Return a context manager: while a thread is in its `with` block, all other threads wait for the session.
-
-        Raise RunError in a forked child process.
-        """
+        """Return a context manager in which only this thread uses the session; raise RunError in a forked child."""
         self.check_process()
         with self._turns.hold(self._wake):
             yield
 
     @contextlib.contextmanager
     def use(self) -> Iterator[None]:
-        """Return a context manager in which only this thread uses the session.
+        """Return a context manager in which only this thread uses the session; an exception in it ends the session.
 
-        An exception in the context ends the session. Raise RunError if the session has ended already.
+        Raise RunError if the session has ended already.
         """
         with self.use_exclusively():
             self.check_end()
@@ -171,24 +165,23 @@ class InFlightFrame:
     """A frame (inference request) that was sent to the devices and that they have not finished.
 
     Attributes:
-        inputs: The inputs, kept to send the frame again after a failure; None without failure plans, or when all
+        inputs: The inputs, kept to send the frame again after a failure. None without failure plans, or when all
             outputs have arrived.
         sent_at: When the frame was first sent (time.perf_counter).
         finished_at: When the newest output arrived (time.perf_counter); 0 before the first output.
         computing_since: When the first device started to compute the frame (time.perf_counter); math.inf if not known.
         number: The frame's number, which changes when the frame is sent again.
-        role: Index of the role (the normal plan, a replica or a failure plan) that the frame uses.
-        role_io: Inputs and outputs of this role.
+        role: Index of the plan (the normal plan, a replica or a failure plan) by which the frame is computed.
+        role_io: Inputs and outputs of this plan.
         active_devices: The devices that take part in the frame.
-        deadline: When the frame must be finished, on a clock that stops while the user's code runs between two calls
-            of the session. The clock is time.monotonic minus the session's `_caller_s`.
-        outputs: For each sink (device that sends outputs to this process): the payload of each received output, by
-            index of the output.
+        deadline: When the frame must be finished (time.monotonic), minus `ClusterSession._caller_s` at the time of
+            sending.
+        outputs: By device that sends outputs to this process, the received payloads by index of the output.
         missing_outputs: Number of outputs that have not arrived.
-        compute_s: For each device that has finished its work on the frame, the seconds in which it computed.
-        received: For each pair of sender and receiver, the bytes that the receiver has reported with this frame, and
-            the seconds in which they arrived.
-        boards: For each device in `compute_s`, the state of its board.
+        compute_s: Seconds for which each device computed, by name; only devices that have finished the frame.
+        received: By (sender, receiver), the bytes that the receiver has reported with this frame, and the seconds in
+            which they arrived.
+        boards: The state of the board of each device in `compute_s`.
     """
 
     inputs: Mapping[str, Any] | None
@@ -215,9 +208,8 @@ class InFlightFrame:
 class FrameReader:
     """Reads the frames that the user passes to `Session.stream`.
 
-    A list or tuple is read directly. Frames of any other iterator are read in a thread, which checks and copies each
-    frame with `copy`, because an iterator may reuse its arrays. The thread calls `notify` after each frame and at the
-    end. It pauses while it has read `limit` frames for which the session has not called `release`.
+    A list or tuple is read directly. For any other iterable, a thread reads, checks and copies at most `limit` frames
+    ahead, because an iterator may reuse its arrays. The thread calls `notify` after each frame and at the end.
 
     Attributes:
         queue: The frames that were read, until `take` returns them.
@@ -260,7 +252,7 @@ class FrameReader:
         self._free_places.release()
 
     def close(self) -> None:
-        """Stop the thread that reads frames; if it is reading a frame, it stops after this frame."""
+        """Stop the reading thread; if it is reading a frame, it stops after this frame."""
         self._stopped = True
         self._free_places.release()
 
@@ -289,8 +281,7 @@ class FrameReader:
 class ClusterSession(Session):
     """A session in which each device is a process on this host or on another host.
 
-    `open_session` and `run_artifact` create the session. It owns the frames in flight and a `ClusterState`. That object
-    starts the devices, returns their messages as events, and decides whether frames must be sent again.
+    `open_session` and `run_artifact` create it.
 
     Attributes:
         artifact: The compiled artifact that the devices run.
@@ -311,9 +302,16 @@ class ClusterSession(Session):
     ) -> None:
         """Start the devices and wait until they are ready.
 
-        `start` starts a device; by default, on this host. `acceptor` accepts the devices' connections; by default, at a
-        listening socket. The session must have ended by `deadline` (time.monotonic), if given. Raise RunError if a
-        device fails to start, and UsageError if the options are invalid.
+        Args:
+            artifact: The compiled artifact that the devices run.
+            options: The options of the run.
+            start: Starts a device; by default, on this host.
+            acceptor: Accepts the devices' connections; by default, at a listening socket.
+            deadline: When the session must have ended (time.monotonic).
+
+        Raises:
+            RunError: A device does not start.
+            UsageError: The options are invalid.
         """
         options = options.with_heartbeat(default_heartbeat_s(artifact))
         self.artifact, self.options, self._deadline = artifact, options, deadline
@@ -327,8 +325,8 @@ class ClusterSession(Session):
         self.opened_at, self._replayed_frames, self._finished_frames = time.perf_counter(), 0, 0
         self._last_finished_at = -math.inf
         self._change_deadline = math.inf
-        # Seconds in which the user's code ran between calls of the session, and the time when the last call returned.
-        # Deadlines are extended by these seconds.
+        # `_caller_s` has the seconds for which the user's code ran between calls of the session; deadlines are extended
+        # by them. `_left_at` is the time when the last call returned.
         self._caller_s, self._left_at = 0.0, math.inf
         count = len({*artifact.devices} - {*options.start_manually, *options.start_without})
         acceptor = acceptor or RunAcceptor(options.listen or ANY_LOOPBACK_PORT, options.keys, options.insecure)
@@ -383,11 +381,10 @@ class ClusterSession(Session):
     def stream_frames(
         self, frames: Iterable[Mapping[str, Any]]
     ) -> Iterator[tuple[InFlightFrame, dict[str, dict[str, Any]]]]:
-        """Yield each frame and its outputs, by sink device and output name, in the order of `frames`.
+        """Yield each frame and its outputs, by device and output name, in the order of `frames`.
 
-        A sink device is one that, by the plan, sends outputs to this process; there may be several. A thread reads at
-        most `in_flight` frames ahead of the yielded ones. If `frames` raises an exception, the outputs of all earlier
-        frames are yielded before it is raised again, and the session stays usable.
+        At most `in_flight` frames are read ahead of the yielded ones. If `frames` raises an exception, the outputs of
+        all earlier frames are yielded first, and the session stays usable.
         """
         check_type(frames, (Iterable,), "stream: frames", "an iterable of inputs by name")
         reader = FrameReader(frames, self.in_flight, self._loop.wake, self.artifact.copy_inputs)
@@ -431,7 +428,7 @@ class ClusterSession(Session):
     def _guard_call(self) -> Iterator[None]:
         """Return a context manager for a call of the session; an exception in it ends the session.
 
-        It also measures the time in which the user's code runs between two calls.
+        It also measures the time for which the user's code runs between two calls.
         """
         with self._guard.use():
             self._caller_s += max(0.0, time.monotonic() - self._left_at)
@@ -443,7 +440,7 @@ class ClusterSession(Session):
         self._event_log.flush()
 
     def _finish_run(self) -> None:
-        """Tell the devices that no frames follow, and wait for their reports and the end of their processes."""
+        """Tell the devices that no frames follow, and wait for their reports and for the end of their processes."""
         cluster, deadline = self._cluster, self._new_deadline()
         self._wait_for_event_log()
         cluster.finish()
@@ -467,18 +464,17 @@ class ClusterSession(Session):
         return deadline if self._deadline is None else min(deadline, self._deadline)
 
     def _is_full(self) -> bool:
-        """Return True if no further frame may be sent now."""
         cluster = self._cluster
         return cluster.needs_replay or bool(cluster.awaiting_ack) or len(self._window) >= self.in_flight
 
     def _is_busy(self) -> bool:
-        """Return True if the session waits for outputs, or for acknowledgements of a change of roles (plans)."""
+        """Return True if the session waits for outputs, or for devices to acknowledge a change to another plan."""
         return self._cluster.needs_replay or bool(self._cluster.awaiting_ack) or len(self._window) > 0
 
     def _list_awaited_devices(self) -> list[str]:
         """Return the devices that have not finished the oldest frame.
 
-        If no frame is in flight, return the devices that have not acknowledged the order to use other roles (plans).
+        If no frame is in flight, return the devices that have not acknowledged a change to another plan.
         """
         if not len(self._window):
             return sorted(self._cluster.awaiting_ack)
@@ -488,15 +484,14 @@ class ClusterSession(Session):
     def _current_deadline(self) -> float:
         """Return the deadline (time.monotonic) of the oldest frame.
 
-        If no frame is in flight, return the deadline of the change to other plans (roles). Deadlines are later by the
-        time in which the user's code ran between calls of the session.
+        If no frame is in flight, return the deadline of the last change to another plan.
         """
         if len(self._window):
             return self._in_flight_frames[self._window.oldest].deadline + self._caller_s
         return self._change_deadline + self._caller_s
 
     def _submit_frame(self, inputs: Mapping[str, Any]) -> InFlightFrame:
-        """Wait until another frame may be in flight, and send the frame with these inputs to the devices."""
+        """Wait until another frame may be in flight, and send a frame with these inputs to the devices."""
         while self._is_full():
             self._handle_events(self._list_awaited_devices())
         kept_inputs = inputs if self._cluster.schedule.tolerates_failures else None
@@ -528,7 +523,7 @@ class ClusterSession(Session):
         self._resets_states = False
 
     def _admit_frame(self, frame: InFlightFrame, deadline: float) -> None:
-        """Give a frame the next number and the plan (role) for it, and discard its outputs from before a failure."""
+        """Set the frame's number and plan, and discard outputs that arrived before a failure."""
         frame.number = self._window.admit_frame()
         frame.role = self._cluster.schedule.role_index(frame.number)
         frame.role_io = role_io = self._role_ios[frame.role]
@@ -542,9 +537,8 @@ class ClusterSession(Session):
     def _replay_frames(self) -> None:
         """Send the frames in flight again after a failure.
 
-        CHANGE_ROLES, the order to use a failure plan, is already in the send queue of each device, so the device
-        receives it before the frames. It then tells its peers about the change before it sends them tensors of these
-        frames.
+        The message that orders the failure plan, CHANGE_ROLES, is already queued for each device, so it arrives before
+        the frames.
         """
         self._cluster.needs_replay = False
         self._change_deadline = self._new_deadline() - self._caller_s
@@ -560,10 +554,9 @@ class ClusterSession(Session):
             self._log_takeover()
 
     def _next_finished_frame(self, reader: FrameReader, waiting: deque[InFlightFrame]) -> InFlightFrame | None:
-        """Return the next frame with complete outputs, or None after the last frame.
+        """Send the reader's frames until the oldest frame has all outputs; return it, or None after the last frame.
 
-        Further frames of the reader are sent meanwhile. `waiting` contains the frames that were sent and that this
-        method has not returned yet.
+        `waiting` has the frames that were sent and that this method has not returned yet.
         """
         while True:
             while reader.queue and not self._is_full():
@@ -579,10 +572,7 @@ class ClusterSession(Session):
             self._handle_events(self._list_awaited_devices() if is_busy else [], is_ready)
 
     def _wait_for_reader(self, reader: FrameReader) -> None:
-        """Wait until the reader has a frame, or knows that no more frames follow.
-
-        Meanwhile, other threads may use the session.
-        """
+        """Wait until the reader has a frame or no more frames follow; meanwhile, other threads may use the session."""
         while not reader.has_frame_or_end():
             with self._guard_call():
                 self._handle_events(
@@ -591,7 +581,7 @@ class ClusterSession(Session):
                 )
 
     def _wait_for_outputs(self, frame: InFlightFrame) -> dict[str, dict[str, Any]]:
-        """Wait for a frame's outputs; return them by sink (device that sends outputs) and output name."""
+        """Wait for a frame's outputs; return them by device and output name."""
         self._wait_until_none(lambda: self._list_awaited_devices() if frame.missing_outputs else [])
         outputs: dict[str, dict[str, Any]] = {}
         for device, payloads in frame.outputs.items():
@@ -617,8 +607,13 @@ class ClusterSession(Session):
     ) -> None:
         """React to the devices' messages and failures that have arrived or arrive in the next milliseconds.
 
-        Do not wait for messages if `is_ready` returns True. Raise RunError if another thread has ended the session. If
-        the deadline has passed, raise a RunError that names the awaited devices, `waiting`.
+        Args:
+            waiting: Names of the devices for which the session waits, for the error message.
+            is_ready: If it returns True, do not wait for messages.
+            deadline: Time (time.monotonic) after which RunError is raised; by default, the oldest frame's deadline.
+
+        Raises:
+            RunError: The deadline has passed, or another thread has ended the session.
         """
         cluster, guard = self._cluster, self._guard
         if deadline is None:
@@ -635,15 +630,12 @@ class ClusterSession(Session):
         cluster.check_time(deadline, waiting)
 
     def _wait_for_event_log(self) -> None:
-        """Wait until all failures, takeovers and returns of devices are reported to the user.
-
-        A failure is reported when its reason is known, which takes milliseconds.
-        """
+        """Wait some milliseconds, until the reasons of all failures are known and all events are reported."""
         while self._event_log:
             self._handle_events([])
 
     def _record_progress(self, frame: InFlightFrame, event: DeviceEvent) -> None:
-        """Record an OUTPUT or DONE message: the device has sent an output, or has finished its work on the frame."""
+        """Record that a device has sent an output (message OUTPUT) or finished its work on the frame (message DONE)."""
         assert event.header is not None
         if event.header.type is MessageType.OUTPUT:
             frame.outputs[event.device][event.header.index] = event.payload
@@ -677,10 +669,15 @@ class ClusterSession(Session):
         interruption_s: float = 0.0,
         takeover_s: float = 0.0,
     ) -> None:
-        """Add an event of this `kind` ("failure", "takeover" or "return") of a device to the event log.
+        """Add an event to the event log.
 
-        A takeover means that the other devices use a failure plan now. The reason of a failure may still change. The
-        last three parameters are fields of RunEvent, for takeovers.
+        Args:
+            kind: "failure", "return", or "takeover" (the other devices use a failure plan now).
+            device: The device that has failed or returned.
+            reason: The reason of a failure, which may still change; '' for other events.
+            replayed_frames: For takeovers, the number of frames that were sent again.
+            interruption_s: For takeovers, the seconds for which the user has waited for outputs because of the failure.
+            takeover_s: For takeovers, the seconds since the failure was noticed.
         """
         self._change_deadline = self._new_deadline() - self._caller_s
         down = tuple(name for name in self.artifact.devices if name in self._cluster.down)
@@ -690,10 +687,9 @@ class ClusterSession(Session):
         self._event_log.add(event, is_final=kind != "failure")
 
     def _log_takeover(self) -> None:
-        """Log a takeover if devices have failed since the last takeover.
+        """Log that the other devices use a failure plan, if devices have failed since the last call.
 
-        A takeover means that the other devices use a failure plan now. Call this method when a frame is finished, or
-        when no frame is in flight.
+        Call this method when a frame is finished, or when no frame is in flight.
         """
         if (takeover := self._cluster.pop_takeover()) is not None:
             device, takeover_s = takeover
@@ -703,8 +699,8 @@ class ClusterSession(Session):
     def _interruption_s(self) -> float:
         """Return the seconds for which the user has waited for outputs because of a failure.
 
-        The interruption begins when the last frame was finished, or when the oldest frame in flight was sent, if that
-        is later. The result is 0 if no frame is in flight.
+        The interruption begins when the last frame was finished or, if that is later, when the oldest frame in flight
+        was sent. It is 0 if no frame is in flight.
         """
         sent_at = min((frame.sent_at for frame in self._in_flight_frames.values()), default=math.inf)
         return max(0.0, time.perf_counter() - max(self._last_finished_at, sent_at))
@@ -713,17 +709,13 @@ class ClusterSession(Session):
 def default_heartbeat_s(artifact: SocketsArtifact) -> float:
     """Return the default seconds between two heartbeats of a device.
 
-    With failure plans, the interval is short, so that a failure is noticed early. Without them, noticing it early is
-    useless, because the run ends anyway.
+    With failure plans, the interval is short, so that a failure is noticed early.
     """
     return COVERED_HEARTBEAT_S if artifact.make_schedule().tolerates_failures else UNCOVERED_HEARTBEAT_S
 
 
 def resolve_frames_in_flight(options: RunOptions, devices: int) -> int:
-    """Return how many frames may be in flight (sent and not finished) with this number of devices.
-
-    Raise UsageError for invalid options.
-    """
+    """Return how many frames may be in flight with this number of devices; raise UsageError for invalid options."""
     frames = options.resolve_in_flight(devices, MAX_FRAMES_IN_FLIGHT)
     if options.heartbeat_s is not None and not 0.05 <= options.heartbeat_s <= 3600:
         raise UsageError(f"run: the heartbeat must be between 0.05 and 3600 s, not {options.heartbeat_s:g}")
@@ -731,7 +723,7 @@ def resolve_frames_in_flight(options: RunOptions, devices: int) -> int:
 
 
 def check_device_options(options: RunOptions, artifact: SocketsArtifact) -> None:
-    """Raise UsageError if an option names an unknown device, or a device that the artifact cannot run without."""
+    """Raise UsageError if an option names an unknown device, or a device without which the artifact cannot run."""
     for name in (*options.start_manually, *options.start_without):
         if name not in artifact.devices:
             raise UsageError(f"run: there is no device {name!r}{did_you_mean(name, artifact.devices)}")

@@ -1,4 +1,4 @@
-"""The class of target `sockets`, which writes a directory for each device, and the options of this target."""
+"""The class and the options of the target `sockets`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ RUNTIME_COSTS = RuntimeCosts(
 )
 """Seconds that the runtime adds to computing and sending, measured with emulated boards on the reference host.
 
-The method is described in docs/understand/cost-models.md.
+docs/understand/cost-models.md describes the measurement.
 """
 PROCESS_BYTES = 63 << 20
 """Memory of a device process with Python, numpy, onnxruntime and the runtime's threads, but without any segment.
@@ -46,8 +46,7 @@ Measured on x86-64 Linux with glibc, Python 3.11, numpy 2.4 and onnxruntime 1.31
 class SocketsTarget(Target):
     """A directory per device with its segments, its weights and a small Python runtime; devices communicate over TCP.
 
-    The functions of this class are in other modules, which are imported when they are needed. The package's docstring
-    lists them in the order of their use.
+    The methods import the modules that they need only when they are called.
     """
 
     name: ClassVar[str] = "sockets"
@@ -96,7 +95,7 @@ class SocketsTarget(Target):
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
         """Return each segment's model, and the copies that the runtime makes before and after the segment.
 
-        The copies are the slices and concatenations at the boundaries of a segment, which its model does not have.
+        The copies are slices and concatenations that were removed from the model.
         """
         from dicompiler_targets.artifact_files import make_segment_calls
 
@@ -104,12 +103,12 @@ class SocketsTarget(Target):
 
     @property
     def runtime_costs(self) -> RuntimeCosts:
-        """The time that the Python runtime adds to messages, calls and copies, on an idle host without TLS."""
+        """The seconds that the Python runtime adds to messages, calls and copies, on an idle host without TLS."""
         return RUNTIME_COSTS
 
     @property
     def benchmark_player(self) -> Mapping[str, bytes]:
-        """Files of the program that measures runtime costs, by name, with a copy of the runtime that it imports."""
+        """The files of the program that measures runtime costs, by file name; they include the runtime itself."""
         from dicompiler_targets.bundled_runtime import read_benchmark_player
 
         return read_benchmark_player("sockets", (".py",))
@@ -121,13 +120,13 @@ class SocketsTarget(Target):
         return install(directory, options)
 
     def uninstall(self, directory: Path, options: RunOptions) -> Mapping[str, bool]:
-        """End the resident devices, and remove directories, TLS keys and logs of all devices from their hosts."""
+        """Stop the resident devices, and remove the directories, TLS keys and logs of all devices from their hosts."""
         from dicompiler_targets.sockets.daemon_control import uninstall
 
         return uninstall(directory, options)
 
     def service(self, directory: Path, options: RunOptions) -> Service:
-        """Return the resident devices of the artifact, which keep their onnxruntime sessions between runs."""
+        """Return the artifact's resident devices: daemons that keep their onnxruntime sessions between runs."""
         from dicompiler_targets.sockets.daemon_control import ResidentDevices
 
         return ResidentDevices(directory, options)
