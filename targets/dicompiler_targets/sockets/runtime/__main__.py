@@ -57,11 +57,10 @@ def main() -> int:
 
 
 def _start_detached() -> int:
-    """Start this command again in the background, and return the exit code.
+    """Start this command again in the background; return the exit code when clients can connect to the new process.
 
-    The function returns when clients can connect to the new process. The secret token, with which clients prove that
-    they belong to the cluster, is read from standard input. The process ID and the address of the new process are
-    printed as a line of JSON.
+    The cluster's secret token is read from standard input. The process ID and the address are printed as a line of
+    JSON.
     """
     token = sys.stdin.readline().strip()
     reader, writer = os.pipe()
@@ -88,7 +87,8 @@ def _run_daemon(options: Any, token: str) -> int:
     if options.announce is not None:
         os.set_inheritable(options.announce, False)
     try:
-        # This import loads onnxruntime, which may fail. Within `try`, the failure is announced as an error.
+        # This import loads onnxruntime and may fail, so it is inside `try`, which reports the error to the parent
+        # process.
         from .daemon import DaemonLockFile, DaemonLog, DeviceDaemon, bind_listener, run_daemon
 
         log = DaemonLog(options.log)
@@ -110,7 +110,7 @@ def _run_daemon(options: Any, token: str) -> int:
 
 
 def _load_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest in the file; raise ValueError or OSError if this runtime cannot read the file."""
+    """Return the manifest in a file; raise ValueError or OSError if this runtime cannot read the file."""
     manifest = read_manifest(path)
     if manifest.get("format") != MANIFEST_FORMAT:
         raise ValueError(
@@ -128,8 +128,8 @@ def _end_with_stdin() -> None:
 
 
 def _make_device(options: Any, manifest: dict[str, Any], credentials: RunCredentials) -> DeviceRun:
-    # These imports load onnxruntime, which takes long. They are not at the top of the module, so that `_end_with_stdin`
-    # already runs meanwhile.
+    # These imports load onnxruntime, which takes long. The thread that waits for the end of standard input runs
+    # already.
     from .device import ConnectionSettings, DeviceRun
     from .executor import EmulatedSpeed
 

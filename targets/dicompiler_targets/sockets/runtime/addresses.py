@@ -1,8 +1,7 @@
 """Addresses: reading HOST:PORT, listening and connecting, and the zones of link-local IPv6 addresses.
 
-A link-local address (fe80::…) is valid on each link of a host, so it needs a zone: the name of a network interface, as
-in fe80::1%eth0. Interfaces have other names on each host, so the zone in an address from another host is useless.
-`bind_socket` and `connect` therefore find the zone on this host.
+A link-local address (fe80::…) needs a zone: the name of a network interface, as in fe80::1%eth0. Interfaces have other
+names on other hosts, so `bind_socket` and `connect` find the zone on this host.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from collections.abc import Iterator, Sequence
 INTERFACES_FILE = "/proc/net/if_inet6"
 """The file in which Linux lists the IPv6 addresses of this host and the interface of each."""
 LINK_LOCAL_SCOPE = "20"
-"""The scope that marks link-local addresses in INTERFACES_FILE, in hexadecimal."""
+"""The scope (in hexadecimal) that marks link-local addresses in INTERFACES_FILE."""
 LISTEN_BACKLOG = 64
 CONNECT_TIMEOUT_S = 10.0
 """Maximum seconds for connecting to another host, including repeated attempts."""
@@ -27,7 +26,7 @@ ATTEMPT_TIMEOUT_S = 2.5
 PORT_HINT = "the key address in the hosts file sets the port"
 """Text for messages: how users choose the port at which a device listens."""
 UNREACHABLE_ERRORS = (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EPERM, errno.EACCES)
-"""Errors which mean that a firewall rejects the connection, or that there is no route to the host."""
+"""Errors of a connection that a firewall rejects, or for which there is no route."""
 
 
 def split_address(text: str) -> tuple[str, int]:
@@ -45,7 +44,7 @@ def split_address(text: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return HOST:PORT, with brackets around an IPv6 host, as `split_address` reads it."""
+    """Return HOST:PORT, with brackets around an IPv6 host."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -59,13 +58,12 @@ def is_loopback(host: str) -> bool:
 
 
 def is_link_local(host: str) -> bool:
-    """Return True for a link-local IPv6 address, with or without a zone."""
     address = host.partition("%")[0]
     return _is_ip_address(address) and ipaddress.ip_address(address) in ipaddress.ip_network("fe80::/10")
 
 
 def bind_socket(host: str, port: int, listens: bool = True) -> socket.socket:
-    """Return a socket that is bound to an address of this host and, if `listens`, accepts connections.
+    """Return a socket that is bound to an address of this host; it accepts connections if `listens`.
 
     Raise ValueError if that is not possible.
     """
@@ -89,11 +87,16 @@ def bind_socket(host: str, port: int, listens: bool = True) -> socket.socket:
 
 
 def connect(host: str, port: int, timeout_s: float, port_hint: str) -> socket.socket:
-    """Connect to an address; raise OSError with the cause and the remedy if that is not possible.
+    """Connect to an address; repeat attempts for at most `timeout_s` and CONNECT_TIMEOUT_S seconds.
 
-    If nothing answers, the attempt is repeated until the shorter of `timeout_s` and CONNECT_TIMEOUT_S has passed; then
-    TimeoutError is raised. `port_hint` is a text for the error message that says which option sets the port: users can
-    allow a port in a firewall only if it is fixed.
+    Args:
+        host: IP address or name of the host.
+        port: TCP port.
+        timeout_s: Maximum seconds.
+        port_hint: Text for the error message: which option sets the port, so that users can allow it in a firewall.
+
+    Raises:
+        OSError: The connection failed; the message has the cause and the remedy.
     """
     timeout_s = min(timeout_s, CONNECT_TIMEOUT_S)
     end = time.monotonic() + timeout_s
@@ -147,7 +150,7 @@ def _with_zone(host: str, zones: Sequence[str]) -> str:
 
 
 def _link_local_interfaces() -> Iterator[tuple[str, str]]:
-    """Yield each link-local address of this host, as hexadecimal digits, and the name of its interface."""
+    """Yield each link-local address of this host (as hexadecimal digits) and the name of its interface."""
     with contextlib.suppress(OSError), open(INTERFACES_FILE, encoding="ascii") as file:
         for line in file:
             address, _, _, scope, _, zone = line.split()
@@ -156,7 +159,6 @@ def _link_local_interfaces() -> Iterator[tuple[str, str]]:
 
 
 def _listen_error(host: str, port: int, error: OSError) -> ValueError:
-    """Return an error that says why this host cannot listen at the address, and what to do."""
     cause, remedy = error.strerror or str(error), "give an address of this host"
     if error.errno == errno.EADDRINUSE:
         cause, remedy = "the port is in use", "end the process that uses it, or choose another port (0: any)"

@@ -1,4 +1,4 @@
-"""Sensors of a board in files of the kernel: temperature, and flags for a lowered clock rate."""
+"""A board's sensors, which the kernel offers as files: temperature, and flags that the clock rate was lowered."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class BoardSensors:
     """Reads the sensors of this board, at most once a second."""
 
     def __init__(self, root: Path = Path("/sys")) -> None:
-        """Find the files of the sensors. `root` is the directory of the kernel's files."""
+        """Find the sensor files below `root`, the kernel's directory of devices."""
         self._temperature_file = next(iter(sorted(root.glob("class/thermal/thermal_zone*/temp"))), None)
         throttled_file = root / THROTTLED_FILE
         self._throttled_file = throttled_file if throttled_file.is_file() else None

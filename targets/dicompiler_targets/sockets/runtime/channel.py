@@ -1,9 +1,7 @@
 """Message channels: connections with a send queue, a limit of unacknowledged bytes, and heartbeats.
 
-An event loop polls all channels of a process. The main thread runs the loop while it waits, so that messages need not
-be passed between threads. While the main thread computes for long, a helper thread runs the loop. Otherwise the helper
-thread wakes only four times per heartbeat interval, to send heartbeats and to check that those of the other devices
-arrive.
+One event loop polls all channels of a process. The main thread runs the loop while it waits, so that messages need not
+be passed between threads. A helper thread runs the loop while the main thread computes for long, and sends heartbeats.
 """
 
 from __future__ import annotations
@@ -37,23 +35,19 @@ from .transport import Connection, limit_buffers
 HELPER_MIN_BUSY_S = 0.002
 """The helper thread runs the event loop only while the main thread computes for more than these seconds.
 
-During shorter computations, received data waits in the kernel's buffers, because waking the helper thread takes time
-too: some hundredths of this limit.
+Waking the helper thread takes some hundredths of this time.
 """
 MAX_SPIN_S = 0.0005
 """Seconds for which a waiting thread polls without blocking before it blocks.
 
-On an idle processor, waking a blocked thread takes a tenth of MAX_SPIN_S, and polling avoids that. A thread whose
-previous wait was longer than MAX_SPIN_S blocks at once.
+On an idle processor, waking a blocked thread takes a tenth of this time. A thread whose previous wait was longer blocks
+at once.
 """
 READ, WRITE = select.POLLIN, select.POLLOUT
 
 
 class EventSource(Protocol):
-    """The methods of a channel that the event loop calls.
-
-    The loop calls `receive`, `push` and `tick` while it holds `EventLoop.lock`.
-    """
+    """The methods of a channel that the event loop calls while it holds `EventLoop.lock`."""
 
     def fileno(self) -> int:
         """Return the connection's file descriptor, which the event loop polls."""
@@ -62,13 +56,13 @@ class EventSource(Protocol):
         """Read the data that has arrived, and deliver complete messages."""
 
     def push(self) -> None:
-        """Send as much queued data as the kernel accepts."""
+        """Send queued data, as far as the kernel accepts it."""
 
     def pause_s(self) -> float:
-        """Return the seconds until `push` should be called again, while the channel has paused sending."""
+        """Return the seconds until `push` should be called again, after the channel has paused sending."""
 
     def tick(self, tick_s: float, interval_s: float) -> None:
-        """Send a heartbeat every `interval_s` seconds, and end the connection after a long silence of the other end.
+        """Send a heartbeat every `interval_s` seconds, and end the connection if the other end is silent for long.
 
         The loop calls this method every `tick_s` seconds.
         """
@@ -77,9 +71,7 @@ class EventSource(Protocol):
 class EventLoop:
     """Sends and receives on all connections of a process, in the main thread or in a helper thread.
 
-    DeviceRun and the coordinator create the object, and `MessageChannel.start` adds a channel to it. The loop calls
-    `receive` of a channel whose connection has data, and `push` of a channel with a queued message. The helper thread
-    runs the loop at first. `run_until` moves it to the calling thread, and `let_helper_run` back to the helper thread.
+    The helper thread runs the loop at first. `run_until` moves it to the calling thread, and `let_helper_run` back.
 
     Attributes:
         lock: A thread holds this lock while it changes a channel.
@@ -92,8 +84,9 @@ class EventLoop:
     def __init__(self, interval_s: float, local_processes: int = 0) -> None:
         """Start the helper thread.
 
-        Channels send heartbeats every `interval_s` seconds. `local_processes` is the number of other device processes
-        that share the processors of this process.
+        Args:
+            interval_s: Seconds between two heartbeats.
+            local_processes: Number of other device processes that share the processors of this process.
         """
         self.lock = threading.RLock()
         self.running_since = 0.0
@@ -122,8 +115,11 @@ class EventLoop:
     def watch(self, channel: EventSource, waits_for_data: bool, is_blocked: bool, is_paused: bool) -> None:
         """Set the events for which a channel waits.
 
-        If `waits_for_data`, the channel waits for data. If `is_blocked`, it waits for space in the kernel's send
-        buffer. If `is_paused`, it waits for the seconds that its `pause_s` returns.
+        Args:
+            channel: The channel.
+            waits_for_data: True to wait for data.
+            is_blocked: True to wait for space in the kernel's send buffer.
+            is_paused: True to wait for the seconds that the channel's `pause_s` returns.
         """
         number, mask = channel.fileno(), (READ if waits_for_data else 0) | (WRITE if is_blocked else 0)
         if mask:
@@ -136,7 +132,7 @@ class EventLoop:
         self.wake()
 
     def post(self, channel: EventSource) -> None:
-        """Record that a channel has queued messages, so that the next `push` of the loop sends them."""
+        """Record that a channel has queued messages; the next `push` sends them."""
         self._posted[channel] = None
 
     # -- methods that the main thread calls
@@ -175,7 +171,7 @@ class EventLoop:
     def let_helper_run(self, seconds: float) -> None:
         """Send posted messages, and let the helper thread run the loop while the caller computes for about `seconds`.
 
-        The helper thread runs only if `seconds` is long enough, or if some data could not be sent at once.
+        For short times, the helper thread runs only if some data could not be sent at once.
         """
         if self._posted:
             self.push()
@@ -188,13 +184,13 @@ class EventLoop:
         self._last_wait_s = 0.0
 
     def has_backlog(self) -> bool:
-        """Return True if a channel could not send all of its queued messages."""
         return bool(self._blocked or self._paused)
 
     def wake(self) -> None:
         """Make the thread that runs the loop check the channels and the condition of `run_until` again."""
         if self._is_polling:
-            # If the pipe is full, the thread wakes anyway; if it is closed, the loop has ended.
+            # Errors need no reaction: if the pipe is full, the thread wakes anyway; if it is closed, the loop has
+            # ended.
             with contextlib.suppress(OSError):
                 os.write(self._wake_write, b"\0")
 
@@ -243,10 +239,7 @@ class EventLoop:
                     channel.push()
 
     def _wait(self, seconds: float | None) -> list[tuple[int, int]]:
-        """Wait for events of the connections for at most `seconds`, first by polling without blocking.
-
-        Return pairs of a file descriptor and its event mask, as select.poll does.
-        """
+        """Wait for events of the connections for at most `seconds`; return (file descriptor, event mask) pairs."""
         events: list[tuple[int, int]] = []
         start = time.perf_counter()
         if self.can_spin and self._last_wait_s < MAX_SPIN_S:
@@ -286,10 +279,9 @@ MAX_MESSAGES_PER_SEND = 32
 MAX_MISSED_HEARTBEATS = 3
 """Number of heartbeat intervals without any data, after which the other end is considered failed."""
 MAX_UNACKED_S = 0.5
-"""Limit of a connection's unacknowledged data, in seconds that the network link needs to carry the data.
+"""Limit of a connection's unacknowledged data, in seconds that the network link needs to carry it.
 
-Data of other connections waits behind this data on the same link. With more unacknowledged data, heartbeats would
-arrive late on a slow link, and a healthy device would be considered failed.
+With more data on a slow link, heartbeats of other connections would be late, and a healthy device considered failed.
 """
 MIN_UNACKED_BYTES = 2048
 """Number of bytes that may always be unacknowledged: one or two packets."""
@@ -297,26 +289,23 @@ INITIAL_UNACKED_BYTES = 2 * MIN_UNACKED_BYTES
 """Limit of unacknowledged bytes until the speed of the link is measured."""
 MAX_UNACKED_BYTES = 1 << 30
 MIN_PAUSE_S, MAX_PAUSE_S = 5e-5, 0.02
-"""Shortest and longest time between two checks whether the other end has acknowledged more bytes."""
+"""Shortest and longest seconds between two checks whether the other end has acknowledged more bytes."""
 
 CheckHeader = Callable[[MessageHeader], None]
 DeliverMessage = Callable[[MessageHeader, Any], object]
-"""Callback that receives header and payload of a message.
-
-If it returns a true value, the channel stops reading until `MessageChannel.release` is called.
-"""
+"""Callback for a message's header and payload; after a true result, the channel stops reading until `release`."""
 HandleEnd = Callable[[Exception], None]
 Buffer = bytes | memoryview
 
 
 class HeartbeatTimeout(Exception):
-    """Error: not even heartbeats arrive, because the other end has stopped or the network is down."""
+    """Error: no data and no heartbeats arrive, because the other end has stopped or the network is down."""
 
 
 class SendPacing:
     """Limits the unacknowledged bytes of a connection, so that urgent messages need not wait in the kernel.
 
-    The limit follows the speed of the network link. The speed is measured by calling `unacknowledged_bytes`, which
+    The limit follows the speed of the network link, which is measured with `unacknowledged_bytes`: this function
     returns the number of bytes that were sent and not yet acknowledged.
 
     Attributes:
@@ -345,7 +334,7 @@ class SendPacing:
         return min(size, free)
 
     def record_sent(self, count: int) -> None:
-        """Record that `count` bytes were sent, at most as many as the last call of `sendable_bytes` has returned."""
+        """Record that `count` bytes were sent; `sendable_bytes` must have allowed them."""
         self._unacked_after_send, self._sent_at = self._unacked_before_send + count, time.monotonic()
 
     def _update_rate(self) -> int:
@@ -353,7 +342,7 @@ class SendPacing:
         unacknowledged, seconds = self._unacknowledged_bytes(), max(1e-6, time.monotonic() - self._sent_at)
         carried = int((self._unacked_after_send - unacknowledged) / seconds * MAX_UNACKED_S)
         if carried > self.allowed < 2 * self._unacked_after_send:
-            # The limit is at most doubled, because a link may accept a burst faster than its lasting speed.
+            # The limit grows by at most a factor of 2, because a link may accept a burst faster than its lasting speed.
             self.allowed = min(carried, 2 * self.allowed, MAX_UNACKED_BYTES)
         elif unacknowledged and self._unacked_after_send > MIN_UNACKED_BYTES and seconds > MAX_UNACKED_S / 2:
             # Bytes are still unacknowledged, so the link was never idle and `carried` measures its speed.
@@ -366,8 +355,8 @@ class ReceivedTensors(NamedTuple):
 
     Attributes:
         nbytes: Payload bytes of the tensors.
-        timed_bytes: Number of bytes whose arrival was timed. The first bytes of a tensor are not timed, because their
-            time would include waiting for the sender.
+        timed_bytes: Number of bytes whose arrival was timed. A tensor's first bytes are not: their time would include
+            waiting for the sender.
         timed_s: Seconds in which the timed bytes arrived.
     """
 
@@ -377,7 +366,7 @@ class ReceivedTensors(NamedTuple):
 
 
 class _QueuedMessage(NamedTuple):
-    """A message in the send queue; `keep` owns the payload's memory and stays alive until the message is sent."""
+    """A message in the send queue; `keep` owns the payload's memory, so it must live until the message is sent."""
 
     header: MessageHeader
     buffers: tuple[Buffer, Buffer]
@@ -388,17 +377,15 @@ class _QueuedMessage(NamedTuple):
 class MessageChannel:
     """A connection that sends and receives messages.
 
-    Each end of a connection creates a channel. The ends exchange greetings, messages that prove their identities; until
-    then, calls block. After `start`, the event loop calls `receive` and `push`, no call blocks, and any thread may
-    call. Received messages are passed to DeviceRun or the coordinator through the callbacks of `start`. Messages to be
-    sent wait in a queue for the next push.
+    Before `start`, both ends exchange greetings (messages that prove their identities), and calls block. Afterwards,
+    the event loop sends and receives, no call blocks, and any thread may call.
 
     Attributes:
         identity: The identity in the other end's certificate; None without TLS.
         sent: Payload bytes of sent tensors, by the index of the transfer.
         send_s: Seconds spent on sending tensors.
-        timeline: Tensors that were sent since the first tensor of the newest frame: index of the transfer, frame, start
-            and end of sending (time.perf_counter).
+        timeline: (index of the transfer, frame, start and end of sending in time.perf_counter) of each tensor that was
+            sent since the first tensor of the newest frame.
     """
 
     def __init__(self, connection: Connection) -> None:
@@ -434,7 +421,10 @@ class MessageChannel:
     def receive_greeting(self, deadline: float) -> dict[str, Any]:
         """Wait for the HELLO message of the other end, and return its content; only before `start`.
 
-        Raise PeerRefused if an ERROR message arrives, ProtocolError for any other message, and OSError at the deadline.
+        Raises:
+            PeerRefused: An ERROR message arrives.
+            ProtocolError: Another message arrives.
+            OSError: The deadline has passed, or the connection failed.
         """
         self._connection.set_deadline(deadline)
         message = self._reader.read_message(_check_greeting)
@@ -456,15 +446,12 @@ class MessageChannel:
     ) -> None:
         """Let the event loop send and receive from now on.
 
-        The thread that runs the loop calls the callbacks:
-
-        - `check` raises ProtocolError for a header whose message must not arrive, before memory for it is allocated.
-        - `deliver` receives each message that `check` allows, with its payload as an array of bytes. A true result
-          stops reading until `release` is called.
-        - `handle_end` receives, once, the reason why no more messages can arrive.
-
-        If `at_once` is false, the other end may be silent for any time before its first message, because it may still
-        be creating its sessions.
+        Args:
+            loop: The event loop, whose thread calls the callbacks.
+            check: Raises ProtocolError for the header of a message that must not arrive, before its payload is read.
+            deliver: Receives each message. After a true result, reading stops until `release` is called.
+            handle_end: Receives, once, the reason why no more messages can arrive.
+            at_once: False if the other end may be silent for any time before its first message.
         """
         with loop.lock:
             self._check, self._deliver, self._handle_end = check, deliver, handle_end
@@ -472,8 +459,8 @@ class MessageChannel:
             self._silence_s = 0.0 if at_once else -math.inf
             self._connection.start()
             self._update_watch()
-            # The reader may have read messages together with the greeting. No event announces them any more, so they
-            # are handled here.
+            # The reader may have read messages together with the greeting. The event loop does not learn of them, so
+            # they are handled here.
             self.receive()
 
     # -- sending messages
@@ -483,7 +470,7 @@ class MessageChannel:
     ) -> None:
         """Queue a message, which the event loop's next `push` sends.
 
-        `keep` owns the payload's memory and stays alive until the message is sent.
+        `keep` is kept alive until then, because it owns the payload's memory.
         """
         header = MessageHeader(message_type, index, frame, len(payload))
         size = HEADER_STRUCT.size + header.length
@@ -497,7 +484,7 @@ class MessageChannel:
     def send(self, message_type: MessageType, payload: Any = b"", index: int = 0, frame: int = 0) -> None:
         """Send all queued messages and then this one.
 
-        Bytes that the kernel or the limit of unacknowledged bytes (`SendPacing`) does not allow yet are sent later.
+        Bytes that the kernel or the limit of unacknowledged bytes does not allow yet are sent later.
         """
         with self._get_loop().lock:
             self.post(message_type, payload, index, frame)
@@ -517,7 +504,7 @@ class MessageChannel:
         self.post(message_type, json.dumps(message).encode())
 
     def flush(self, deadline: float) -> None:
-        """Wait until all queued messages are passed to the kernel, the connection ends or the deadline passes."""
+        """Wait until the kernel has accepted all queued messages, the connection ends or the deadline passes."""
         if self._loop is not None:
             self._loop.run_until(
                 lambda: not self._is_writing or not (self._queue or self._connection.has_unsent), deadline
@@ -542,7 +529,7 @@ class MessageChannel:
         return self._connection.fileno()
 
     def pause_s(self) -> float:
-        """Return the seconds after which to call `push` again, if too many bytes are unacknowledged to send more."""
+        """Return the seconds after which to call `push` again, if too many bytes are unacknowledged."""
         return self._pacing.pause_s
 
     def receive(self) -> None:
@@ -553,7 +540,7 @@ class MessageChannel:
                 while not self._is_held and (message := self._reader.read_message(self._check)) is not None:
                     if message[0].type is not MessageType.HEARTBEAT:
                         self._deliver_message(*message)
-            # If the error were not reported, the device would wait forever for further messages.
+            # A callback may raise any exception. If it were not reported, the device would wait forever for messages.
             except Exception as error:
                 self._stop_reading(error)
             if was_within_tensor:
@@ -562,20 +549,20 @@ class MessageChannel:
                 self._incomplete_since = time.perf_counter()
 
     def take_received(self) -> ReceivedTensors | None:
-        """Return number and times of the tensor bytes that arrived since the last call; None if none arrived."""
+        """Return the tensor bytes that arrived since the last call, and their times; None if none arrived."""
         received = ReceivedTensors(self._tensor_bytes, self._timed_bytes, self._timed_s)
         self._tensor_bytes, self._timed_bytes, self._timed_s = 0, 0, 0.0
         return received if received.nbytes else None
 
     def release(self) -> None:
-        """Resume reading, which was stopped because `deliver` returned a true value."""
+        """Resume reading after `deliver` has returned a true value."""
         if self._is_held:
             self._is_held = False
             self._update_watch()
             self.receive()
 
     def push(self) -> None:
-        """Send as many queued bytes as the kernel and the limit of unacknowledged bytes (`SendPacing`) allow."""
+        """Send queued bytes, as many as the kernel and the limit of unacknowledged bytes allow."""
         try:
             is_blocked, is_paused = self._send_queued()
         except OSError as error:
@@ -588,11 +575,11 @@ class MessageChannel:
     def tick(self, tick_s: float, interval_s: float) -> None:
         """Send a heartbeat in each interval, and end the connection if the other end is silent for too long.
 
-        The event loop calls `tick` every `tick_s` seconds. Silence is measured by the number of calls, not by the
-        clock: the time in which this process itself was stopped is not silence of the other end.
+        Silence is counted in calls of this method, one per `tick_s` seconds. Time in which this process itself was
+        stopped thus does not count.
         """
         self._since_heartbeat_s += tick_s
-        # No heartbeat is needed if data is queued, because that data will show the other end that this end is alive.
+        # Queued data also shows the other end that this end is alive, so no heartbeat is needed then.
         if self._since_heartbeat_s >= interval_s and not self._queue:
             self._since_heartbeat_s = 0.0
             self.send(MessageType.HEARTBEAT)
@@ -607,10 +594,7 @@ class MessageChannel:
     # -- internal helper methods
 
     def _enqueue(self, queued: _QueuedMessage) -> None:
-        """Append a message to the send queue, but put a tensor before the unsent tensors of later frames.
-
-        Devices compute the oldest frame first, so they need the tensors of the oldest frame first.
-        """
+        """Append a message to the send queue, but put a tensor before the unsent tensors of later frames."""
         queue, place = self._queue, len(self._queue)
         if queued.header.type is MessageType.TENSOR:
             first = 1 if self._sent_of_first else 0
@@ -624,10 +608,9 @@ class MessageChannel:
             self._get_loop().watch(self, *watch_for)
 
     def _time_arrival(self, count: int) -> None:
-        """Add to the measured arrival times: `count` bytes were read after the first bytes of a tensor.
+        """Add the arrival of `count` bytes, which followed the first bytes of a tensor, to the measured times.
 
-        The first bytes of a tensor are not timed, because their time would include waiting for the sender. Bytes that
-        may have arrived while no thread ran the event loop are not timed either, because they were not read at once.
+        Bytes that may have arrived while no thread ran the event loop are not counted.
         """
         if self._incomplete_since > self._get_loop().running_since:
             self._timed_bytes += count
@@ -652,10 +635,9 @@ class MessageChannel:
             self._handle_end(error)
 
     def _send_queued(self) -> tuple[bool, bool]:
-        """Send queued messages, as many as the kernel and `SendPacing` accept.
+        """Send queued messages, as many as the kernel and the limit of unacknowledged bytes allow.
 
-        Return two booleans. The first is True if the kernel's buffer is full. The second is True if the limit of
-        unacknowledged bytes (`SendPacing`) has stopped sending.
+        Return (True if the kernel's buffer is full, True if the limit has stopped sending).
         """
         queue, connection, pacing = self._queue, self._connection, self._pacing
         if queue and not self._send_started_at:
@@ -673,7 +655,6 @@ class MessageChannel:
         return connection.has_unsent and not connection.send(()) and connection.has_unsent, False
 
     def _next_buffers(self) -> tuple[Sequence[Buffer], int]:
-        """Return the unsent bytes of the first queued messages as buffers, and their total size."""
         if len(self._queue) == 1 and not self._sent_of_first:
             return self._queue[0].buffers, self._queue[0].size
         buffers: list[Buffer] = []

@@ -1,6 +1,6 @@
 """The daemon of a resident device: creates the onnxruntime sessions once, and then serves one client after another.
 
-A client is a coordinator, the process that supplies the frames. It must prove that it belongs to the cluster. While the
+A client is a coordinator (a process that supplies frames), which must prove that it belongs to the cluster. While the
 daemon runs, a state file next to the device's directory has its process ID and address.
 """
 
@@ -43,11 +43,11 @@ from .transport import COORDINATOR_IDENTITY, TlsKeys, check_encryption, check_id
 BUSY_WAIT_S = 2.0
 """Seconds to wait until the previous client has disconnected, before the next client is refused."""
 MAX_LOG_BYTES = 1 << 20
-"""When a log has more bytes than this, its content is moved to FILE.1 (the previous log), and the log is emptied."""
+"""Size above which a log's content is moved to FILE.1, and the log is emptied."""
 
 
 class DaemonLog:
-    """The log of a daemon: its messages and all output of its process, in a file if a path is given."""
+    """The messages of a daemon and all output of its process, in a file if a path is given."""
 
     def __init__(self, path: Path | None) -> None:
         # The lock is needed, because several threads write to the log.
@@ -60,7 +60,6 @@ class DaemonLog:
             os.close(file)
 
     def write(self, message: str) -> None:
-        """Write a message in a line that begins with the time."""
         with self._lock:
             print(time.strftime("%Y-%m-%d %H:%M:%S"), message, file=sys.stderr, flush=True)
             if self._path is not None and os.fstat(2).st_size > MAX_LOG_BYTES:
@@ -71,12 +70,10 @@ class DaemonLog:
 
 
 class DeviceDaemon:
-    """The daemon of one device, which serves one client (coordinator) after another.
-
-    `__main__` creates the object. For each client, it creates a DeviceRun, which executes the client's frames.
+    """The daemon of one device, which serves one client (coordinator) after another by a DeviceRun.
 
     Attributes:
-        address: Host and port at which clients and peers connect.
+        address: Host and port at which clients and other devices connect.
     """
 
     def __init__(
@@ -89,11 +86,19 @@ class DeviceDaemon:
         is_insecure: bool,
         log: DaemonLog,
     ) -> None:
-        """Check the settings of the device whose files are in `directory`. `listener` is bound to an address already.
+        """Check the settings of a device.
 
-        Clients and peers prove their membership of the cluster by certificates or, if `keys` is None, by the secret
-        `token`. Raise ValueError if there are neither keys nor a token. Raise ValueError if there are no keys, the
-        listener is not bound to a loopback address, and `is_insecure` is false.
+        Args:
+            directory: The directory of the device's files.
+            manifest: The device's manifest.
+            listener: A socket that is bound to an address.
+            keys: TLS keys, with which clients and other devices prove their identities; None for no TLS.
+            token: The cluster's secret, which replaces the keys.
+            is_insecure: True to allow other hosts without TLS.
+            log: The daemon's log.
+
+        Raises:
+            ValueError: There is neither a key nor a token, or connections without TLS are not allowed.
         """
         self.address = listener.getsockname()[:2]
         check_encryption(self.address[0], keys, is_insecure)
@@ -131,15 +136,15 @@ class DeviceDaemon:
         files.check()
 
     def _load_artifact(self) -> None:
-        """Load a new artifact (compiled program) from the device's directory.
+        """Load the artifact that has replaced the old one in the device's directory.
 
-        Its files have replaced the old ones there. The old sessions are released first, because the board may not have
-        memory for both. If the new artifact cannot be loaded, ProtocolError is raised, and the daemon ends.
+        If that fails, raise ProtocolError and let the daemon end.
         """
         try:
             manifest = read_manifest(self._directory / "manifest.json")
             if (manifest.get("format"), manifest.get("device")) != (MANIFEST_FORMAT, self._name):
                 raise ValueError("its manifest is of another version or device")
+            # The old sessions are released first, because the board may not have memory for both.
             self._manifest, self._sessions = manifest, []
             self._create_sessions()
         except Exception as error:  # Exception is the only class that all errors of onnxruntime have in common.
@@ -149,7 +154,7 @@ class DeviceDaemon:
         self._log.write(f"loaded the artifact with the digest {self._manifest['digest']}")
 
     def run(self) -> None:
-        """Serve one client after another; return when a new artifact (compiled program) could not be loaded."""
+        """Serve one client after another; return if a new artifact (compiled program) could not be loaded."""
         self._log.write(f"{self._name} waits for clients at {join_address(*self.address)}")
         while (request := self._requests.get()) is not None:
             self._run_device(*request)
@@ -230,7 +235,7 @@ class DeviceDaemon:
 
     def _greet_client(self, hello: Mapping[str, Any], channel: MessageChannel, host: str, deadline: float) -> None:
         check_identity(channel.identity, COORDINATOR_IDENTITY, "the client")
-        # Both ends send a new nonce (random number), so that a recorded handshake cannot be replayed.
+        # Each end sends a new random number (nonce), so that an attacker cannot replay a recorded handshake.
         own_nonce, client_nonce = secrets.token_hex(16), str(hello.get("nonce"))[:64]
         credentials = RunCredentials("", derive_token(self._token, client_nonce, own_nonce))
         proof = credentials.make_proof(self._name, COORDINATOR_NAME)
@@ -308,8 +313,8 @@ class DaemonLockFile:
 def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] | None) -> socket.socket:
     """Return a socket that is bound to the address `listen`, but does not accept connections yet.
 
-    If `listen` is None, the socket is bound to a free port of the local address from which the coordinator is reached.
-    Raise ValueError if neither address is given, or if `listen` cannot be used.
+    By default, it is bound to a free port of the local address from which the coordinator is reached. Raise ValueError
+    if neither address is given, or if `listen` cannot be used.
     """
     if listen is None and coordinator is None:
         raise ValueError("no address given: add --listen HOST:PORT")
@@ -322,8 +327,7 @@ def bind_listener(listen: tuple[str, int] | None, coordinator: tuple[str, int] |
 def _call_at_signals(end: Callable[[], object]) -> None:
     """Call `end` in its own thread when SIGTERM or SIGINT arrives.
 
-    The main thread cannot call `end`, because it may be computing or blocked in a system call. A signal interrupts that
-    call only if the main thread receives it. After SIGCONT, another thread often receives it.
+    The main thread cannot call it, because it may be computing or blocked in a system call.
     """
     receiver, sender = socket.socketpair()
     sender.setblocking(False)
@@ -343,8 +347,8 @@ def run_daemon(
 ) -> int:
     """Run the daemon until a signal ends it, or until a new artifact (compiled program) cannot be loaded.
 
-    `threads` is the number of computing threads; 0 means the number in the manifest. `announce` is a file descriptor to
-    which the process ID and the address are written once clients can connect; None: they are only in the state file.
+    `threads` is the number of computing threads; 0 means the number in the manifest. When clients can connect, the
+    process ID and the address are written to the file descriptor `announce`.
     """
 
     def end() -> None:

@@ -1,7 +1,6 @@
 """One device in one run: joins the coordinator and its peers, then computes its share of each frame.
 
 A frame is one inference request. The coordinator is the process that supplies the frames; peers are the other devices.
-`PeerConnections` connects to peers, accepts their connections, and checks their identities. `DeviceRun` does the rest.
 """
 
 from __future__ import annotations
@@ -62,12 +61,12 @@ from .transport import (
 )
 
 POLL_INTERVAL_S = 0.05
-"""Seconds between two checks for peers that failed while the device waits for their connections."""
+"""Seconds between two checks for failed peers, while the device waits for the connections of peers."""
 
 MAX_HANDSHAKE_S = 15.0
-"""Seconds in which a peer must accept a connection and answer the greeting.
+"""Seconds in which a peer (another device) must accept a connection and answer the greeting.
 
-The peer answers in a thread that does nothing else, so that its computations do not delay the answer.
+The peer answers in a separate thread, so its computations do not delay the answer.
 """
 
 RETRY_S = 0.1
@@ -97,9 +96,7 @@ class ConnectionSettings:
 class PeerConnections:
     """The channels from a device to its peers (the other devices) in one run.
 
-    DeviceRun creates the object. Each pair of devices has one channel: the earlier device in the manifest's order
-    connects to the later one. The event loop passes messages that arrive on a channel to the callbacks of
-    `make_callbacks`.
+    Each pair of devices has one channel: the earlier device in the manifest's order connects to the later one.
 
     Attributes:
         credentials: ID and token of the run, with which peers prove their membership.
@@ -107,8 +104,8 @@ class PeerConnections:
         all_channels: All channels of the run so far, including those to peers that failed later.
         down: Names of failed devices, as the coordinator reports them.
         disconnected: Names of disconnected peers, even if the coordinator does not know of the failure yet.
-        is_complete: True once all peers are connected and frames are executed. From then on, only peers that failed
-            may connect, to rejoin the run.
+        is_complete: True once all peers are connected and frames are executed. From then on, only peers that failed may
+            connect, to rejoin the run.
     """
 
     def __init__(
@@ -124,8 +121,15 @@ class PeerConnections:
     ) -> None:
         """Create the object without connecting.
 
-        `make_callbacks` is called with a peer's name, and returns the callbacks for the channel to this peer.
-        `report_failed` is called with a peer's name and a message, and tells the coordinator that the peer failed.
+        Args:
+            manifest: The device's manifest.
+            settings: Settings of the connections.
+            credentials: ID and token of the run.
+            loop: The event loop of all connections.
+            mailbox: Tensors and orders that have arrived.
+            schedule: Maps each frame number to the index of its plan.
+            make_callbacks: Returns the callbacks for the channel to the peer with the given name.
+            report_failed: Called with a failed peer's name and a message for the coordinator.
         """
         self._manifest, self._settings, self.credentials = manifest, settings, credentials
         self._loop, self._mailbox, self._schedule = loop, mailbox, schedule
@@ -143,15 +147,12 @@ class PeerConnections:
     # -- proofs of identity
 
     def make_hello(self, receiver: str) -> dict[str, Any]:
-        """Return the HELLO message that proves this device's identity.
-
-        `receiver` is the name of a device, or COORDINATOR_NAME for the coordinator.
-        """
+        """Return the HELLO message that proves this device's identity to another device or to COORDINATOR_NAME."""
         proof = self.credentials.make_proof(self._name, receiver)
         return {"device": self._name, "digest": self._manifest["digest"], **proof}
 
     def adopt_run(self, message: Mapping[str, Any]) -> None:
-        """Store the run ID and the devices' hosts from `message`, in which the coordinator lists all devices.
+        """Store the run ID and the devices' hosts from `message`, the coordinator's list of all devices.
 
         Raise DeviceError if the message does not prove that the coordinator has sent it.
         """
@@ -163,18 +164,21 @@ class PeerConnections:
         self._member_hosts = {str(host) for host, _ in message["addresses"].values()}
 
     def is_member_host(self, host: str) -> bool:
-        """Return True if a device of the run has this address."""
         return host in self._member_hosts
 
     # -- connecting to peers
 
     def connect_all(self, arriving: ConnectionQueue, message: Mapping[str, Any]) -> None:
-        """Connect to peers, and wait for the peers that connect to this device.
+        """Connect to the later devices in the manifest's order, and wait for the connections of the earlier ones.
 
-        This device connects to the peers that follow it in the manifest's order. The preceding peers connect to it, and
-        `arriving` is the queue of their connections. A device that rejoins after a failure connects to all peers. Peers
-        that have failed, or fail during this call, are left out. `message` is the coordinator's PEERS message, which
-        has the peers' addresses. Raise DeviceError if a peer cannot be reached or does not connect in time.
+        A device that rejoins after a failure connects to all peers. Peers that have failed are left out.
+
+        Args:
+            arriving: The queue of the peers' connections.
+            message: The coordinator's PEERS message, which has the peers' addresses.
+
+        Raises:
+            DeviceError: A peer cannot be reached or does not connect in time.
         """
         expected = set() if message.get("rejoins") else self._preceding - self.down
         for peer in self._manifest["peers"]:
@@ -230,10 +234,7 @@ class PeerConnections:
             time.sleep(RETRY_S)
 
     def _open_channel(self, peer: str, host: str, port: int, timeout_s: float) -> MessageChannel:
-        """Return a channel to a peer after the handshake.
-
-        The peer must accept the connection within `timeout_s` seconds.
-        """
+        """Return a channel to a peer after the handshake; the peer must accept within `timeout_s` seconds."""
         settings, deadline = self._settings, min(self._settings.deadline, time.monotonic() + MAX_HANDSHAKE_S)
         connection = connect(host, port, timeout_s, PORT_HINT)
         self._connecting = peer, connection
@@ -256,16 +257,19 @@ class PeerConnections:
     ) -> tuple[str, MessageChannel] | None:
         """Accept a peer that has connected and sent the HELLO message `hello`.
 
-        Return name and channel of the peer, if `connect_all` is still waiting for peers. If frames are executed
-        already, start the channel and return None. Raise ProtocolError for a peer that is not expected, and
-        DeviceError for a peer that runs another artifact (compiled program).
+        Return the peer's name and channel if `connect_all` still waits for peers. Otherwise, start the channel and
+        return None.
+
+        Raises:
+            ProtocolError: The peer is not expected.
+            DeviceError: The peer runs another artifact (compiled program).
         """
         peer = self._check_peer(hello, channel, set(self.down) if self.is_complete else self._preceding, deadline)
         if not self.is_complete:
             channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
             return peer, channel
-        # Soon after the peer has received HELLO, the coordinator may order this device to send to the peer. The lock
-        # delays such an order until the peer's channel is in `channels`.
+        # When the peer has received HELLO, the coordinator may order this device to send to it. The lock delays such an
+        # order until the peer's channel is in `channels`.
         with self._loop.lock:
             channel.send_greeting(MessageType.HELLO, self.make_hello(peer), deadline)
             if peer in self.channels:
@@ -280,8 +284,15 @@ class PeerConnections:
     ) -> str:
         """Return the name of the peer that sent the HELLO message `hello`.
 
-        Raise ProtocolError if the peer is not one of `expected` or cannot prove its identity. If the peer has another
-        artifact than this device, tell the peer and raise DeviceError.
+        Args:
+            hello: The message.
+            channel: The channel on which it arrived.
+            expected: Names of the peers that may connect.
+            deadline: Time (time.monotonic) until which a refusal may take.
+
+        Raises:
+            ProtocolError: The peer is not expected or cannot prove its identity.
+            DeviceError: The peer has another artifact; it was told so.
         """
         peer = str(hello.get("device"))
         if peer not in expected:
@@ -299,10 +310,7 @@ class PeerConnections:
         channel.start(self._loop, *self._make_callbacks(peer), at_once=False)
 
     def take_received(self) -> bytes:
-        """Return the bytes of tensors that each peer has sent since the last call, encoded for a DONE message.
-
-        The result is a sequence of RECEIVED_TENSORS structs, one for each peer that has sent tensors.
-        """
+        """Return the bytes of tensors that each peer has sent since the last call, as structs RECEIVED_TENSORS."""
         entries = []
         for peer in self._manifest["peers"]:
             channel = self.channels.get(peer["device"])
@@ -321,7 +329,6 @@ class PeerConnections:
         return count
 
     def set_initially_down(self, down: set[str]) -> None:
-        """Set the names of failed devices; only before this device connects to its peers."""
         self.down, self.disconnected = down, set(down)
 
     def report_failure(self, peer: str, message: str) -> None:
@@ -351,16 +358,12 @@ class PeerConnections:
 class DeviceRun:
     """One device during one run: connects it, receives its messages, and sends its results.
 
-    `__main__` creates the object for a device process, and `daemon.DeviceDaemon` for a resident device (a daemon). A
-    frame (one inference request) is computed in three steps:
+    A frame (one inference request) is computed in three steps:
 
     1. The event loop calls `_deliver_control` with the coordinator's BEGIN_FRAME and INPUT messages, and a callback of
        `_make_peer_callbacks` with the peers' TENSOR messages. Both put the content into the mailbox.
     2. `_execute_frames`, in the main thread, begins the frame in the executor, which takes tensors from the mailbox.
     3. The executor calls `_post_value` for each transfer and output, and `_finish_frame` when the frame is finished.
-
-    A role is the normal plan, a replica of it, or a failure plan. The coordinator can order a change of roles: later
-    frames are computed by other plans, because a device has failed or returned.
 
     Attributes:
         peers: Connections to other devices.
@@ -383,10 +386,16 @@ class DeviceRun:
     ) -> None:
         """Prepare a run of the device in `directory` without connecting.
 
-        Peers connect at the address `listen` (port 0: any free port). By default, this is the local address of the
-        connection to the coordinator, with any free port. `min_segment_s` has the minimum seconds of each segment's
-        call, to emulate a slower board, and `emulated_speed` has the changes of that board's speed. If `is_resident`,
-        this process continues after the coordinator has disconnected; otherwise it ends.
+        Args:
+            directory: The directory of the device's files.
+            manifest: The device's manifest.
+            settings: Settings of the connections.
+            credentials: ID and token of the run.
+            listen: Host and port at which peers connect; by default, a free port of the address that reaches the
+                coordinator.
+            min_segment_s: Minimum seconds of each segment's call, to emulate a slower board.
+            emulated_speed: The changes of that board's speed.
+            is_resident: True if this process continues after the coordinator has disconnected.
         """
         self.name: str = manifest["device"]
         self._directory, self._manifest, self._settings = directory, manifest, settings
@@ -431,7 +440,7 @@ class DeviceRun:
         self._input_filter = self._make_input_filter()
 
     def run(self, coordinator_socket: socket.socket, threads: int) -> None:
-        """Take part in the run from beginning to end, with a socket that is connected to the coordinator.
+        """Take part in the run from beginning to end, over a socket that is connected to the coordinator.
 
         `threads` is the number of threads that compute a segment. Raise DeviceError if the run fails, and OSError if
         the device cannot listen or connect.
@@ -454,11 +463,13 @@ class DeviceRun:
         self._finish_run(executor)
 
     def serve(self, control: MessageChannel, address: Any, arriving: ConnectionQueue, sessions: list[Any]) -> None:
-        """Take part in one run, like `run`, but in the daemon of a resident device, which keeps running afterwards.
+        """Take part in one run in a daemon, which keeps running afterwards.
 
-        The coordinator has connected to the daemon and asked for the run; `control` is this connection. The daemon
-        accepts peers at `address` and puts their connections into `arriving`. The daemon also keeps the onnxruntime
-        sessions of the segments between runs.
+        Args:
+            control: The coordinator's connection, over which it has asked for the run.
+            address: Host and port at which the daemon accepts peers.
+            arriving: The queue of the peers' connections.
+            sessions: The onnxruntime sessions of the segments, which the daemon keeps between runs.
         """
         self._control = control
         self._greet_coordinator(address)
@@ -504,8 +515,10 @@ class DeviceRun:
     ) -> StepExecutor:
         """Connect to the peers, execute all frames, and return the executor.
 
-        `arriving` is the queue of accepted connections of peers, and `sessions` are those of the segments.
-        `stop_accepting` is called when no more peers can connect.
+        Args:
+            arriving: The queue of accepted connections of peers.
+            sessions: The sessions of the segments.
+            stop_accepting: Called when no more peers can connect.
         """
         rejoins = self._connect_peers(arriving)
         self.executor = executor = StepExecutor(
@@ -535,16 +548,15 @@ class DeviceRun:
         return executor
 
     def _connect_peers(self, arriving: ConnectionQueue) -> bool:
-        """Wait for the list of devices from the coordinator, and connect to these devices.
+        """Wait for the coordinator's list of devices, and connect to these devices.
 
-        Return True if this device had failed and rejoins a run that has continued without it.
+        Return True if this device has failed before and rejoins a run that continued without it.
         """
         deadline = self._settings.deadline + DEADLINE_GRACE_S
         message = self._mailbox.take(self._loop, "peers", deadline, "the list of devices")
         self._loop.let_helper_run(math.inf)
         self.peers.adopt_run(message)
-        # Without the lock, the helper thread could apply a CHANGE_ROLES message (use of other plans) between these
-        # statements.
+        # Without the lock, the helper thread could apply an order to use other plans between these statements.
         with self._loop.lock:
             self._window = FrameWindow(max(1, min(MAX_FRAMES_IN_FLIGHT, int(message["in_flight"]))))
             self._window.drop(self._last_change)
@@ -616,17 +628,15 @@ class DeviceRun:
         self._mailbox.put_order(("frame", frame), (time.perf_counter(), time.monotonic() + timeout_s))
 
     def _change_roles(self, message: Mapping[str, Any]) -> None:
-        """Apply a CHANGE_ROLES message: later frames use other roles, because a device failed or returned.
+        """Apply a CHANGE_ROLES message: other plans (roles) compute later frames, because a device failed or returned.
 
-        A role is the normal plan, a replica of it, or a failure plan. If the message says `drop`, all frames in flight
-        are discarded, because the coordinator sends them again. Peers that have applied the change earlier may already
-        have sent tensors of the new roles. Reading from these peers was stopped, and is resumed now.
+        If the message says `drop`, all frames in flight are discarded, because the coordinator sends them again.
         """
         self._last_change = first = int(message["first"])
         self.failed_peers += self.peers.set_down(set(message["down"]))
         self._schedule.change(message["failed"], first_frame=first, oldest_frame=self._window.oldest)
         if not message["drop"]:
-            # The coordinator does not announce frames in which this device has no work. Such frames are skipped.
+            # The coordinator has not announced the frames before `first` in which this device has no work.
             if self._next_announced < first:
                 self._window.skip(self._next_announced, first)
                 self._mailbox.put_order(("skip", self._next_announced), first)
@@ -647,7 +657,7 @@ class DeviceRun:
         self._resume_peers()
 
     def _resume_peers(self) -> None:
-        """Resume reading from peers that changed to a new plan (role) before this device did.
+        """Resume reading from peers that changed to a new plan before this device did.
 
         A peer is skipped if it has applied a change that this device has not applied yet.
         """
@@ -677,7 +687,7 @@ class DeviceRun:
     # -- messages of peers
 
     def _make_peer_callbacks(self, peer: str) -> ChannelCallbacks:
-        """Return the channel callbacks for a peer: check a header, deliver a message, react to the end."""
+        """Return a channel's callbacks for a peer: check a header, deliver a message, react to the end."""
         ends = (peer, self.name)
         transfers_by_role = [
             {t["index"]: t for t in role["transfers"] if (t["sender"], t["receiver"]) == ends}
@@ -696,8 +706,8 @@ class DeviceRun:
         def deliver(header: MessageHeader, payload: Any) -> bool:
             if header.type is MessageType.ROLES_CHANGED:
                 self._early_changes[peer] = header.frame
-                # All later tensors of the peer belong to its new roles (plans). If this device has not applied the same
-                # change of roles yet, stop reading from the peer until then.
+                # All later tensors of the peer belong to its new plan. If this device has not changed to this plan yet,
+                # a true result stops reading from the peer until then.
                 return header.frame > self._last_change
             if header.type is MessageType.BYE:
                 if self._window.oldest < self._next_announced:
@@ -722,13 +732,13 @@ class DeviceRun:
 
     def _report_failed_peer(self, peer: str, message: str) -> None:
         self._get_control().send_json(MessageType.PEER_FAILED, {"message": message, "peer": peer})
-        # The coordinator usually answers soon with CHANGE_ROLES. Polling without blocking receives it earlier.
+        # The coordinator usually answers soon with an order to use other plans. Polling receives it earlier.
         self._loop.spin_next()
 
     def _fail_early(self, error: DeviceError) -> None:
-        """Send an error to the coordinator and let the main thread raise it.
+        """Send an error to the coordinator now, because the main thread may be computing a long segment.
 
-        The main thread may be computing a long segment, so it would report the error later.
+        The main thread raises the error afterwards.
         """
         content = {"message": one_line(error), "peer": error.peer}
         self._get_control().send_json(MessageType.ERROR, content)
@@ -739,8 +749,11 @@ class DeviceRun:
     def _post_value(self, value: Mapping[str, Any], frame: int, payload: Any, keep: Any) -> None:
         """Queue a tensor for sending: a transfer to another device, or an output to the coordinator.
 
-        `value` is the manifest's entry of the transfer or output. `keep` owns the payload's memory and is kept alive
-        until the payload is sent.
+        Args:
+            value: The manifest's entry of the transfer or output.
+            frame: Number of the frame.
+            payload: The bytes.
+            keep: Owner of the payload's memory, which must live until the payload is sent.
         """
         if "receiver" in value:
             channel = self._channel_after_change(value["receiver"])
@@ -749,7 +762,7 @@ class DeviceRun:
             self._get_control().post(MessageType.OUTPUT, payload, value["index"], frame, keep)
 
     def _report_overdue(self, frame: int, error: DeviceError) -> None:
-        """Report to the coordinator that a tensor of a frame has not arrived in time.
+        """Report to the coordinator that a peer's tensor has not arrived in time.
 
         Raise `error` instead if the coordinator should have sent the tensor, or if there are no failure plans.
         """
@@ -759,10 +772,7 @@ class DeviceRun:
         self._get_control().send(MessageType.TENSOR_OVERDUE, content.encode(), frame=frame)
 
     def _channel_after_change(self, peer: str) -> MessageChannel:
-        """Return the channel to a peer, after telling the peer that this device uses other plans now.
-
-        A ROLES_CHANGED message is posted only if the peer has not received it since the last change of plans (roles).
-        """
+        """Return the channel to a peer, after telling the peer about the last change to another plan."""
         channel = self.peers.channels[peer]
         if peer in self._peers_to_notify:
             self._peers_to_notify.discard(peer)
@@ -830,11 +840,10 @@ class DeviceRun:
 def make_checked_sessions(
     files: FileIntegrity, directory: Path, manifest: Mapping[str, Any], threads: int
 ) -> list[Any]:
-    """Create the sessions of all segments (ONNX submodels), and check the device's files meanwhile.
+    """Create the sessions of all segments (ONNX submodels), and compute the digests of the device's files meanwhile.
 
-    `FileIntegrity.check` must be called afterwards, to wait for the digests of the files. `threads` is the number of
-    threads that compute a segment. Raise ValueError for a missing or damaged file, or a segment that onnxruntime cannot
-    load.
+    Call `FileIntegrity.check` afterwards. `threads` is the number of threads that compute a segment. Raise ValueError
+    for a missing or damaged file, or a segment that onnxruntime cannot load.
     """
     files.begin_digests()
     try:
@@ -847,8 +856,7 @@ def make_checked_sessions(
 def make_report(executor: StepExecutor, channels: Iterable[MessageChannel] = ()) -> dict[str, Any]:
     """Return a device's measurements: sums over all frames of a run, and a timeline of the last frame.
 
-    The timeline lists segments, waits and sends that ended after the announcement of the last frame, sorted by their
-    start. Its times are in seconds since this announcement.
+    The timeline lists segments, waits and sends, sorted by start, in seconds since the last frame was announced.
     """
     sent: Counter[int] = Counter()
     entries, send_s = list(executor.timeline), 0.0

@@ -1,8 +1,7 @@
 """Networks in the engine ncnn, in float32 or in the precision that the last line of the .param file states.
 
-ncnn has no batch axis, so tensors of shape (1, …) are passed without their first axis. The input and output blobs
-(tensors) of a network are named in0, in1, … and out0, out1, …. This module needs only numpy and ncnn, because
-`dicompiler profile` copies it to boards.
+ncnn has no batch axis, so tensors of shape (1, …) are passed without their first axis. The module needs only numpy and
+ncnn, because `dicompiler profile` copies it to boards.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ PRECISION_KEY = "precision="
 
 
 class EngineNetwork:
-    """A network that ncnn has loaded and can run."""
+    """A network that ncnn has loaded. Its inputs have the names in0, in1, …, and its outputs out0, out1, …."""
 
     def __init__(self, network: Path, weights: Path, threads: int, is_spinning: bool) -> None:
         """Load the files of a network; raise ValueError if ncnn or the processor cannot compute it.
@@ -54,9 +53,9 @@ class EngineNetwork:
         self._kept: list[Any] = []
 
     def run(self, inputs: Sequence[Any], shapes: Sequence[Sequence[int]]) -> list[Any]:
-        """Compute the network's outputs; raise ValueError if ncnn fails or an output has an unexpected shape.
+        """Compute the network's outputs, which are valid until the next call.
 
-        `shapes` has the expected shape of each output. The outputs are valid until the next call.
+        `shapes` has the expected shape of each output. Raise ValueError if ncnn fails or an output has another shape.
         """
         extractor = self._net.create_extractor()
         for i, array in enumerate(inputs):

@@ -1,11 +1,8 @@
 """The step executor: runs a device's steps for all frames in flight, the oldest frame first.
 
-A frame is one inference request. A step runs a segment (an ONNX submodel), or posts its result to another device or
-the coordinator. A posted result is sent before the next segment starts, before the device waits, or when `advance`
-returns.
-
-Received tensors and orders of the coordinator wait in the mailbox. The thread that runs the event loop puts items in,
-and the main thread removes each item by its key.
+A frame is one inference request. A step runs a segment (an ONNX submodel), or posts a result to another device or the
+coordinator. The thread that runs the event loop puts received tensors and orders into the mailbox, and the main thread
+removes each by its key.
 """
 
 from __future__ import annotations
@@ -52,9 +49,8 @@ class DeviceError(Exception):
 class Mailbox:
     """Tensors and orders that have arrived for one device, by key.
 
-    DeviceRun creates the object and puts items in, and the executor takes tensors out. A tensor's key is the pair of
-    its frame number and its name. Orders are all other messages from the coordinator or another device. Their keys are
-    strings, or tuples that start with a string: ("frame", 3) for the announcement of frame 3.
+    A tensor's key is the pair of its frame number and its name. Orders are all other messages. Their keys are strings,
+    or tuples that start with a string: ("frame", 3) for the announcement of frame 3.
 
     Attributes:
         changes: Number of changes so far. A waiting thread compares it to notice that something arrived.
@@ -88,7 +84,6 @@ class Mailbox:
         self.changes += 1
 
     def has_item(self, key: Any) -> bool:
-        """Return True if `pop` would return an item with this key or raise an error."""
         return key in self._items or self._failure is not None
 
     def wake(self) -> None:
@@ -101,23 +96,16 @@ class Mailbox:
         self.changes += 1
 
     def check(self) -> None:
-        """Raise the error that was passed to `fail`, if any."""
         if self._failure is not None:
             raise self._failure
 
     def pop(self, key: Any) -> Any:
-        """Remove and return the item with this key; None if it is missing.
-
-        Raise the error that was passed to `fail`, if any.
-        """
+        """Remove and return the item with this key, or None; raise the error that was passed to `fail`, if any."""
         self.check()
         return self._items.pop(key, None)
 
     def skip_frames(self, frame: int) -> int:
-        """Remove the orders to skip frames from number `frame` on, in which this device has no work.
-
-        Return the number of the first frame that is not skipped.
-        """
+        """Remove the orders to skip frames from number `frame` on; return the first frame that is not skipped."""
         while (end := self.pop(("skip", frame))) is not None:
             frame = end
         return frame
@@ -125,8 +113,8 @@ class Mailbox:
     def take(self, loop: EventLoop, key: Any, deadline: float, description: str, peer: str | None = None) -> Any:
         """Run the event loop until the item with this key arrives, then remove and return it.
 
-        At the deadline (time.monotonic), raise a DeviceError that names the item by its `description` and the peer that
-        should have sent it.
+        At the deadline (time.monotonic), raise a DeviceError that has `description` and names the `peer` that should
+        have sent the item.
         """
         loop.run_until(lambda: self.has_item(key), deadline)
         if (item := self.pop(key)) is None:
@@ -135,7 +123,7 @@ class Mailbox:
 
 
 DEADLINE_GRACE_S = 10.0
-"""Seconds by which a device waits longer for the coordinator than a frame's deadline says.
+"""Seconds after a frame's deadline for which a device still waits for the coordinator.
 
 Within this time, the coordinator finds out which device is at fault and ends the run.
 """
@@ -150,9 +138,8 @@ MAX_TIMELINE_ENTRIES = 10_000
 class ExecutorStep:
     """A step of a device: it runs a segment (an ONNX submodel), or posts a transfer or an output.
 
-    `entry` is the manifest's entry of the segment, transfer or output, and `index` is the entry's index in its list in
-    the manifest. The step reads the tensors named `needed`. After the step, no other step needs the tensors named
-    `released`.
+    `entry` is the manifest's entry of the segment, transfer or output, and `index` its index in the manifest's list.
+    The step reads the tensors `needed`; no later step needs the tensors `released`.
     """
 
     is_segment: bool
@@ -163,10 +150,9 @@ class ExecutorStep:
 
 
 class RoleSteps:
-    """The device's steps for the frames of one role (the normal plan, a replica of it, or a failure plan).
+    """The device's steps for the frames of one plan (role): the normal plan, a replica of it, or a failure plan.
 
-    StepExecutor creates an object for each role, from the role's manifest and the sessions of its segments.
-    `first_segment` is the index of the role's first segment among the segments of all roles.
+    `first_segment` is the index of the plan's first segment among the segments of all plans.
     """
 
     def __init__(self, manifest: Mapping[str, Any], first_segment: int, sessions: Sequence[Any]) -> None:
@@ -191,7 +177,7 @@ class RoleSteps:
     def _make_steps(self) -> list[ExecutorStep]:
         """Return the run and send steps in the manifest's order, and then a step for each output.
 
-        Receive steps are omitted: the mailbox stores tensors when they arrive, and each step waits for its tensors.
+        There are no receive steps, because each step waits for its tensors in the mailbox.
         """
         steps, last_steps, outputs = list[ExecutorStep](), dict[str, ExecutorStep](), self.manifest["outputs"]
         for kind, index in self.manifest["steps"]:
@@ -209,7 +195,7 @@ class RoleSteps:
 
 
 class StateSource(enum.Enum):
-    """The source of the values of a frame's states (inputs that are usually outputs of the previous frame)."""
+    """The source of a frame's states (inputs that are usually outputs of the previous frame)."""
 
     PREVIOUS_FRAME = enum.auto()
     """The states continue from the previous frame."""
@@ -221,20 +207,18 @@ class StateSource(enum.Enum):
 
 @dataclass(eq=False)
 class FrameExecution:
-    """The state of one frame (inference request) that this device is computing.
-
-    `StepExecutor.begin_frame` creates the object, and `StepExecutor.advance` runs the frame's steps.
+    """A frame (inference request) that this device is computing.
 
     Attributes:
         number: The frame's number.
         deadline: Time (time.monotonic) by which the frame must be finished.
-        role: The steps of the role (the normal plan, a replica or a failure plan) that the frame uses.
+        role: The steps of the plan that computes the frame.
         position: Index of the next step in `role.steps`.
         values: The tensors that a later step needs, by name.
         buffer_set: Memory of the frame's small tensors; None until it is needed.
         started_at: Time (time.perf_counter) when the frame's first segment started; 0 before that.
         compute_s: Seconds that the frame's segments have taken so far.
-        state_source: Source of the values of the states (inputs that are outputs of the previous frame).
+        state_source: Source of the states (inputs that are outputs of the previous frame).
     """
 
     number: int
@@ -249,12 +233,9 @@ class FrameExecution:
 
 
 PostValue = Callable[[Mapping[str, Any], int, Any, Any], None]
-"""A function that posts a transfer or an output, with four arguments.
-
-They are the manifest's entry, the frame's number, the payload, and the object that owns the payload's memory.
-"""
+"""Posts a transfer or an output: (manifest entry, frame number, payload, owner of the payload's memory)."""
 ReportOverdue = Callable[[int, DeviceError], None]
-"""A function that is called with frame number and error if a tensor is overdue; it may raise the error."""
+"""Called with the frame number and an error if a tensor is overdue; it may raise the error."""
 
 
 def raise_overdue(_: int, error: DeviceError) -> None:
@@ -292,9 +273,6 @@ FULL_SPEED = EmulatedSpeed()
 class StepExecutor:
     """Runs the steps (segments and sends) of all frames that a device has begun and not finished.
 
-    DeviceRun, or a session within the user's process, creates the executor. The executor takes a frame's tensors from
-    the mailbox, runs the segments in onnxruntime, and passes results to `post`, which sends them.
-
     Attributes:
         frames: The frames in flight, oldest first.
         wait_s: Seconds in which no frame could continue.
@@ -319,12 +297,17 @@ class StepExecutor:
     ) -> None:
         """Create the executor of a device.
 
-        A role is the normal plan, a replica or a failure plan. `sessions` are those of the segments of all roles.
-        `mailbox` has the received tensors. `post` is called with each result that must be sent, and `report_overdue` if
-        a tensor does not arrive in time. `min_segment_s` has the minimum seconds of each segment's call, to emulate
-        slower boards, and `emulated_speed` has the changes of their speed. `schedule` maps frames to roles; by default,
-        the manifest's schedule is used. `can_stop` lets `stop_before` interrupt segments even if there are no failure
-        plans.
+        Args:
+            manifest: The device's manifest.
+            sessions: The sessions of the segments of all plans, in the manifest's order.
+            mailbox: The received tensors.
+            loop: The event loop, which runs while the executor waits.
+            post: Called with each result that must be sent.
+            min_segment_s: Minimum seconds of each segment's call, to emulate slower boards.
+            emulated_speed: The changes of the boards' speed.
+            schedule: Maps each frame number to a plan; by default, the manifest's schedule.
+            can_stop: True if `stop_before` must interrupt segments even without failure plans.
+            report_overdue: Called if a tensor does not arrive in time.
         """
         self._schedule = schedule or RoleSchedule.from_manifest(manifest)
         self._run_options = _make_run_options() if can_stop or self._schedule.tolerates_failures else None
@@ -333,8 +316,7 @@ class StepExecutor:
         self._post, self._report_overdue = post, report_overdue
         self._min_segment_s, self._emulated_speed = min_segment_s, emulated_speed
         if min_segment_s:
-            # By default, the kernel ends sleeps up to 50 µs late. A timer slack of 1 ns makes the emulated durations
-            # more precise.
+            # The kernel ends sleeps up to 50 µs late. A timer slack of 1 ns makes the emulated durations more precise.
             ctypes.CDLL(None).prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0)
         self._roles: list[RoleSteps] = []
         first = 0
@@ -354,9 +336,9 @@ class StepExecutor:
         self.timeline: list[tuple[str, int, int, float, float]] = []
 
     def begin_frame(self, number: int, announced_at: float, deadline: float) -> None:
-        """Add a frame that was announced at `announced_at` (time.perf_counter).
+        """Add a frame that was announced at `announced_at` (time.perf_counter) and must be finished by `deadline`.
 
-        The device must finish it by `deadline` (time.monotonic).
+        The deadline is a time of time.monotonic.
         """
         self.announced_at = announced_at
         self.timeline = [entry for entry in self.timeline if entry[4] > announced_at]
@@ -371,7 +353,7 @@ class StepExecutor:
         self.frames.append(FrameExecution(number, deadline, role, state_source=state_source))
 
     def stop_before(self, first: int) -> None:
-        """Stop computing frames before number `first`, and interrupt a segment that runs at present.
+        """Stop the frames before number `first`, and interrupt a segment that runs at present.
 
         Any thread may call this method. The main thread must then call `drop_stopped`.
         """
@@ -389,10 +371,9 @@ class StepExecutor:
         self.frames = [frame for frame in self.frames if frame.number >= self._first_valid]
 
     def advance(self, on_finished: Callable[[FrameExecution], None]) -> bool:
-        """Run steps until a frame is finished or no frame can continue.
+        """Run steps until a frame is finished or no frame can continue; pass a finished frame to `on_finished`.
 
-        The finished frame is removed and passed to `on_finished`. Return True if a frame was finished, or if a failure
-        has stopped frames, which the caller must then drop.
+        Return True if a frame was finished, or if `stop_before` has stopped frames.
         """
         position, seen = 0, self._mailbox.changes
         while position < len(self.frames):
@@ -474,10 +455,10 @@ class StepExecutor:
         return True
 
     def _make_input(self, name: str, payload: Any, frame: FrameExecution) -> Any:
-        """Return a received tensor or stored state as an onnxruntime value; as bytes if only copies read it."""
+        """Return a received tensor or state as an onnxruntime value, or as bytes if no segment reads it directly."""
         buffer_set = frame.buffer_set or self._take_buffers(frame)
         view = buffer_set.views.get(name)
-        # A large state (output of the previous frame) was stored as an onnxruntime value, without a copy.
+        # Large states (outputs of the previous frame) are stored as onnxruntime values, to avoid a copy.
         if isinstance(payload, ort.OrtValue):
             if view is None:
                 return payload
@@ -490,11 +471,7 @@ class StepExecutor:
         return value_from_bytes(payload, frame.role.received[name])
 
     def _take_payload(self, name: str, frame: FrameExecution) -> Any:
-        """Remove and return the received tensor of that name, or None if it is not available.
-
-        For a state (an output of the previous frame), return the stored value, or zeros if the frame resets the state
-        to zeros.
-        """
+        """Remove and return a received tensor or stored state (output of the previous frame); None if missing."""
         is_sent = frame.state_source is StateSource.COORDINATOR
         if is_sent or not frame.role.states or (state := frame.role.states.get(name)) is None:
             return self._mailbox.pop((frame.number, name))
@@ -505,7 +482,7 @@ class StepExecutor:
     def _keep_states(self, segment: Mapping[str, Any], frame: FrameExecution, buffer_set: BufferSet) -> None:
         """Keep the segment's outputs that are states (inputs of the next frame, such as a key/value cache).
 
-        Outputs in a buffer set (reused memory for small tensors) are copied, because later frames overwrite the set.
+        Outputs in a buffer set (reused memory) are copied, because later frames overwrite it.
         """
         for tensor in segment["outputs"]:
             for name in frame.role.states_by_tensor.get(tensor, ()):
@@ -514,10 +491,7 @@ class StepExecutor:
                 self._states[frame.number + 1, name] = state
 
     def _discard_unread_states(self) -> None:
-        """Discard stored states (outputs kept as inputs of the next frame) that no frame will read.
-
-        A frame that resets its states does not read the stored states of the previous frame.
-        """
+        """Discard stored states (outputs kept as inputs of the next frame) that no frame will read."""
         oldest = min((frame.number for frame in self.frames), default=self._next_number)
         self._states = {key: state for key, state in self._states.items() if key[0] >= oldest}
 
@@ -576,23 +550,18 @@ class StepExecutor:
 
 
 def _add_senders(error: ValueError, role: RoleSteps) -> ValueError:
-    """Return the error of a step, with the names of all devices that send tensors to this device.
-
-    A wrong tensor from one of these devices may have caused the error.
-    """
+    """Return the error of a step, with the names of the devices whose wrong tensors may have caused it."""
     senders = sorted({entry["sender"] for entry in role.received.values() if "sender" in entry})
     names = ", ".join(map(repr, senders))
     return ValueError(f"{error}; the device computes with tensors from {names}" if senders else str(error))
 
 
 def _make_run_options() -> Any:
-    """Return onnxruntime run options, with which another thread can end a call early.
-
-    Before each call, onnxruntime's Python package looks for a CUDA graph ID in the options. If there is none, the
-    package raises an exception internally, which takes ten times as long as the call. Therefore the options have an ID.
-    """
+    """Return onnxruntime run options, with which another thread can end a call early."""
     options = ort.RunOptions()
     options.log_severity_level = 4  # Errors are raised as exceptions, so logging them would repeat them.
+    # Without this entry, onnxruntime's Python package raises an exception internally in each call, which takes ten
+    # times as long as a call.
     options.add_run_config_entry("gpu_graph_id", "-1")
     return options
 
@@ -601,8 +570,7 @@ def _make_run_options() -> Any:
 def _emulate_duration(end: float) -> Iterator[None]:
     """Return a context manager that ends at the time `end` (time.perf_counter), to emulate a slower board.
 
-    If `end` is in the future, the code in the context runs with idle priority, so that it does not delay the other
-    emulated boards on this host.
+    If `end` is in the future, the code in the context runs with idle priority and does not delay other emulated boards.
     """
     has_time = end > time.perf_counter()
     if has_time:

@@ -24,11 +24,11 @@ GREETING_TIMEOUT_S = 5.0
 MAX_GREETINGS, MAX_PENDING, MAX_REFUSALS = 64, 256, 16
 """Maximum numbers of concurrent handshakes, of connections that wait for a handshake, and of concurrent refusals.
 
-If one of the first two limits is reached, a new connection replaces the oldest connection of the host with the most
-connections. If the third limit is reached, a refused connection is closed without a message.
+At the first two limits, a new connection replaces the oldest connection of the host with the most connections. At the
+third limit, a refused connection is closed without a message.
 """
 UNKNOWN_INTERVAL_S = 0.01
-"""Minimum seconds between two handshakes with unknown hosts, on which no device of the run is known to be."""
+"""Minimum seconds between two handshakes with hosts on which no device of the run is known to be."""
 LISTEN_BACKLOG = 1024
 """Maximum number of connections that the kernel queues until this process accepts them."""
 MAX_ACCEPTS = 64
@@ -41,14 +41,11 @@ COORDINATOR_NAME = ""
 
 @dataclass(frozen=True)
 class RunCredentials:
-    """The ID and the secret token of one run, which its members (coordinator and devices) share.
-
-    Each of the two is '' until it is known.
+    """The ID and the secret token of one run, which the coordinator and the devices share.
 
     Attributes:
-        run_id: The public ID of the run.
-        token: A secret that proves membership if there are no certificates; '' with certificates. It is passed to
-            devices through standard input or the environment, and never sent over the network.
+        run_id: The public ID of the run; '' if it is not known yet.
+        token: A secret that proves membership, never sent over the network; '' if certificates prove it.
     """
 
     run_id: str = ""
@@ -61,7 +58,7 @@ class RunCredentials:
     def check(self, message: Mapping[str, Any], sender: str, receiver: str) -> None:
         """Raise ProtocolError if `message` does not prove to `receiver` that `sender` is a member of the run.
 
-        The message must have the fields `run` and `proof`, as `make_proof` returns them.
+        The message must have the fields that `make_proof` returns.
         """
         run, proof = str(message.get("run") or ""), str(message.get("proof"))
         if run and self.run_id and run != self.run_id:
@@ -80,10 +77,7 @@ class RunCredentials:
 
 
 def derive_token(token: str, *context: str) -> str:
-    """Derive a secret from `token` that is valid only for the handshake or run that `context` identifies.
-
-    Return '' if `token` is ''.
-    """
+    """Derive a secret from `token` that is valid only for the handshake or run `context`; '' if `token` is ''."""
     text = json.dumps(context).encode()
     return hmac.new(token.encode(), text, hashlib.sha256).hexdigest() if token else ""
 
@@ -115,20 +109,16 @@ class ConnectionQueue:
 
 
 GreetConnection = Callable[[MessageChannel, str, float], Any]
-"""A function that performs a handshake, with arguments (channel, address of the other host, deadline).
+"""A function that performs a handshake: (channel, address of the other host, deadline) → result for `take`.
 
-`ConnectionAcceptor.take` returns the function's result. The function raises ProtocolError to refuse the connection with
-a message, and PeerRefused or OSError to close the connection without a message. `take` raises the function's other
-errors.
+It raises ProtocolError to refuse the connection with a message, and PeerRefused or OSError to close it without a
+message. `ConnectionAcceptor.take` raises all its other errors.
 """
 
 
 @dataclass
 class _PendingConnection:
-    """An accepted connection whose handshake has not started.
-
-    `is_ready` is True once its first byte has arrived.
-    """
+    """An accepted connection whose handshake has not started. `is_ready` is True once its first byte has arrived."""
 
     socket: socket.socket
     host: str
@@ -139,12 +129,8 @@ class _PendingConnection:
 class ConnectionAcceptor(ConnectionQueue):
     """Accepts connections at a listening socket, and runs each handshake in its own thread.
 
-    DeviceRun, the daemon and the coordinator create an acceptor. They `take` the results of the handshakes, and then
-    start the message channels.
-
-    Unknown clients cannot delay members of the run (its coordinator and devices). A handshake starts only when the
-    first byte has arrived, so a client that only connects costs little. The number of connections and the time of each
-    handshake are limited, and connections from members' hosts come first.
+    A handshake starts only when the first byte has arrived. The number of connections and the time of each handshake
+    are limited, and hosts of the run's devices come first, so that other clients cannot delay them.
     """
 
     def __init__(
@@ -156,8 +142,7 @@ class ConnectionAcceptor(ConnectionQueue):
     ) -> None:
         """Start to accept connections, and to call `greet_connection` for each of them.
 
-        `is_member_host` returns True for the addresses of the run's known members (its coordinator and devices); by
-        default, no member is known.
+        `is_member_host` returns True for addresses of the run's coordinator and devices; by default, for none.
         """
         super().__init__()
         self._listener, self._keys, self._greet_connection = listener, keys, greet_connection
@@ -248,8 +233,7 @@ class ConnectionAcceptor(ConnectionQueue):
     def _start_greetings(self) -> None:
         """Start the handshakes of connections that have sent data.
 
-        All handshakes with members' hosts start at once. Handshakes with other hosts start at intervals of at least
-        UNKNOWN_INTERVAL_S, so that they cannot delay those of members.
+        Those with hosts of the run's devices start at once; others start at intervals of at least UNKNOWN_INTERVAL_S.
         """
         ready = [(number, pending) for number, pending in self._pending.items() if pending.is_ready]
         for number, pending in ready:
@@ -270,10 +254,9 @@ class ConnectionAcceptor(ConnectionQueue):
         threading.Thread(target=self._greet, args=(pending,), daemon=True).start()
 
     def _choose_dropped(self, hosts: Mapping[Any, str]) -> Any:
-        """Return the connection to drop if there are too many.
+        """Return the connection to drop if there are too many: the oldest one of the host with the most connections.
 
-        It is the oldest connection of the host with the most connections. A host of a run's member is chosen only if
-        all connections are from such hosts. `hosts` has the host of each connection.
+        `hosts` has the host of each connection. Hosts of the run's devices are chosen only if there are no others.
         """
         counts = Counter(hosts.values())
         dropped_host = max(counts, key=lambda host: (not self._is_member_host(host), counts[host]))
@@ -288,8 +271,8 @@ class ConnectionAcceptor(ConnectionQueue):
             self.last_refusal, refusal = f"{pending.host}: {error}", error
         except Exception as error:
             accepted = error
-        # `close` shuts down all connections in `_connections_in_handshake`. The handshake of this one is finished, so
-        # it is removed from there before it is put in the queue.
+        # `close` shuts down all connections whose handshakes are not finished. This one must stay open, so it is
+        # removed from `_connections_in_handshake` first.
         with self._lock:
             self._connections_in_handshake.pop(pending.socket, None)
         if accepted is not None:
@@ -300,7 +283,7 @@ class ConnectionAcceptor(ConnectionQueue):
             self._refuse(channel, refusal, pending.deadline)
 
     def _refuse(self, channel: MessageChannel, error: Exception, deadline: float) -> None:
-        """Close a connection. Before that, tell the other end the reason if it is a ProtocolError.
+        """Close a connection; if the error is a ProtocolError, tell the other end the reason first.
 
         The reason is omitted while MAX_REFUSALS other connections are being refused.
         """

@@ -1,6 +1,6 @@
 """The integrity of a device's files: finds damaged files before the device returns a result.
 
-Digests are computed in the background, while the onnxruntime sessions, which read the same files, are created.
+Digests are computed in the background, while the onnxruntime sessions are created from the same files.
 """
 
 from __future__ import annotations
@@ -40,9 +40,11 @@ class FileIntegrity:
     def begin_digests(self) -> None:
         """Start to compute the digests of all files in two threads.
 
-        Call this method just before code that releases the interpreter's lock, so that the threads can run meanwhile.
-        Raise ValueError if a file is missing, is a link or has another size than in the manifest. Raise ValueError too
-        if a digest is of an unknown kind.
+        Call this method just before code that releases the interpreter's lock, so that the threads can run.
+
+        Raises:
+            ValueError: A file is missing, is a link or has another size than in the manifest, or a digest's kind is
+                unknown.
         """
         for name, record in self._records.items():
             kind = record["digest"].partition(":")[0]
@@ -61,10 +63,7 @@ class FileIntegrity:
         pool.shutdown(wait=False)
 
     def check(self) -> None:
-        """Wait for the digests that `begin_digests` has started.
-
-        Raise ValueError if a digest differs from that in the manifest.
-        """
+        """Wait for the digests that `begin_digests` has started; raise ValueError if one differs from the manifest."""
         for name in tuple(self._digests):
             future = self._digests.pop(name)
             digest = self._compute_digest(name) if future.cancel() else future.result()

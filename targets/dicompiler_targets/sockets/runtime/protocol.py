@@ -4,9 +4,9 @@ A message is a header of fixed length and a payload. The payload of a tensor is 
 plan determines their number. A value of unknown size begins with its shape, or is encoded by `value_codec`. The payload
 of DONE is a sequence of structs. All other payloads are empty, or JSON objects of limited length.
 
-A role is one way in which the devices can compute a frame: the normal plan, a replica of it, or a failure plan. With
-replicas, frames use several roles in turn. With failure plans, some roles are only used while certain devices are down.
-`RoleSchedule` returns the role of each frame, and the role determines which tensors may arrive for the frame.
+A role is one plan by which the devices can compute a frame: the normal plan, a replica of it, or a failure plan. With
+replicas, frames use several roles in turn. `RoleSchedule` returns the role of each frame, and the role determines which
+tensors may arrive for the frame.
 """
 
 from __future__ import annotations
@@ -21,19 +21,17 @@ import numpy as np
 
 
 def role_manifests(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return a complete manifest for each role in a device's manifest.
+    """Return a complete manifest for each role (normal plan, replica or failure plan) in a device's manifest.
 
-    A role is the normal plan, a replica of it, or a failure plan. These manifests differ in inputs, outputs, segments,
-    steps and transfers, and in `failed`: the failed devices for which the role is made.
+    The entry `failed` of a returned manifest has the failed devices for which the role is made.
     """
     return (manifest, *({**manifest, **role} for role in manifest.get("other_roles", ())))
 
 
 def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
-    """Return, for each role (plan) in a device's manifest, True if its frames are announced to the device.
+    """Return, for each role (normal plan, replica or failure plan), True if its frames are announced to the device.
 
-    A role is the normal plan, a replica of it, or a failure plan. Frames are announced to a device that has work in
-    this role, or in another role for the same failed devices.
+    They are, if the device has work in this role or in another role for the same failed devices.
     """
     work = [
         (role.get("failed", ()), role["inputs"] or role["steps"] or role["outputs"])
@@ -43,9 +41,9 @@ def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
 
 
 class RoleSchedule:
-    """Maps frames to roles (the normal plan, its replicas, and failure plans).
+    """Maps each frame number to a role (the normal plan, a replica of it, or a failure plan).
 
-    If the artifact has n roles for the set of devices that are down, frame i uses number i mod n of these roles.
+    If there are n roles for the set of devices that are down, frame i uses number i mod n of them.
 
     Attributes:
         tolerates_failures: True if there are roles for frames after a failure.
@@ -54,8 +52,9 @@ class RoleSchedule:
     def __init__(self, failed_by_role: Sequence[Collection[str]], active_by_role: Sequence[bool] = ()) -> None:
         """Create a schedule that begins without failed devices.
 
-        `failed_by_role` has, for each role (a plan), the failed devices for which the role is made. `active_by_role`
-        has, for each role, True if frames of the role are announced to the device; by default, all of them are.
+        Args:
+            failed_by_role: For each role (plan), the failed devices for which it is made.
+            active_by_role: For each role, True if its frames are announced to the device; by default, all are.
         """
         self._failed_sets = tuple(map(frozenset, failed_by_role))
         self._is_active = active_by_role or [True] * len(failed_by_role)
@@ -68,32 +67,34 @@ class RoleSchedule:
 
     @property
     def covered_failures(self) -> tuple[frozenset[str], ...]:
-        """The sets of failed devices for which there are roles (plans)."""
+        """The sets of failed devices for which there are plans."""
         return tuple(dict.fromkeys(failed for failed in self._failed_sets if failed))
 
     @property
     def is_idle(self) -> bool:
-        """True if the device has no work in frames after the last change of roles (plans)."""
+        """True if the device has no work in frames after the last change to other plans."""
         return not self._is_active[self._changes[-1][1][0]]
 
     @property
     def last_change(self) -> int:
-        """Number of the first frame after the last change of roles (plans)."""
+        """Number of the first frame after the last change to other plans."""
         return self._changes[-1][0]
 
     def find_failed_set(self, down: Collection[str]) -> frozenset[str] | None:
-        """Return the smallest set of failed devices that includes `down` and for which there are roles (plans).
-
-        The result is None if there is no such set.
-        """
+        """Return the smallest set of failed devices that includes `down` and for which there are plans, or None."""
         candidates = [failed for failed in self._failed_sets if failed.issuperset(down)]
         return min(candidates, key=len, default=None)
 
     def change(self, failed: Collection[str], first_frame: int, oldest_frame: int) -> None:
-        """From frame `first_frame` on, use the roles (plans) that are made for the failure of the devices `failed`.
+        """From frame `first_frame` on, use the roles (plans) for the failure of the devices `failed`.
 
-        `failed`, a result of `find_failed_set`, may include devices that have not failed. `role_index` is not called
-        for frames before `oldest_frame` any more. Raise ValueError if no role is made for exactly the devices `failed`.
+        Args:
+            failed: A result of `find_failed_set`, which may include devices that have not failed.
+            first_frame: Number of the first frame that uses the new roles.
+            oldest_frame: Number of the first frame for which `role_index` may still be called.
+
+        Raises:
+            ValueError: No role is made for exactly the devices `failed`.
         """
         chosen = self._roles_for(frozenset(failed))
         if not chosen:
@@ -102,7 +103,7 @@ class RoleSchedule:
             )
         ends = [*(start for start, _ in self._changes[1:]), first_frame]
         needed = [change for change, end in zip(self._changes, ends, strict=True) if end > oldest_frame]
-        # The old list is replaced and not changed, because other threads may be reading it.
+        # A new list replaces the old one, because other threads may be reading it.
         self._changes = [*needed, (first_frame, chosen)]
 
     def role_index(self, frame: int) -> int:
@@ -119,11 +120,7 @@ MAGIC, PROTOCOL_VERSION = b"DICO", 7
 HEADER_STRUCT = struct.Struct("<4sBBHIQQ")
 """Layout of a message header: magic, protocol version, message type, flags (0), index, frame number, payload length."""
 DONE_FIELDS = struct.Struct("<dfI")
-"""The start of the payload of DONE.
-
-Fields: seconds in which the device computed the frame, temperature of the board in °C (NaN if unknown), and throttling
-flags of the board, as `board_sensors` reads them.
-"""
+"""The start of the payload of DONE: computing seconds, board temperature in °C (or NaN) and throttling flags."""
 RECEIVED_TENSORS = struct.Struct("<HQQd")
 """An entry in the payload of DONE, for a peer that has sent tensors since the previous DONE message.
 
@@ -132,7 +129,7 @@ in which the timed bytes arrived.
 """
 MAX_JSON_BYTES = 1 << 20
 MAX_GREETING_BYTES = 1 << 14
-"""Maximum bytes of a JSON message, as long as the other end has not proved its identity."""
+"""Maximum bytes of a JSON message from an end that has not proved its identity yet."""
 MAX_UNPLANNED_BYTES = 1 << 31
 """Maximum bytes of a tensor of unknown shape. The plan determines the length of each other tensor."""
 MAX_FRAMES_IN_FLIGHT = 1024
@@ -145,8 +142,7 @@ EMPTY_PAYLOAD: Any = np.empty(0, np.uint8)
 class MessageType(IntEnum):
     """The type of a message; the comments name the direction and the content.
 
-    A transfer is a tensor that one device sends to another. A role is the plan by which the devices compute a frame:
-    the normal plan, a replica of it, or a failure plan.
+    A transfer is a tensor that one device sends to another.
     """
 
     HELLO = 1  # Any direction: proves the sender's identity (JSON).
@@ -175,10 +171,10 @@ MESSAGE_TYPES = {int(message_type): message_type for message_type in MessageType
 
 
 class MessageHeader(NamedTuple):
-    """The header of a message; `length` is the number of bytes of the payload.
+    """The header of a message; `length` is the number of bytes of the payload, and `frame` the frame's number.
 
-    For TENSOR, INPUT and OUTPUT, `index` is the index of the transfer, input or output in the manifest. For
-    BEGIN_FRAME, DONE and RESET_STATES, the comments in MessageType describe `index`. `frame` is the frame's number.
+    `index` is the manifest's index of the transfer, input or output (types TENSOR, INPUT and OUTPUT). For other types,
+    the comments in MessageType describe it.
     """
 
     type: MessageType
@@ -196,15 +192,15 @@ class PeerRefused(Exception):
 
 
 class ConnectionClosed(ConnectionError):
-    """Error: the other end closed the connection between two messages, so that no message is incomplete."""
+    """Error: the other end closed the connection between two messages, so no message is incomplete."""
 
 
 class ByteSource(Protocol):
     """The methods of a connection that MessageReader calls.
 
     Attributes:
-        is_drained: True if the last `receive_into` returned all available bytes. The next call would only return None
-            and set the attribute to false. A reader that omits this call must set the attribute to false itself.
+        is_drained: True if the last `receive_into` returned all available bytes. The next call would return None and
+            set it to false; a reader that omits this call must set it to false itself.
     """
 
     is_drained: bool
@@ -238,13 +234,11 @@ def unpack_header(raw: bytes | bytearray, start: int = 0) -> MessageHeader:
 class MessageReader:
     """Reads the messages that arrive on a connection.
 
-    A MessageChannel creates the reader and passes on its messages. Short messages that arrive together are read with
-    one call. A long payload is read directly into its own memory: `allocate(length)` returns an array of bytes for it,
-    by default a new NumPy array.
+    Short messages that arrive together are read with one call. A long payload is read directly into the array of bytes
+    that `allocate(length)` returns, by default a new NumPy array.
 
     Attributes:
-        has_received: Set to true when a byte arrives. The channel sets it to false at intervals, to notice that no
-            further bytes arrive.
+        has_received: Set to true when a byte arrives. The channel sets it to false at intervals, to notice silence.
         received_bytes: Number of bytes that were read so far.
     """
 
@@ -269,10 +263,12 @@ class MessageReader:
     def read_message(self, check: Callable[[MessageHeader], None]) -> tuple[MessageHeader, Any] | None:
         """Return the next message as header and payload, or None if it has not arrived completely.
 
-        After None, the next call continues with the same message. `check` is called with each header, except those of
-        heartbeats, before memory for the payload is allocated; its errors are passed on. Raise ProtocolError if the
-        header is invalid or the payload does not fit into memory. Raise ConnectionClosed if the connection was closed
-        between two messages, and OSError if it was closed or failed within a message.
+        `check` is called with each header (except those of heartbeats), before memory for the payload is allocated.
+
+        Raises:
+            ProtocolError: The header is invalid, or the payload does not fit into memory.
+            ConnectionClosed: The connection was closed between two messages.
+            OSError: The connection was closed or failed within a message.
         """
         if self._header is not None:
             return self._continue_payload()
@@ -358,8 +354,8 @@ class MessageReader:
 class FrameWindow:
     """The frames that may be in flight (announced, not finished): numbers from `oldest` to before `end`.
 
-    If the window has a size, `end` is always `oldest` plus this size. If the size is None, each call of `admit_frame`
-    increases `end` by 1.
+    If the window has a size, `end` is always `oldest` plus this size. Otherwise, each call of `admit_frame` increases
+    `end` by 1.
 
     Attributes:
         oldest: Number of the oldest unfinished frame.
@@ -378,7 +374,6 @@ class FrameWindow:
         return self.end - self.oldest
 
     def admit_frame(self) -> int:
-        """Admit one more frame and return its number."""
         self.end += 1
         return self.end - 1
 
@@ -399,10 +394,7 @@ class FrameWindow:
         self.end = first + (self._size or 0)
 
     def skip(self, first: int, end: int) -> None:
-        """Mark the frames from `first` to before `end` as finished, because this device has no work in them.
-
-        `first` is the number of the last frame that was announced to this device, plus 1.
-        """
+        """Mark the frames from `first` to before `end` as finished, because this device has no work in them."""
         if self.oldest < first:
             self._finished.update(range(first, end))
         else:
@@ -422,8 +414,8 @@ class FrameWindow:
 class ReceiveFilter:
     """Decides which tensors may arrive on a connection: each expected tensor once in each frame in flight.
 
-    DeviceRun and the coordinator create a filter for each connection. A channel checks the header of a tensor before it
-    reads the payload. So the stored bytes never exceed those that the plan expects for the frames in flight.
+    A tensor's header is checked before its payload is read, so the stored bytes never exceed those that the plan
+    expects.
     """
 
     def __init__(
@@ -434,9 +426,10 @@ class ReceiveFilter:
     ) -> None:
         """Create a filter for the frames in a window.
 
-        A role is the normal plan, a replica of it, or a failure plan. `expected_by_role` has, for each role, the
-        manifest's entries of the tensors that may arrive, by index. `schedule` maps frames to roles; by default, frames
-        use all roles in turn.
+        Args:
+            expected_by_role: For each role (plan), the manifest's entries of the tensors that may arrive, by index.
+            window: The frames in flight.
+            schedule: Maps frames to roles; by default, frames use all roles in turn.
         """
         self._roles, self._window = expected_by_role, window
         self._schedule = schedule or RoleSchedule([()] * len(self._roles))
@@ -458,10 +451,9 @@ class ReceiveFilter:
         seen.add(key)
 
     def _check_late(self, header: MessageHeader) -> None:
-        """Check a tensor that arrives after its frame was dropped.
+        """Raise ProtocolError for a tensor of a dropped frame if no plan has a tensor of this index and length.
 
-        Raise ProtocolError if no role (the normal plan, a replica or a failure plan) has a tensor of this index and
-        length. Otherwise the receiver reads and discards the tensor.
+        The receiver discards the tensor.
         """
         lengths = [role[header.index]["bytes"] for role in self._roles if header.index in role]
         if header.length not in lengths and not (None in lengths and header.length <= MAX_UNPLANNED_BYTES):
@@ -473,8 +465,7 @@ class ReceiveFilter:
     def _refuse(self, header: MessageHeader, value: Mapping[str, Any] | None) -> None:
         """Raise ProtocolError with the reason why a tensor failed the fast test in `check`.
 
-        Return if the tensor may arrive nevertheless: a tensor of unknown shape always fails the fast test, because the
-        plan has no length for it. It may have at most MAX_UNPLANNED_BYTES.
+        Return if the tensor may arrive nevertheless: a tensor of unknown shape always fails this test.
         """
         if value is None:
             raise ProtocolError(f"received {header.type.name} {header.index}, which is not in the plan")

@@ -1,11 +1,11 @@
 """Segments: sessions of an engine, tensors as bytes, copying of tensors before and after segments, and buffers.
 
-A segment is an ONNX submodel that the device runs as soon as its inputs have arrived. Tensors are kept as
-onnxruntime's own values: numpy lacks some types (bfloat16, float8), so arrays would require copies of such tensors.
+A segment is an ONNX submodel that the device runs as soon as its inputs have arrived. Tensors are onnxruntime values,
+because numpy lacks some types (bfloat16, float8).
 
-A segment for another engine than onnxruntime was converted at compile time and has two files. The engine's class
-`EngineNetwork` loads and runs them. It is in the module `engine_NAME` of this package, or in the installed module
-`dicompiler_engine_NAME`. `NetworkSession` wraps it with those methods of an onnxruntime session that the runtime calls.
+For another engine than onnxruntime, a segment was converted at compile time. The engine's class `EngineNetwork` runs
+it. It is in the module `engine_NAME` of this package, or in the installed module `dicompiler_engine_NAME`.
+`NetworkSession` gives it the methods of an onnxruntime session.
 """
 
 from __future__ import annotations
@@ -47,8 +47,7 @@ class NetworkBinding:
 
     Attributes:
         inputs: The onnxruntime value of each input, by name.
-        outputs: By name of the output: the existing onnxruntime value into which the call writes, or None if the call
-            creates a value. After the call: the computed values.
+        outputs: By output name, the onnxruntime value into which the call writes; None if the call creates it.
     """
 
     def __init__(self) -> None:
@@ -71,14 +70,17 @@ class NetworkBinding:
 class NetworkSession:
     """A session that computes a segment (an ONNX submodel) with another engine than onnxruntime.
 
-    It has the methods of an onnxruntime session that the runtime calls. All its inputs and outputs have type float.
+    All its inputs and outputs have type float.
     """
 
     def __init__(self, directory: Path, segment: Mapping[str, Any], threads: int, is_spinning: bool) -> None:
-        """Load the files of a segment.
+        """Load the files of a segment; raise ValueError if the engine is missing or cannot load them.
 
-        `segment` is the segment's entry in the manifest. The engine computes with `threads` threads. If `is_spinning`,
-        they wait actively between two calls. Raise ValueError if the engine is missing or cannot load the files.
+        Args:
+            directory: The directory of the device's files.
+            segment: The segment's entry in the manifest.
+            threads: Number of threads with which the engine computes.
+            is_spinning: True if the threads wait actively between two calls.
         """
         engine = segment["engine"]
         paths = directory / segment["file"], directory / engine["weights"]
@@ -157,11 +159,11 @@ OPTIMIZATION_LEVELS = {
     "none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL",
 }  # fmt: skip
 MAX_BUFFERED_BYTES = 1 << 14
-"""Size of the largest tensor that is stored in a buffer set (memory that is reused for later frames)."""
+"""Largest size of a tensor whose memory is reused for later frames (in a buffer set)."""
 MAX_BUFFER_SETS = 8
-"""Maximum number of buffer sets (reused memory) per role: the normal plan, a replica or a failure plan.
+"""Maximum number of buffer sets (memory of a frame's small tensors that later frames reuse) for each plan.
 
-A frame in flight for which no set is left allocates memory for each tensor.
+Further frames in flight allocate memory for each tensor.
 """
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # Parameters of glibc's mallopt: M_TRIM_THRESHOLD, M_MMAP_THRESHOLD.
 _INITIAL_THRESHOLD_BYTES, _LARGE_THRESHOLD_BYTES = 128 << 10, 32 << 20
@@ -172,9 +174,12 @@ _INITIAL_THRESHOLD_BYTES, _LARGE_THRESHOLD_BYTES = 128 << 10, 32 << 20
 def value_from_bytes(payload: Any, entry: Mapping[str, Any]) -> Any:
     """Return the tensor in an array of bytes as an onnxruntime value that uses the same memory.
 
-    `entry` is the tensor's entry in the manifest. If the entry has no shape, the payload begins with rank and
-    dimensions as 64-bit integers. Strings and values that are not tensors are returned as Python objects. Raise
-    ValueError if the bytes do not have the type and shape of the entry.
+    Args:
+        payload: The bytes. If `entry` has no shape, they begin with rank and dimensions as 64-bit integers.
+        entry: The tensor's entry in the manifest. Strings and values that are not tensors become Python objects.
+
+    Raises:
+        ValueError: The bytes do not have the type and shape of the entry.
     """
     if entry["dtype"] in UNSIZED_TYPES:
         return decode_value(payload)
@@ -198,11 +203,10 @@ def make_value(raw: Any, dtype: str, shape: Sequence[int]) -> Any:
 
 
 def value_to_bytes(tensor: Any, entry: Mapping[str, Any]) -> Any:
-    """Return the bytes of an onnxruntime value as a view of its memory.
+    """Return the bytes of an onnxruntime value as a view of its memory, which is valid as long as the value.
 
-    Keep the value while you use the view. `entry` is the tensor's entry in the manifest. An array of bytes is returned
-    as it is. If the entry has no shape, the result is a copy that begins with rank and dimensions. Raise ValueError if
-    the tensor does not have the type and shape of the entry.
+    If `entry`, the tensor's entry in the manifest, has no shape, the result is a copy that begins with rank and
+    dimensions. Raise ValueError if the tensor does not have the type and shape of the entry.
     """
     if entry["dtype"] in UNSIZED_TYPES:
         return encode_value(tensor)
@@ -224,11 +228,10 @@ def value_to_bytes(tensor: Any, entry: Mapping[str, Any]) -> Any:
 
 
 def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) -> list[Any]:
-    """Return the session of each segment of all roles (the normal plan, its replicas and failure plans).
+    """Return the session of each segment of all plans; None for a segment without a file, which only copies.
 
-    The result has None for a segment without a file, which only copies. Segments with the same file share a session,
-    which computes with `threads` threads. Raise ValueError if a package of an engine is missing or too old, or if a
-    segment cannot be loaded; the error then names the segment.
+    Segments with the same file share a session, which computes with `threads` threads. Raise ValueError with the
+    segment's name if it cannot be loaded, or if a package of an engine is missing or too old.
     """
     check_packages(manifest.get("packages", ()))
     # All sessions share one arena. Separate arenas would each keep the most memory that their session ever needed.
@@ -252,11 +255,9 @@ def make_sessions(directory: Path, manifest: Mapping[str, Any], threads: int) ->
 
 
 def _make_session(path: str, manifest: Mapping[str, Any], threads: int) -> Any:
-    """Return an onnxruntime session for a file; if that fails for a QuantizeLinear, try again.
+    """Return an onnxruntime session for a file; if that fails for a QuantizeLinear, retry without int8 conversion.
 
-    On some processors, onnxruntime converts int8 to uint8 at optimization levels from "extended" on. It then refuses
-    its own result: a QuantizeLinear of opset 21, which states its output type as an attribute (onnxruntime issue
-    25526). The second attempt does not convert int8.
+    On some processors, onnxruntime converts int8 to uint8 and then refuses its own result (onnxruntime issue 25526).
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads, options.inter_op_num_threads = threads, 1
@@ -287,11 +288,14 @@ def run_segment(
     places: Mapping[str, Any] | None = None,
     run_options: Any = None,
 ) -> dict[str, Any]:
-    """Run a segment and return its outputs by name.
+    """Run a segment and return its outputs by name; raise ValueError with its name if onnxruntime fails.
 
-    `segment` is the segment's entry in the manifest, and `values` has its inputs by name. `places` has, for some
-    outputs by name, existing onnxruntime values into which they are written. `run_options` is passed to onnxruntime;
-    setting its `terminate` ends the call. Raise ValueError with the segment's name if onnxruntime fails.
+    Args:
+        session: The segment's session.
+        segment: The segment's entry in the manifest.
+        values: The inputs by name.
+        places: For some outputs by name, existing onnxruntime values into which they are written.
+        run_options: onnxruntime's RunOptions; setting `terminate` ends the call.
     """
     try:
         if segment.get("unsized"):
@@ -339,7 +343,6 @@ def _segment_error(segment: Mapping[str, Any], error: Exception) -> ValueError:
 
 
 def one_line(error: Exception) -> str:
-    """Return the error's message without line breaks, shortened to 1000 characters."""
     return " ".join(str(error).split())[:1000]
 
 
@@ -352,10 +355,9 @@ MemoryCopy = tuple[Any, Any]
 
 
 class RegionCopy:
-    """A copy from a region of one tensor to a region of another.
+    """A copy from a region of one tensor to a region of another, in blocks that are contiguous in both.
 
-    It copies blocks that are contiguous in both tensors. The object has shapes and regions, but no memory. `views`
-    returns the arrays to copy for given tensors in memory.
+    The object has shapes and regions, but no memory.
     """
 
     def __init__(self, source: RegionOfShape, target: RegionOfShape, element_bytes: int) -> None:
@@ -376,7 +378,9 @@ class RegionCopy:
 def _first_contiguous_axis(shape: Sequence[int], counts: Sequence[int]) -> int:
     """Return the first axis from which on the elements of a region are contiguous in a tensor's memory.
 
-    `shape` is the shape of the tensor, and `counts` is the shape of the region.
+    Args:
+        shape: The shape of the tensor.
+        counts: The shape of the region.
     """
     axis = len(shape) - 1
     while axis > 0 and counts[axis] == shape[axis]:
@@ -387,10 +391,7 @@ def _first_contiguous_axis(shape: Sequence[int], counts: Sequence[int]) -> int:
 def _offset_and_strides(
     shape: Sequence[int], region: Sequence[Sequence[int]], axis: int, element_bytes: int
 ) -> tuple[int, tuple[int, ...]]:
-    """Return a region's offset in a tensor's memory, and its strides along the axes before `axis`.
-
-    Both are in bytes.
-    """
+    """Return a region's offset in a tensor's memory, and its strides along the axes before `axis`, in bytes."""
     strides = tuple(element_bytes * math.prod(shape[i + 1 :]) for i in range(len(shape)))
     return sum(begin * stride for (begin, _), stride in zip(region, strides, strict=True)), strides[:axis]
 
@@ -402,14 +403,13 @@ AssembledTensor = tuple[Mapping[str, Any], Sequence[CopiedPiece]]
 
 
 class SegmentIO:
-    """The copies that the runtime makes before and after a segment (ONNX submodel), without onnxruntime.
+    """The copies that the runtime makes before and after a segment (ONNX submodel).
 
-    Received pieces of tensors are copied to their place in the tensor that the segment reads. Pieces for other devices
-    are copied from the tensor that the segment computes. RoleSteps creates the object; the executor copies the inputs,
-    runs the segment, copies the outputs, and then posts them.
+    Received pieces of tensors are copied into the tensors that the segment reads. Pieces for other devices are copied
+    from the tensors that it computes.
 
     Attributes:
-        session_entry: The manifest's entry of the segment, but with the inputs and outputs of its session (without the
+        session_entry: The segment's manifest entry, but with the inputs and outputs of its session (without the
             copies).
         copy_sources: Names of the segment's inputs that only the copies read, and not the session.
         outputs: Names of the segment's outputs, after the copies.
@@ -436,7 +436,7 @@ class SegmentIO:
         }
 
     def join_inputs(self, values: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Return `values` (tensors by name) together with the session's inputs that are assembled from them.
+        """Return `values` (tensors by name) and the session's inputs that are assembled from them.
 
         Raise ValueError if a value does not have the planned type or shape.
         """
@@ -450,8 +450,12 @@ class SegmentIO:
     def cut_outputs(self, computed: dict[str, Any], values: Mapping[str, Any]) -> dict[str, Any]:
         """Return the segment's outputs by name: computed tensors, and bytes of pieces for other devices.
 
-        Pieces are cut from `computed`, the session's outputs, and from the inputs `values`. Raise ValueError if a
-        tensor does not have the planned type or shape.
+        Args:
+            computed: The session's outputs, by name.
+            values: The segment's inputs, by name.
+
+        Raises:
+            ValueError: A tensor does not have the planned type or shape.
         """
         assembled = _assemble(self._cuts, lambda name: computed[name] if name in computed else values[name])
         computed |= {tensor["name"]: raw for tensor, raw in assembled}
@@ -462,7 +466,7 @@ class SegmentIO:
     def bind_copies(self, view: Callable[[str], Any]) -> tuple[list[MemoryCopy], list[MemoryCopy]]:
         """Return the copies before and after the segment as pairs of views (target, source).
 
-        `view` returns the memory of a tensor by name. This memory must exist as long as the copies are in use.
+        `view` returns the memory of a tensor by name, which must exist as long as the copies are in use.
         """
         before, after = (
             [copy.views(view(name), view(tensor["name"])) for tensor, pieces in tensors for name, _, copy in pieces]
@@ -481,7 +485,7 @@ def _assemble(
 ) -> list[tuple[Mapping[str, Any], Any]]:
     """Return the manifest's entry and the bytes of each assembled tensor, copied from its pieces.
 
-    `find_tensor` is called with the name of a tensor that contains a piece, and returns this tensor.
+    `find_tensor` returns the tensor with the given name, which contains a piece.
     """
     assembled, memories = list[tuple[Mapping[str, Any], Any]](), dict[str, Any]()
     for tensor, pieces in tensors:
@@ -506,15 +510,13 @@ def _make_piece(tensor: Mapping[str, Any], piece: Mapping[str, Any]) -> CopiedPi
 class BufferSet:
     """Memory for the small tensors of one frame, bound once to the segments that have only small tensors.
 
-    Creating and binding a small tensor takes longer than computing it. Large tensors are not in the set: they are
-    allocated for each frame and freed after their last use, as the prediction of memory assumes. A BufferPool creates
-    the object; the executor uses it for one frame after another.
+    Creating and binding a small tensor takes longer than computing it. Large tensors are allocated for each frame.
 
     Attributes:
         values: The onnxruntime value of each small tensor, by name.
         views: The bytes of each small tensor, by name.
-        bindings: By index of the segment, four elements: its onnxruntime binding (None if it only copies), its outputs
-            by name, the copies before it, and the copies after it.
+        bindings: By index of the segment: its onnxruntime binding (None if it only copies), its outputs by name, the
+            copies before it, and the copies after it.
     """
 
     def __init__(
@@ -543,9 +545,9 @@ class BufferSet:
 
 
 class BufferPool:
-    """The buffer sets (reused memory for small tensors) of one role.
+    """The buffer sets (memory of a frame's small tensors, which later frames reuse) of one plan.
 
-    A role is the normal plan, a replica of it, or a failure plan. Each set is used for one frame at a time.
+    Each set is used for one frame at a time.
     """
 
     def __init__(self, manifest: Mapping[str, Any], sessions: Sequence[Any], segment_ios: Sequence[SegmentIO]) -> None:
@@ -559,10 +561,7 @@ class BufferPool:
         self._set_count = 1
 
     def take(self) -> BufferSet:
-        """Return a buffer set for a new frame.
-
-        If MAX_BUFFER_SETS are in use, return an empty one, so that the frame allocates each tensor.
-        """
+        """Return a buffer set for a new frame; an empty one if MAX_BUFFER_SETS are in use."""
         if self._free:
             return self._free.pop()
         if self._set_count == MAX_BUFFER_SETS:
@@ -573,7 +572,7 @@ class BufferPool:
     def give_back(self, buffer_set: BufferSet, is_sent: bool) -> None:
         """Make the buffer set of a finished frame available again.
 
-        If `is_sent` is false, some data in the set still waits to be sent. The set is then not used for other frames.
+        If `is_sent` is false, some of its data still waits to be sent, so other frames must not use it.
         """
         if buffer_set is not self._empty_set:
             self._free += [buffer_set] * is_sent
@@ -592,8 +591,8 @@ def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) ->
     excluded = {name for name, dtype, shape in candidates if not _is_small(dtype, shape)}
     for name, dtype, shape in candidates:
         if name not in excluded and found.setdefault(name, (dtype, list(shape))) != (dtype, list(shape)):
-            # The session and the manifest disagree about the tensor's type or shape. It gets no buffer, because its
-            # size is unclear; `value_to_bytes` reports the difference when the tensor is computed.
+            # The session and the manifest disagree about the tensor's type or shape, so its size is unclear.
+            # `value_to_bytes` reports the difference when the tensor is computed.
             excluded.add(name)
     return {name: value for name, value in found.items() if name not in excluded}
 
@@ -611,9 +610,8 @@ def _is_small(dtype: str, shape: Sequence[Any] | None) -> bool:
 def return_freed_memory() -> Iterator[None]:
     """Return a context manager in which glibc returns each freed block of 128 KiB or more to the system.
 
-    By default, glibc returns only the first such block. From then on, it keeps freed blocks up to the size of that
-    block for later use. While onnxruntime creates a session, it allocates and frees copies of many weights. Up to a
-    quarter of the process's memory would be such freed blocks. Other C libraries are not affected.
+    By default, glibc keeps freed blocks for later use. The copies of weights that onnxruntime frees while it creates a
+    session would be up to a quarter of the process's memory.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:

@@ -1,8 +1,8 @@
 """Plain and TLS connections as byte streams, and TLS keys.
 
-Many boards have no battery for their clock, so a wrong clock is as likely as an expired certificate. OpenSSL's error
-message names neither the clock's time nor the certificate's dates, and OpenSSL tolerates no difference between clocks.
-Therefore `describe_wrong_date` checks the dates, and OpenSSL does not (`NO_CHECK_TIME`).
+Many boards have no battery for their clock, so their clock may be wrong when a certificate's dates are checked.
+`describe_wrong_date` checks them with a tolerance and names clock and dates; OpenSSL does neither, so its own check is
+off (`NO_CHECK_TIME`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ CLOCK_HINT = "set the clock, for example with NTP ('timedatectl set-ntp true')"
 
 
 def describe_wrong_date(certificate: dict[str, Any]) -> str:
-    """Return why the certificate is not valid at the present time, and the remedy; '' if it is valid.
+    """Return why a certificate is not valid at the present time, and the remedy; '' if it is valid.
 
     `certificate` is a result of `SSLObject.getpeercert`.
     """
@@ -56,20 +56,17 @@ EXPIRY_NOTICE_S = 30 * 24 * 3600.0
 """Users are warned when a certificate expires within this number of seconds."""
 COORDINATOR_IDENTITY = "dicompiler:coordinator"
 DEVICE_IDENTITY = "dicompiler:device:{}"
-"""Pattern of a device's identity in its certificate: a URI among the alternative names of the subject."""
+"""Pattern of a device's identity in its certificate, as a URI among the alternative names of the subject."""
 CHUNK_BYTES = 1 << 16
 """Maximum number of bytes that one call encrypts or receives."""
 MAX_TLS_RECORD_BYTES = 5 + (1 << 14) + 256
 MAX_LOW_WATER_BYTES = 1 << 16
 """Number of bytes of a long message that must have arrived before a thread is woken to read them.
 
-Slow network links deliver one packet at a time, and waking a thread for each packet takes longer than reading it.
+Slow links deliver one packet at a time, and waking a thread takes longer than reading a packet.
 """
 MAX_UNSENT_BYTES = 1 << 16
-"""Maximum number of unsent bytes of a connection in the kernel, in addition to sent, unacknowledged bytes.
-
-Further bytes wait in the channel's queue, where urgent messages can overtake them.
-"""
+"""Maximum number of unsent bytes of a connection in the kernel; urgent messages can overtake only later bytes."""
 MAX_FULL_READS = 16
 """Number of consecutive reads that fill the whole buffer, after which other connections are read first."""
 _ZERO_INT = bytes(4)
@@ -98,7 +95,7 @@ ALERTS = {
 def seconds_left(deadline: float) -> float:
     """Return the seconds until `deadline` (time.monotonic), at least 0.001.
 
-    The result is a socket's timeout, and a timeout of 0 would mean not to block.
+    A socket's timeout of 0 would mean not to block.
     """
     return max(0.001, deadline - time.monotonic())
 
@@ -106,14 +103,13 @@ def seconds_left(deadline: float) -> float:
 class Connection:
     """A TCP connection without encryption, as a stream of bytes.
 
-    `open_connection` creates the object, and a MessageChannel sends and receives its bytes. Until `start` is called,
-    all calls block until they succeed or a deadline passes; afterwards they never block. Use it from one thread at a
-    time.
+    Until `start` is called, all calls block until they succeed or a deadline passes; afterwards they never block. Use
+    it from one thread at a time.
 
     Attributes:
         identity: The identity in the other end's certificate; None without TLS.
-        is_drained: True if the last `receive_into` returned all available bytes. The next call then sets the attribute
-            to false and returns None without asking the kernel. A caller may also set it to false and omit the call.
+        is_drained: True if the last `receive_into` returned all available bytes. The next call returns None and sets it
+            to false; a caller that omits this call must set it to false itself.
     """
 
     identity: str | None = None
@@ -130,7 +126,7 @@ class Connection:
         return self._socket.fileno()
 
     def start(self) -> None:
-        """Make all later calls of this object return at once instead of waiting for the network."""
+        """Make all later calls return at once instead of waiting for the network."""
         self._is_blocking = False
         self._socket.setblocking(False)
 
@@ -188,10 +184,9 @@ class Connection:
                 self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
     def _receive(self, view: memoryview) -> int | None:
-        """Read from the socket into `view`.
+        """Read from the socket into `view`, and set `_drained_socket` to true if all available bytes were read.
 
-        Set `_drained_socket` to true if all available bytes were read. Return the number of bytes, 0 after the last
-        byte of the connection, None if none are available.
+        Return the number of bytes, 0 after the last byte of the connection, None if none are available.
         """
         if self._is_blocking:
             self._apply_deadline()
@@ -200,8 +195,8 @@ class Connection:
         except BlockingIOError:
             count = None
         self._full_reads = self._full_reads + 1 if count == len(view) else 0
-        # A read that did not fill the buffer has read all available bytes. After MAX_FULL_READS full reads, the socket
-        # is treated as empty too, so that the event loop reads from other connections.
+        # A read that did not fill the buffer has emptied the socket. After MAX_FULL_READS full reads, the socket is
+        # treated as empty too, so that the event loop reads from other connections.
         self._drained_socket = bool(count) and not self._is_blocking and self._full_reads % MAX_FULL_READS == 0
         return count
 
@@ -227,9 +222,7 @@ class Connection:
 class TlsConnection(Connection):
     """A TLS connection, which encrypts and decrypts in memory (`ssl.MemoryBIO`).
 
-    `send` returns at once even if the kernel accepts only some of the encrypted bytes; with an `ssl.SSLSocket`, the
-    caller would have to repeat the call with the same bytes. A few Python calls take as long as decrypting a short
-    message, so the receiving methods make few calls.
+    An `ssl.SSLSocket` would have to send the same bytes again if the kernel accepts only some of them.
     """
 
     def __init__(self, connection: socket.socket, context: ssl.SSLContext, is_server: bool, deadline: float) -> None:
@@ -403,7 +396,7 @@ class TlsKeys:
     def _check(self, directory: Path) -> float:
         """Check the keys by a TLS handshake in this process; return the time when the certificate expires.
 
-        Without this check, only the other hosts would notice some errors, although users must correct them here.
+        Otherwise, only other hosts would notice some errors.
         """
         try:
             certificate = self._handshake_in_memory()
@@ -427,9 +420,9 @@ class TlsKeys:
             context.verify_flags |= NO_CHECK_TIME
 
     def _handshake_in_memory(self) -> dict[str, Any]:
-        """Perform a TLS handshake in memory between the client and server contexts of these keys.
+        """Perform a TLS handshake between the client and server contexts of these keys, as another host would.
 
-        The handshake checks the keys as another host would check them. Return the certificate as a dictionary.
+        Return the certificate as a dictionary.
         """
         to_client, to_server = ssl.MemoryBIO(), ssl.MemoryBIO()
         client = self._contexts[False].wrap_bio(to_client, to_server)
@@ -461,9 +454,16 @@ def tls_error(error: ssl.SSLError) -> Exception:
 def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: bool, deadline: float) -> Connection:
     """Return a connection over the socket, with TLS if `keys` is not None.
 
-    `is_server` is true at the end that accepted the connection. Raise ProtocolError if the other end cannot be trusted,
-    and PeerRefused if it refused this end. Raise OSError if the connection failed or the deadline (time.monotonic)
-    passed.
+    Args:
+        connection: The connected socket.
+        keys: The TLS keys of this process, or None.
+        is_server: True at the end that accepted the connection.
+        deadline: Time (time.monotonic) until which the TLS handshake may take.
+
+    Raises:
+        ProtocolError: The other end cannot be trusted.
+        PeerRefused: The other end refused this end.
+        OSError: The connection failed, or the deadline passed.
     """
     try:
         if keys is None:
@@ -478,7 +478,7 @@ def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: 
 
 
 def check_identity(identity: str | None, expected: str, peer: str) -> None:
-    """Raise ProtocolError if `identity`, from the certificate of the other end, is not the expected one.
+    """Raise ProtocolError if `identity`, from the other end's certificate, is not the expected one.
 
     Without TLS, `identity` is None and is not checked. `peer` names the other end in the error.
     """
@@ -489,7 +489,7 @@ def check_identity(identity: str | None, expected: str, peer: str) -> None:
 def check_encryption(host: str, keys: TlsKeys | None, is_insecure: bool) -> None:
     """Raise ValueError if tensors would be sent to another host without TLS, but `is_insecure` is false.
 
-    `host` is the IP address of this end or of the other end. A loopback address means that both are on this host.
+    `host` is the IP address of either end; a loopback address means that both are on this host.
     """
     if keys is None and not is_insecure and not is_loopback(host):
         raise ValueError(

@@ -77,9 +77,9 @@ def _encode_string(string: Any) -> bytes:
 
 
 def _build_value(description: Any, raw: bytes, start: int) -> tuple[Any, int]:
-    """Decode a value from its JSON description and the bytes of its elements.
+    """Decode a value whose elements begin at offset `start` of `raw`; return it and the offset after its elements.
 
-    The elements begin at offset `start` of `raw`. Return the value and the offset in `raw` after its elements.
+    `description` is the JSON description of its structure.
     """
     if isinstance(description, list):
         values: list[Any] = []
