@@ -51,8 +51,8 @@ PHASES = (
     "write_artifact", "rest",
 )  # fmt: skip
 
-# A program that runs `dicompiler compile` and measures the CPU time of each phase. The total cost is measured in a
-# process without these clocks.
+# This program runs `dicompiler compile` and measures the CPU time of each phase. Measuring adds time, so the total is
+# measured in another process.
 _CLOCKED = """
 import functools, json, resource, sys
 def now():

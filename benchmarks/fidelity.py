@@ -175,8 +175,8 @@ class Setup:
         for device in platform.devices:
             times = slower * platform.fastest_device.rate / device.rate
             document = slow_profile(profile, times)
-            # A profile must not contain a cost of 0. The bytes of messages take no time on emulated boards, so that
-            # NO_TIME_S replaces their cost.
+            # A profile must not contain a cost of 0. On emulated boards, the bytes of messages cost nothing, so
+            # NO_TIME_S replaces 0.
             runtime = {name: getattr(here, name) or NO_TIME_S for name in HOST_COSTS}
             own = document["runtime_costs"][target]
             runtime |= {name: times * own[name] for name in ("per_copy", "per_copied_byte")}

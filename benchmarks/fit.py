@@ -85,8 +85,7 @@ def _multiplications(found: PipelineState) -> float:
 
 
 def main() -> int:
-    # dicompiler warns that one board would be faster. This does not help, because the network does not fit on one
-    # board.
+    # Hide dicompiler's warning that one board would be faster: the network does not fit on one board.
     logging.disable(logging.WARNING)
     rows = []
     for size, count, strategy in ROWS:

@@ -72,7 +72,7 @@ def run(name: str, model: onnx.ModelProto, strategy: str | Plan, platform: str =
     return [Row(name, r.device, held[r.device].total, added[r.device], r.peak_memory_bytes) for r in reports]
 
 
-# -- The following networks have one kind of layer, so that each shows one constant of the target's memory model.
+# -- networks with one kind of layer, each to measure one constant of the target's memory model
 
 
 def _model(

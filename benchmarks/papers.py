@@ -18,20 +18,19 @@ from dicompiler_strategies.papers.stahl import PartitionScheme, build_ilp_layers
 
 F, G = 13.6e9, 100e6  # F: FLOP/s of a Raspberry Pi 4; G: bit/s of the gateway.
 COUNTS = range(1, 11)
-# By network, from table II and section V-A of the paper on CoopAI. First the numbers of blocks for k = 1 … 10 devices,
-# then the best k for its methods MLS and SLS. Last the time in % that MLS saves compared to SLS, and compared to one
-# device.
+# From the paper on CoopAI (table II, section V-A), by network: the number of blocks for k = 1 … 10 devices; the best k
+# of the methods MLS and SLS; the time in % that MLS saves compared to SLS and to one device.
 COOPAI = {
     "AlexNet": ((1, 5, 4, 4, 4, 4, 4, 4, 4, 4), (2, 2), (4.91, 18.43)),
     "VGG16": ((1, 8, 7, 6, 5, 4, 4, 4, 4, 4), (7, 3), (31.49, 60.46)),
     "VGG19": ((1, 11, 9, 8, 5, 4, 5, 5, 4, 4), (7, 3), (28.53, 58.94)),
     "YOLOv2": ((1, 12, 10, 9, 8, 7, 7, 7, 5, 5), (6, 4), (17.75, 55.91)),
 }
-# Published by Stahl et al.: MB that six devices send, by variant (TABLE_2), and MB of weights per device, by number of
-# devices (MEMORY, last column of table 1).
+# Published by Stahl et al. TABLE_2: MB that six devices send, by variant. MEMORY (table 1, last column): MB of weights
+# per device, by number of devices.
 TABLE_2 = {"LOP": 78.1, "FUSE4": 82.2, "FUSE3": 75.5, "FUSE2": 68.1, "FUSE1": 68.1}
 MEMORY = {1: 204, 3: 68, 5: 41, 6: 34, 7: 29}
-MB = 1e6 / 4  # A megabyte in elements of 32 bits.
+MB = 1e6 / 4  # Number of 32-bit elements in a megabyte.
 
 
 def vgg19() -> LayerGraph:

@@ -52,7 +52,7 @@ def fault(seed: int) -> str:
 @click.argument("first", type=click.IntRange(min=0), default=0)
 def main(count: int, first: int) -> None:
     """Try COUNT pairs from seed FIRST on. The exit code is 1 if one is wrong."""
-    # Hide the warnings about parts that nothing reads, because random plans have many.
+    # Random plans have many parts that nothing reads; hide the warnings about them.
     logging.disable(logging.WARNING)
     faults = 0
     for seed in range(first, first + count):

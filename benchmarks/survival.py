@@ -171,8 +171,8 @@ def fail_devices(
             + ("  LATE" if bad else "")
         )
     click.echo(f"{len(over)} failures, {wrong} noticed or taken over late")
-    # Interruptions are compared with the time of a frame. With several frames in flight, the time between two outputs
-    # is shorter than that, so this needs one frame at a time.
+    # An interruption is compared with the time of a frame, so only one frame may be in flight: with more, outputs
+    # follow each other faster.
     if alone and over:
         print_interruptions(over, over_rested)
 

@@ -158,8 +158,7 @@ def measure_idle_session(place: Path) -> Mapping[str, Any]:
     cpu_s: dict[str, list[float]] = {"swappable": [], "adaptive": []}
     searches = 0
     for _ in range(5):
-        # The limits of deviations are so high that no search starts. Otherwise, boards of a busy host would seem slow,
-        # and a search would start.
+        # The limits of deviations are so high that no search starts. Boards emulated on a busy host may seem slow.
         for name, adapt in (("swappable", None), ("adaptive", AdaptOptions(deviation=1e9, link_deviation=1e9))):
             meter = FrameCpuMeter()
             options = RunOptions(in_flight=0, on_frame=meter.record)
@@ -257,8 +256,8 @@ def measure_adaptation(place: Path, text: str, strategy: str, objective: str) ->
     log.setLevel(logging.INFO)
     log.addHandler(recorder)
     options = RunOptions(in_flight=0, on_frame=recorder.record_frame)
-    # This host computes the frames of all boards, so that boards may seem slower than predicted. If the link changes,
-    # only the link should start a search, so that boards may then deviate by 100 %.
+    # Only the changed link should start a search. One host computes for all boards, so boards may seem slower than
+    # predicted; they may therefore deviate by 100 %.
     adapt = AdaptOptions(deviation=1.0) if text.startswith("link:") else AdaptOptions()
     trial = emulate_speed_changes(directory, [change], adapt, duration_s=45, options=options)
     load = os.getloadavg()[0]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-# Newest commit from before the rules of this test; only later commits are checked.
+# Commits up to this one are older than the rules for messages, and are not checked.
 LAST_UNCHECKED = "eaf963663b17ed25098946d5820c733fedde4c9e"
 SUBJECT = re.compile(r"[\w./, -]+: [a-z0-9`'].*[^.]")
 MAX_SUBJECT_CHARS = 72

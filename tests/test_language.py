@@ -22,7 +22,7 @@ OPENING = re.compile(
     r"(What|Whom|Whose|Who|How|Why|Where|When|Which|Whether|Of|As|By|From|To|For|With|At|On|Beside|Behind|Among|That|"
     r"Those|These|The same|All|Each|Every)\b"
 )
-# Idioms of earlier texts of this project, each with the standard word.
+# Words that the project's texts must not use, each with its replacement.
 IDIOMS = {
     r"anew": "again, or re-created",
     r"beside": "next to, or in addition to",

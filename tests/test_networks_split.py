@@ -18,8 +18,8 @@ from dicompiler import networks
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.partition.tiling import exit_layer
 
-#: For each network: its options; the number of random sets of layers that `tests/run --all` fuses, in each way of
-#: fusing; and the number of layers that each kind of split in ALL cuts, in the order of ALL.
+#: For each network: its options; how many random sets of layers `tests/run --all` fuses, for each kind of tiles; and
+#: how many layers each kind of split in ALL cuts.
 NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
     "tiny": ({}, 20, (12, 9, 9, 12, 6, 2, 9, 9)),
     "quirks": ({}, 20, (15, 11, 11, 14, 2, 0, 11, 11)),

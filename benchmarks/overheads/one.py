@@ -60,7 +60,7 @@ def in_cpp(model: Path, frames: int, place: Path) -> Side:
     It runs bare.cc, built with the headers and the library of the target `mpi`.
     """
     found, program = toolchain.find_toolchain(), place / "bare"
-    # Programs load the library by this name. The wheel's file has another name, so that a link is needed.
+    # Programs load the library by this name. The wheel's file has another name, so a link is needed.
     library = place / "libonnxruntime.so.1"
     library.symlink_to(found.library)
     source = Path(__file__).with_name("bare.cc")

@@ -53,7 +53,7 @@ def pictures(stream: FileIO, height: int, width: int, every: bool) -> Iterator[t
         while not every and not waiting.empty():
             newer = waiting.get()
             if not newer[1]:
-                waiting.put(newer)  # The end comes after the newest picture.
+                waiting.put(newer)  # The mark of the end must follow the newest picture.
                 break
             taken, raw = newer
         pixels = np.frombuffer(raw, np.uint8).reshape(height, width, 3).astype(np.float32) / 255
@@ -70,10 +70,10 @@ def main() -> None:
     parser.add_argument("--every", action="store_true", help="drop no picture")
     parser.add_argument("--in-flight", type=int, default=2, help="pictures in flight: fewer give newer results")
     options = parser.parse_args()
-    # A reading thread would hold the lock of the buffered stdin, so that Python could not end after Ctrl-C.
+    # With the buffered sys.stdin, the reading thread would hold its lock, and Python could not end after Ctrl-C.
     source = FileIO(sys.stdin.fileno(), closefd=False)
     height, width = map(int, options.size.split("x"))
-    in_flight: queue.Queue[float] = queue.Queue()  # the times at which the pictures in flight were read
+    in_flight: queue.Queue[float] = queue.Queue()  # Times at which the pictures in flight were read.
 
     def frames() -> Iterator[dict[str, np.ndarray]]:
         for taken, picture in pictures(source, height, width, options.every):

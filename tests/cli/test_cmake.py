@@ -232,7 +232,7 @@ def test_chain_runs_exactly_the_steps_that_depend_on_a_change(generator: str, tm
     b = source / "b"
     first_digests = tracked_digests(b / "sub" / "net")
     for touched, steps in (
-        # The step "small" then writes the same model as before, so that later steps do not run.
+        # A touched file lets the step "small" run again. It writes the same model, so later steps do not run.
         (source / "net.onnx", ["small"]),
         (source / "net.data", ["small"]),
         (source / "extra.txt", ["small"]),
@@ -256,7 +256,7 @@ def test_chain_runs_exactly_the_steps_that_depend_on_a_change(generator: str, tm
     assert run_steps(source, "-j4", **env) == ["split", "net"]
     (b / "small.onnx").unlink()
     assert run_steps(source, "-j4", **env) == ["small", "split", "net"]
-    # Spelled differently, but the same passes, so that only the step "small" runs.
+    # The passes are the same, but written differently, so only the step "small" runs.
     configure(source, "-G", generator, "-Dpipeline=normalise,infer-shapes")
     assert run_steps(source, "-j4", **env) == ["small"]
     assert run_steps(source, **env) == []
@@ -492,7 +492,7 @@ def test_example_builds_a_program_that_computes_the_same_as_the_model(tmp_path: 
     assert computed(made) == pytest.approx(expected(made), abs=1e-5)
     before = expected(made)
     assert "Compiling" not in call("cmake", "--build", made, **env)
-    # A model with other weights gives other data files, but the same C++ code, so that no C++ is compiled.
+    # A model with other weights gives other data files but the same C++ code, so no C++ is compiled.
     script = source / "make_model.py"
     script.write_text(script.read_text().replace('build("lenet")', 'build("lenet", seed=1)'))
     later(script)
@@ -516,7 +516,8 @@ def test_example_builds_for_a_board_and_emulated_ranks_compute_the_same(
     call("cmake", made, f"-DCMAKE_CROSSCOMPILING_EMULATOR={qemu}")
     call("ctest", "--test-dir", made, "-R", "program", "--output-on-failure", **env)
     assert computed(made) == pytest.approx(expected(made), abs=1e-5)
-    # CMake refuses a library for this machine's processor, and a directory without the libraries names the remedy.
+    # When cross-compiling for aarch64, CMake must refuse a library for this machine's processor, and an empty
+    # directory.
     package = ("cmake", "-S", made / "lenet" / "here", f"-DCMAKE_TOOLCHAIN_FILE={source}/aarch64.cmake")
     for name, value, words in (
         ("ONNXRUNTIME_LIBRARY", toolchain.find_library(), "is not for aarch64: give that of the target machine"),

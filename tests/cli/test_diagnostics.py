@@ -74,7 +74,7 @@ def test_log_file_has_command_steps_warnings_and_errors(
     assert [WORSE in text for text in texts if text.startswith("WARNING ")] == [True]
     (error,) = [text for text in texts if text.startswith("ERROR ")]
     assert "gone.onnx: cannot read the model" in error
-    # If the user made the mistake, a traceback does not help, so that the log omits it.
+    # A traceback does not help against a mistake of the user, so the log omits it.
     assert "Traceback" not in log.read_text()
     plan(tmp_path / "gone.onnx", *options, "--debug")
     assert "Traceback (most recent call last):" in log.read_text()
@@ -122,7 +122,7 @@ def test_error_has_the_name_of_the_called_command(
     monkeypatch.setattr(artifact, "open_service", fail)
     for words, line in (
         ("status build", "status: keys: none is missing"),
-        # Here "run: " stays in the message, because it is the name of the directory.
+        # In this message, "run: " is the name of the directory, not the name of the command.
         ("status run", "run: keys: none is missing"),
     ):
         assert main(words.split()) == 2

@@ -19,8 +19,8 @@ from support.running import wait_until
 
 from dicompiler import networks
 
-# The program runs the console script and interrupts itself at its n-th audit event, such as the import of a module or
-# the opening of a file. Unlike a time, the number of events does not depend on the speed of the machine.
+# This program runs the console script and interrupts itself at its n-th audit event (such as an import or the opening
+# of a file). The number of events does not depend on the speed of the machine.
 SCRIPT = """
 import os, signal, sys
 moment, sys.argv[:] = int(sys.argv[1]), ["dicompiler", *sys.argv[2:]]
@@ -141,7 +141,7 @@ def test_termination_cleans_up_and_writes_no_plan(number: int, code: int, tmp_pa
     command = [sys.executable, "-m", "dicompiler.cli", "compile", "model.onnx", "--platform", "rpi4x4", "-o", "out"]
     process = subprocess.Popen(
         [*command, "--log-file", "log"],
-        # Under nohup, the tests ignore SIGHUP. The command would inherit that, so that the default action is restored.
+        # Under nohup, the tests ignore SIGHUP, and the command would inherit that; so the default action is restored.
         preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},

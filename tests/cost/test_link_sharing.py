@@ -58,7 +58,7 @@ def test_links_are_neither_overloaded_nor_idle(seed: int, switch: bool, hosts: i
         assert begun >= ready and end - begun >= seconds - 1e-9
         ways = [(s, r) for (_, s, r, _), (a, b) in zip(sent, found, strict=True) if a < end and b > begun]
         shared = max(len({w for w in ways if not switch or w[k] == (sender, receiver)[k]}) for k in (0, 1))
-        # A message takes at most as long as if it always shared the link.
+        # `shared` messages share the link at some time. A message takes at most as long as if they always shared it.
         assert end - begun <= seconds * shared + 1e-9
     if not switch:  # A shared medium is never idle while a message is ready.
         clock = 0.0

@@ -55,9 +55,9 @@ def chained() -> Program:
 
 def test_memory_of_handmade_program() -> None:
     found = program_memory(chained())
-    # Device a needs most memory inside its second segment: it stores x, t, u and z, and s, which is still being sent.
+    # Device a needs most memory in its second segment: x, t, u and z, and s, which is still being sent.
     assert found["a"] == MemoryUse(0, 400 + 400 + 400 + 800, 400)
-    # Device b stores v and y at its peak; s exists from the start and is not needed any more after v is computed.
+    # At its peak, device b stores v and y. Tensor s is not needed any more after v is computed.
     assert found["b"] == MemoryUse(0, 800 + 800, 800)
     assert found["b"].total == 2400
 
@@ -157,11 +157,11 @@ def test_counts_weights_of_all_roles_and_buffers_in_flight() -> None:
     alone, shared = program_memory(one.program), program_memory(both.program)
     assert shared["a"].weights == shared["b"].weights == alone["a"].weights
     image, classes = 4 * 32 * 32, 4 * 10
-    # With one frame in flight, a device needs at most the memory of the role that computes there.
+    # With one frame in flight, a device needs at most the memory of one replica of the plan.
     assert shared["a"] == alone["a"]
     assert shared["b"].buffers == image
-    # With three frames in flight, two may be in the same role. In the other role, device a stores the input that it
-    # sends and the outputs that it receives.
+    # Of three frames in flight, two may use the same replica. For the third frame, which b computes, a stores the input
+    # that it sends and the outputs that it receives.
     three = program_memory(both.program, 3)
     assert three["a"].buffers == 2 * image + (image + classes)
     assert three["b"].buffers == 2 * image

@@ -27,7 +27,7 @@ def test_metrics_of_replicas_by_hand(how: str, bandwidth: float) -> None:
     problem = posed(rated("switch", 1, 1, 1, bandwidth=bandwidth, power=(3, 1)))
     seconds = problem.estimate(alone(problem)).latency_s
     metrics: Metrics = getattr(problem, how)(alone(problem, THREE))
-    # Two of three frames are sent from d0 to d1 or d2 and back, so that d0's outgoing link is the busiest one.
+    # Two of three frames are sent from d0 to d1 or d2 and back, so d0's outgoing link is the busiest one.
     there, back = 8 * IMAGE / bandwidth, 8 * CLASSES / bandwidth
     assert metrics.latency_s == pytest.approx(seconds + 2 * (there + back) / 3)
     assert metrics.period_s == pytest.approx(max(seconds / 3, 2 * there / 3))
@@ -78,7 +78,7 @@ def test_sent_bytes_are_received_and_memory_is_of_fullest_host(network: int, see
     assert [entry.device for entry in metrics.devices] == named
     assert sum(entry.sent for entry in metrics.devices) == sum(entry.received for entry in metrics.devices)
     assert sum(entry.sent for entry in metrics.devices) == metrics.total_bytes
-    # Each device has its own host, so that a host needs the memory of one device.
+    # Each device has its own host, so a host needs the memory of one device.
     assert metrics.memory == max(entry.memory for entry in metrics.devices)
     busy = sum(5.0 * entry.compute_s for entry in metrics.devices)
     assert metrics.energy_j >= busy * (1 - 1e-9)

@@ -41,7 +41,7 @@ def test_linear_and_roofline_fit_their_own_law_exactly() -> None:
 def test_ignores_pieces_shorter_than_a_call() -> None:
     made = profile({2: 2e-3, 4: 8e-3, 8: 8e-3})
     assert profile_accuracy.interpolation_error(replace(made, call_s=3.9e-3)) is not None
-    # Pieces of 8 ms without the call take less time than the call, so that they are ignored.
+    # Of the 8 ms of a piece, more than half is the cost of the call, so such pieces are ignored.
     for call_s in (4.1e-3, 1.0):
         short = replace(made, call_s=call_s)
         assert profile_accuracy.interpolation_error(short) is None

@@ -78,7 +78,7 @@ class TestMeasured:
         layers = network()
         made = document(layers)
         for one in made["layers"]:
-            # 0.6 of the time for half of the work: a fifth is fixed, and does not depend on the work.
+            # Half of the layer takes 0.6 of its time, so a fifth of the time does not depend on the amount of work.
             whole = one["measurements"][0]["median_s"]
             one["measurements"][1:] = [entry(cut, 8, whole * 0.6) for cut in ("axis 2", "axis 3")]
         model, conv = ProfileModel((written(tmp_path, made),)), layers.layers[1]
@@ -150,7 +150,7 @@ class TestMeasured:
             made = document(layers, whole_model_s=whole_s, **changes)
             made["layers"] = [one for one in made["layers"] if "fc6" not in one["names"]]
             model = ProfileModel((written(tmp_path, made, f"{whole_s}.json"),))
-            # The analytic time, which includes reading the weights.
+            # The profile has no time for layer fc6, so the analytic time is used, which includes reading the weights.
             assert model.seconds(layers, fc, LayerShare(), SLOW) == counted > 0
             each = [model.seconds(layers, layer, LayerShare(), SLOW) for layer in layers.layers]
             assert sum(each) == pytest.approx(whole_s)
@@ -330,7 +330,7 @@ def test_calls_are_cold_after_other_segments(model: Any, tmp_path: Path) -> None
         )
         costs = own.runtime_costs(FAST, STATED, "acme")
         assert (costs.call, costs.cold_call) == (call, 2e-5)
-        # With a single segment, its data stays in the caches between calls, so that no `cold_call` is added.
+        # With one segment, the data stays in the processor's caches between calls, so `cold_call` is not added.
         assert costs.call_seconds(1) == pytest.approx(call)
         assert costs.call_seconds(3) == pytest.approx(3 * costs.segment_call_s) == pytest.approx(3 * (call + 2e-5))
 

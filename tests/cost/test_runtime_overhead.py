@@ -33,7 +33,7 @@ COSTS = RuntimeCosts(
 
 def test_slower_device_takes_longer_but_sends_no_more() -> None:
     pi = Platform.load("rpi4x1").devices[0]
-    # The slowdown of a Pi 4 lies between published factors for C++ programs and for plain code.
+    # Published slowdowns of a Pi 4 are smaller for C++ programs and larger for plain code.
     assert 2 < runtime_slowdown(pi) < 3
     assert (
         runtime_slowdown(Device("d", "d", 4 * REFERENCE_FLOPS_PER_S, 4))
@@ -65,7 +65,7 @@ def test_option_runtime_scales_every_runtime(tmp_path: Path) -> None:
     for given, expected in ((0.0, replace(FREE_RUNTIME, in_order=True)), (1.0, stated), (3.0, stated.scaled_by(3.0))):
         problem = load_problem(networks.build("tiny"), "rpi4x2", cost=AnalyticModel(runtime=given), target="mpi")
         assert dict(problem.runtime_costs) == {"pi01": expected, "pi02": expected}
-    # Runtime costs are stated by a target, and no target was given.
+    # Only a target states runtime costs, and no target was given here.
     assert not load_problem(networks.build("tiny"), "rpi4x2").runtime_costs
     assert registry().make("targets", "tflm").runtime_costs == FREE_RUNTIME
     onnx.save(networks.build("tiny"), tmp_path / "m.onnx")

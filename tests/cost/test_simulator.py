@@ -33,8 +33,8 @@ from dicompiler_passes.form_layers import form_layers
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        # Time in seconds: the messages to d1 and d2 share d0's outgoing link from 1 to 5. d1 and d2 compute from 5 to
-        # 8. Their results share d0's incoming link from 8 to 12. d0 computes from 12 to 13.
+        # d0 sends to d1 and d2 from 1 to 5 s, over one link. d1 and d2 compute from 5 to 8 s. Their results are sent to
+        # d0 from 8 to 12 s. d0 computes from 12 to 13 s.
         ("switch", 13.0),
         ("shared", 13.0),
         ("gateway", 13.0),
@@ -51,20 +51,20 @@ def costing(workload: Workload, runtime: RuntimeCosts, cores: int = 1) -> Worklo
 @pytest.mark.parametrize(
     ("runtime", "cores", "expected"),
     [
-        # Time in seconds: d0 computes from 0 to 1, and has prepared its messages at 1.5 and 2. Both share the link
-        # from 2 on, and arrive at 5 and 5.5. d1 computes from 5 to 8 and d2 from 5.5 to 8.5. Each needs 0.5 to send,
-        # so that results are sent from 8.5 to 12 and from 9 to 12.5. d0 computes from 12.5 to 13.5.
+        # d0 computes until 1 s and has prepared its messages at 1.5 and 2 s. They share the link from 2 s on, and
+        # arrive at 5 and 5.5 s. d1 computes until 8 s and d2 until 8.5 s. Each needs 0.5 s to send. The results arrive
+        # at 12 and 12.5 s. d0 computes until 13.5 s.
         (RuntimeCosts(send=0.5), 1, 13.5),
-        # d1 and d2 take 0.25 s to receive. d0 takes 0.25 s for each of both results, which arrive at the same time.
+        # d1 and d2 each take 0.25 s to receive. d0 takes 0.25 s for each of the two results.
         (RuntimeCosts(receive=0.25), 1, 13.75),
-        # Each message occupies its link for one more second. Messages to d1 and d2: 1 to 7 s; computing there: 7 to 10
-        # s; results: 10 to 16 s; d0 computes from 16 to 17 s.
+        # Each message occupies its link for one more second: d0 sends until 7 s, d1 and d2 compute until 10 s and send
+        # until 16 s, and d0 computes until 17 s.
         (RuntimeCosts(gap=1.0), 1, 17.0),
-        # Each message arrives half a second later. Messages are sent from 1 to 5 s; d1 and d2 compute from 5.5 to 8.5
-        # s; results are sent until 12.5 s; d0 computes from 13 to 14 s.
+        # Each message arrives half a second later: d0 sends until 5 s, d1 and d2 compute until 8.5 s and send until
+        # 12.5 s, and d0 computes from 13 to 14 s.
         (RuntimeCosts(latency=0.5), 1, 14.0),
-        # Headers add a tenth to the bytes. Messages are sent from 1 to 5.4 s; d1 and d2 compute until 8.4 s; results
-        # are sent until 12.8 s; d0 computes until 13.8 s.
+        # Headers add a tenth to the bytes: d0 sends from 1 to 5.4 s, d1 and d2 compute until 8.4 s and send until 12.8
+        # s, and d0 computes until 13.8 s.
         (RuntimeCosts(header_share=0.1), 1, 13.8),
     ],
 )
@@ -117,7 +117,7 @@ def test_slow_link_leaves_bandwidth_to_others() -> None:
     slow = cluster(3)
     slow = replace(slow, network=replace(slow.network, links=(Link(("d0", "d1"), 0.25e6),)))
     times = {span.peer: span.end for span in simulate(both, slow).spans if span.kind == "message"}
-    # Together, the messages need 1.25 times the bandwidth of d0's link. Each therefore takes 5 s instead of 4 s.
+    # Together, the two messages need 1.25 times the bandwidth of d0's link, so each takes 5 s instead of 4 s.
     assert times == {"d1": pytest.approx(5), "d2": pytest.approx(5)}
 
 
@@ -234,7 +234,7 @@ def check_sums(simulation: SimulationResult) -> None:
         for kind, peer in (("compute", False), ("handle", False), ("message", False), ("message", True)):
             spans = [s for s in simulation.spans if s.kind == kind and (s.peer if peer else s.device) == device]
             seconds, sum_ = sum(span.seconds for span in spans), simulation.total_seconds(kind, device, peer)
-            # A message that shares its link takes longer than the time that the total counts for it.
+            # The total counts the time that a message would take alone. If messages share a link, spans are longer.
             assert sum_ == pytest.approx(seconds) or (kind == "message" and sum_ < seconds)
         waits = [span for span in simulation.spans if span.kind == "wait" and span.device == device]
         assert sum(simulation.waits.get(device, {}).values()) == pytest.approx(sum(span.seconds for span in waits))
@@ -307,14 +307,13 @@ def one_by_one(seconds: float, *receivers: int) -> Workload:
 
 def test_frames_go_to_the_roles_in_turn() -> None:
     platform = cluster(3)
-    # d0's outgoing link sends two messages at once, from 0 to 4 s and from 4 to 8 s. d1 and d2 compute from 4 to 7 s
-    # and from 8 to 11 s. So the link is the bottleneck.
+    # d0 sends two messages at once, from 0 to 4 s and from 4 to 8 s. d1 and d2 compute from 4 to 7 s and from 8 to 11
+    # s, so the link is the bottleneck.
     found = simulate(one_by_one(3, 1, 2), platform, frames=4, in_flight=4)
     assert [end for _, end in found.frames] == pytest.approx([7, 7, 11, 11])
     assert found.period_s == pytest.approx(2)
     assert [span.device for span in found.spans if span.kind == "compute"] == ["d1", "d2", "d1", "d2"]
-    # With one device, computing is the bottleneck. Frames are computed from 2 to 5 s, 5 to 8 s, 8 to 11 s and 11 to 14
-    # s.
+    # With one computing device, computing is the bottleneck: each frame takes 3 s, and the first starts at 2 s.
     alone = simulate(one_by_one(3, 1), platform, frames=4, in_flight=4)
     assert [end for _, end in alone.frames] == pytest.approx([5, 8, 11, 14])
     # With two frames in flight, the third and fourth frame start when the first two have finished, at 7 s.
@@ -323,8 +322,8 @@ def test_frames_go_to_the_roles_in_turn() -> None:
 
 
 def test_uneven_roles_wait_for_slower_one() -> None:
-    # Frames go to d1, d1, d2 in turn, and take 10 s each. The first two messages that share the link arrive at 4 s. d1
-    # computes its three frames from 4 to 34 s, and d2 its frame from 4 to 14 s.
+    # d1, d1 and d2 compute the frames in turn, 10 s each. The first two messages share the link and arrive at 4 s. So
+    # d1 computes its three frames from 4 to 34 s, and d2 its frame from 4 to 14 s.
     found = simulate(one_by_one(10, 1, 1, 2), cluster(3), frames=4, in_flight=4)
     assert [end for _, end in found.frames] == pytest.approx([14, 24, 14, 34])
     assert found.waits["d2"] == {"d0": pytest.approx(4)}

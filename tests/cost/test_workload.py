@@ -90,7 +90,7 @@ def test_coalesced_messages_cost_a_share() -> None:
     together = [
         (work.messages[i].name, work.messages[i].is_coalesced) for job in work.devices[1].jobs for i in job.sends
     ]
-    # Messages with query, key and value; the last two are coalesced.
+    # Query, key and value are sent together: the last two messages are coalesced with the first.
     assert [joined for name, joined in together if "blocks.0.attn.split" in name] == [False, True, True]
 
 

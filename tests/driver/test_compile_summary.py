@@ -61,7 +61,7 @@ def check_shares(metrics: Metrics) -> None:
         assert all(entry.compute_s <= entry.occupied_s * (1 + 1e-9) + 1e-12 for entry in metrics.devices)
         assert max(entry.occupied_s for entry in metrics.devices) <= limit
         shares = [int(share) for share in re.findall(r"(\d+) %", find_bottleneck(metrics, objective)[1])]
-        # Two shares are rounded separately, so that their sum may be 101 %.
+        # Two shares are rounded separately, so their sum may be 101 %.
         assert 1 <= len(shares) <= 2 and sum(shares) <= 101
 
 

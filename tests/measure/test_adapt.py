@@ -128,7 +128,8 @@ def test_session_follows_board_that_slows_down_and_recovers(compiled: Path) -> N
         f": {slower.swap.new} is predicted to be {percent} better, from frame {slower.swap.first_frame} on"
     )
     assert slower.message in [event.message for event in events if event.kind == "adaptation"]
-    # The artifact used before the last swap is kept for the way back. Other artifacts of searches are removed.
+    # The artifact before the last swap is kept, so that the session can return to it. All other found artifacts are
+    # removed.
     assert adapted_artifacts(compiled) <= {session.swaps[-1].old.name}
 
 

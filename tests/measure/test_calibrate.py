@@ -190,7 +190,7 @@ def test_detects_busy_machine_in_segments_and_waits(changed: Callable[[Changes],
 def test_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -> None:
     place = lenet.log.parent
     log, output = place / "slower.json", tmp_path / "p.toml"
-    # The boards are emulated 3000 times slower, so that errors of sleeps that end late are small.
+    # With boards that are 3000 times slower, the errors of sleeps that end late are small in comparison.
     done = command("emulate", "net", "--frames", 4, "--slower", 3000, "--log", log.name, cwd=place)
     assert done.returncode == 0, done.stderr
     done = command("calibrate", log, log, "--force", "-o", output, cwd=tmp_path)

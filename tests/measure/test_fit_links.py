@@ -66,7 +66,7 @@ def fitted(guess: Platform, truth: Platform, played: Workload, late: float = 0.0
 )
 def test_finds_figures_behind_pauses(guess: Platform, truth: Platform) -> None:
     found, _ = fitted(guess, truth, work(500_000, 20_000, 1_000, 200_000, 80_000, 3_000), late=0.003)
-    # Only links are compared, because pauses do not show if the link, its host or the network limits the speed.
+    # Pauses of a device do not show if a link, its host or the network limits the speed, so only links are compared.
     for peer in ("pi02", "pi03"):
         made, due = found.link("pi01", peer), truth.link("pi01", peer)
         assert made is not None and due is not None

@@ -67,7 +67,7 @@ def test_measures_sockets_without_dicompiler(
     assert content(package[0]) == before
     measured = {"latency", "send", "receive", "per_byte", "call", "per_copy", "per_copied_byte"}
     found = costs.get("sockets", {"header_share": link_benchmark.HEADERS_SHARE})
-    # On a busy host, so short a measurement can give costs of 0. Such costs are omitted, and the reason is given.
+    # On a busy host, a short measurement can give costs of 0. Such costs are omitted, and the reason is given.
     reason = reasons.get("sockets", "")
     omitted = {name for name in measured if name in reason} if "sockets" in costs else measured
     assert "sockets" in costs or reason
@@ -214,8 +214,8 @@ def test_measures_runtime_costs_on_emulated_boards(name: str) -> None:
     )
     assert all(0 < seconds < 0.1 for seconds in (here.send, here.latency, here.receive, here.call))
     theirs = stated.send + stated.latency + stated.receive
-    # With 40 processes, sending and receiving take longer, because the processes share the processors. The latency (the
-    # time to wake a process) stays the same.
+    # 40 processes share the processors, so sending and receiving take longer. The latency (the time to wake a process)
+    # stays the same.
     awake = 40 / available_processors() * (here.send + here.receive)
     assert runtime_cost_factor(name, 40) == pytest.approx((awake + here.latency) / theirs)
 

@@ -66,7 +66,7 @@ def test_plan_changes_with_the_speed_of_a_board_and_back() -> None:
     assert "pi03 computes 2.50 times as long as predicted: plan 2 is predicted to be " in slower.message
     assert count(trial, slower.at_s + SWAP_S + 2, 38) > 1.1 * count(still, slower.at_s + SWAP_S + 2, 38)
     assert all(found.swap is None for found in still.adaptations)
-    # Before the speed changes, and after it is back to normal, both sessions use the same plan.
+    # Before the slowdown and after it has ended, both sessions use the same plan.
     assert count(trial, 0, 10) == count(still, 0, 10)
     after = back.at_s + SWAP_S + 2
     assert count(trial, after, after + 5) == pytest.approx(count(still, after, after + 5), abs=1)

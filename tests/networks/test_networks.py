@@ -38,8 +38,8 @@ PUBLISHED = {
     "vgg19": 143_667_240,
     "vit_tiny": 5_717_416,
     "whisper_tiny_encoder": 8_208_384,
-    # The published counts are those of models with fused batch normalization. They include 16 fixed weights, which
-    # compute distances (DFL) and are not counted here.
+    # Published counts are for models with fused batch normalization. They include 16 fixed weights (DFL), which this
+    # test does not count.
     "yolo11n": 2_616_248 - 16,
     "yolov8n": 3_151_904 - 16,
 }
@@ -67,8 +67,8 @@ MLPERF_TINY = {  # Name: parameters and multiplications. Parameters are Keras' "
     "person_detection": (221_794, 7_489_664),
     "resnet8": (78_666, 12_501_632),
 }
-#: Each row: width factor and input size of the network, then multiply-adds and parameters in millions, from the Keras
-#: documentation. The parameters do not include the scale and shift of normalisations.
+#: From the Keras documentation: width factor, input size, multiply-adds and parameters (both in millions). The
+#: parameters do not include the scale and shift of normalisations.
 MOBILENET_V2 = (
     *((0.35, 96, 11, 1.66), (0.35, 160, 30, 1.66), (0.35, 224, 59, 1.66)),
     *((1.0, 96, 56, 3.47), (1.0, 160, 154, 3.47), (1.0, 224, 300, 3.47)),
@@ -103,8 +103,7 @@ def test_parameter_counts_are_the_published_ones(name: str) -> None:
 
 def test_yolov2_has_as_many_numbers_as_the_authors_weight_file() -> None:
     model = networks.build("yolov2", size=32)
-    # The published file yolov2.weights has 203 934 260 bytes: a header of 16, then all parameters in float32,
-    # including the running statistics.
+    # The published file yolov2.weights has 203 934 260 bytes: 16 for the header, then all parameters in float32.
     assert sum(np.prod(tensor.dims) for tensor in model.graph.initializer) == (203_934_260 - 16) // 4
 
 

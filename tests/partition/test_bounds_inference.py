@@ -68,8 +68,8 @@ def test_two_parts_together_need_at_least_what_a_piece_across_both_needs(seed: i
         tasks = make_tasks(layers, layer, parts)
         assert [task.kind for task in tasks] == ["plain", "plain"]
         assert bounding_region(task.outputs[TensorKey(layer.output)] for task in tasks) == whole
-        # No piece with elements of both parts is shorter than this axis, and a whole axis may need more than its
-        # parts.
+        # An axis of two elements has one element in each part. A piece with elements of both is the whole axis, which
+        # may need more than its parts.
         if whole[axis][1] == 2:
             continue
         across = with_interval(whole, axis, rng.choice(((0, whole[axis][1] - 1), (1, whole[axis][1]))))

@@ -39,7 +39,7 @@ def test_height_tiles_exchange_only_halo_rows() -> None:
     )
     halos = [(box.device, box.region[2]) for box in routing.received_boxes if box.key == TensorKey("t") and box.region]
     assert halos == [("a", (4, 5)), ("b", (3, 4))]
-    # Bytes of the five input rows that b needs, one halo row in each direction, and b's half of the output.
+    # These are five input rows that b needs, one halo row in each direction, and b's half of the output, in bytes.
     assert routing.total_bytes == 4 * (2 * 5 * 6 + 2 * 4 * 1 * 6 + 4 * 4 * 6)
 
 

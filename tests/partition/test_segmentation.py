@@ -83,7 +83,7 @@ def test_segments_end_before_a_newer_input() -> None:
             assert not set(segment.inputs) & set(segment.outputs)
             made_here |= set(segment.outputs)
         assert device.steps[0].kind == "receive"
-    # a computes the slices for b first, because b waits for them.
+    # Device a first computes the slices that it sends to b, because b waits for them.
     assert nodes(made, "a")[0] == ["Slice"]
 
 
@@ -97,7 +97,7 @@ def test_keys_and_values_are_sent_together() -> None:
     }"""
     model = given(text, w=(4, 4), z=(4,))
     graph = form_layers(model, rules())
-    # k and v come first, because other devices wait for their results.
+    # Layers k and v are first, because other devices wait for their results.
     assert [layer.name for layer in graph.layers] == ["k", "v", "q", "turned", "s", "p"]
     third = tuple(Part(device, ((0, 1), (2 * i, 2 * i + 2), (0, 4))) for i, device in enumerate("abc"))
     scores = tuple(Part(part.device, (*part.region[:2], (0, 6))) for part in third if part.region)

@@ -63,7 +63,7 @@ def test_narrows_once_for_all_receivers_and_widens_once_per_receiver() -> None:
     assert [t.value.nbytes for t in program.transfers] == [64, 64, 64, 128]
     assert placed.routing is not None and max_narrowings_on_path(placed.routing) == 3
     _, program = split("float16", {"a": "p", "b": "q", "c": "q", "y": "p"})
-    # The first Cast widens the received tensor once, for Conv and MaxPool.
+    # The first Cast converts the received tensor back from float16 once, for both Conv and MaxPool.
     assert operators(program, "q") == [["Cast", "Conv", "Cast"], ["MaxPool", "Cast"]]
 
 

@@ -139,7 +139,7 @@ def test_names_index_beyond_table() -> None:
         match=r"^input 'cache_position': the number 4 at \[0\] is not the index of a row of 'past_key_values.0.key'",
     ):
         prepare_inputs(model, given)
-    # The embedding tables are inputs of a fused operator instead of Gathers.
+    # In this model, the embedding tables are inputs of one fused operator, not of Gathers.
     fused = prepare(Model.load(bert_fused())).model
     ids = {name: np.zeros((1, 8), np.int32) for name in ("input_ids", "token_type_ids", "mask")}
     with pytest.raises(

@@ -98,7 +98,7 @@ def test_compilation_asks_its_target_once_for_memory(tmp_path: Path) -> None:
     problem = load_problem(networks.build("lenet", 0), "rpi4x2")
     plan = problem.build_plan({layer.name: (Part("pi01"),) for layer in problem.layers.layers})
     result = compile(networks.build("lenet", 0), "rpi4x2", plan=plan, target=Listening(), output=tmp_path / "a")
-    # The target is asked twice: for idle devices (the overhead), and for the compiled program.
+    # The target predicts memory twice: for devices without segments (the overhead), and for the compiled program.
     assert [bool(program.devices[0].segments) for program in asked] == [False, True]
     assert result.metrics is not None
     added = SocketsTarget().memory_overhead(asked[1])

@@ -59,8 +59,8 @@ def test_uses_measured_energy_if_there_is_one() -> None:
     known = {entry.name: getattr(METRICS, entry.name) for entry in fields(METRICS)}
     measured = MeasuredMetrics(**known, device_energy_j={"a": 99.0})
     assert objective_values(BOARDS, measured, ["device-energy"]) == {"device-energy": 99.0}
-    # Device a waits for 1.5 s of 2 s at 2 W, and computes for 0.5 s at 5 W: 5.5 J. b used 1 J as measured, instead of
-    # the predicted 10 J.
+    # Of 2 s, device a waits for 1.5 s at 2 W and computes for 0.5 s at 5 W. Device b used the measured 1 J, less than
+    # predicted.
     less = MeasuredMetrics(**known, device_energy_j={"b": 1.0})
     assert objective_values(BOARDS, less, ["device-energy"]) == {"device-energy": 0.5 * 5.0 + 1.5 * 2.0}
 

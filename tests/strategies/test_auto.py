@@ -185,7 +185,7 @@ def test_cpsat_tries_improve_the_plan() -> None:
     none, some = (posed.evaluate(CpSat(tries=tries).plan(posed)).latency_s for tries in (0, 60))
     assert some < 0.97 * none
     auto = posed.evaluate(Auto(strategies=("single", "cpsat"), tries=60).plan(posed)).latency_s
-    assert auto <= some  # The plan of auto can be even faster, because auto also tries waves.
+    assert auto <= some  # The plan of auto can be even faster, because auto also tries plans of its own.
 
 
 def test_neighbours_differ_and_are_valid() -> None:

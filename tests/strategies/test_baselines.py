@@ -90,7 +90,7 @@ def test_faster_device_gets_more_layers() -> None:
     problem = Problem(vgg16(), platform(1, 3))
     metrics = problem.estimate(Pipeline().plan(problem))
     slow, fast = metrics.devices
-    # The fast device computes 25.2 GFLOP and the slow one 5.7; a cut one layer earlier would give the slow one 9.4.
+    # The fast device computes 25.2 GFLOP and the slow one 5.7. A cut one layer earlier would give the slow one 9.4.
     assert 3 < fast.flops / slow.flops < 5
 
 

@@ -45,7 +45,7 @@ def test_alternating_segments_cost_the_same_as_in_the_simulator(costs: RuntimeCo
     fro = [i % 2 for i in range(count)]
     plan = build_batched_model(posed).plan(np.array(fro))
     jobs = [len(device.jobs) for device in posed.workload(plan)[1].devices]
-    # One more job than layers: the returned tensor is an output of an extra last segment.
+    # There is one more job than layers, because an extra last segment returns the output.
     assert min(jobs) > 1 and sum(jobs) == count + 1
     simulated = posed.evaluate(plan).latency_s
     for value in seconds(posed, fro):

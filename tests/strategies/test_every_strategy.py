@@ -45,8 +45,8 @@ SPECS = {
 
 def test_covers_every_built_in_strategy() -> None:
     built_in = {name for name, found in registry().strategies.items() if found.distribution == "dicompiler"}
-    # These strategies have their own tests: heads needs attention, replicate and teams need other objectives, autodice
-    # is a genetic search, and manual needs a file.
+    # The excluded strategies have their own tests: heads needs attention, replicate and teams need other objectives,
+    # autodice is a genetic search, and manual needs a file.
     assert built_in - {"autodice", "heads", "manual", "replicate", "teams"} == set(SPECS)
 
 
@@ -128,7 +128,7 @@ def test_memory_error_names_a_sufficient_limit(tmp_path: Path) -> None:
         compile(heavy(), roomy(70), SPECS["auto"], output=tmp_path / "no")
     assert not (tmp_path / "no").exists() and "\n" not in str(refused.value)
     compile(heavy(), roomy(83_450_000 // MIB + 1), SPECS["auto"], output=tmp_path / "yes")
-    # Even if a single layer does not fit, the error must name the memory that a whole plan needs.
+    # Even if a single layer does not fit, the error must also state the memory that a whole plan needs.
     cause = r"layer 'fc0' fits nowhere, because its smallest split alone needs 70\.3 MB on a host"
     with pytest.raises(DicompilerError, match=rf"{cause}: 83\.4 MB on each host would suffice"):
         compile(heavy(), roomy(66), SPECS["auto"], output=tmp_path / "no")

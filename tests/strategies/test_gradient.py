@@ -193,10 +193,9 @@ def by_hand() -> OpportunitySpace:
 def test_diapason_equations_equal_hand_computed_values() -> None:
     ln3 = np.log(3.0)
     W_dev = np.zeros((1, 3, 2, 2))
-    # For the sliced choice, softmax gives the device shares ¾ ¼ for slice 0 and ¼ ¾ for slice 1. All other shares are
-    # ½ ½.
+    # With these weights, softmax gives slice 0 the device shares ¾ ¼ and slice 1 the shares ¼ ¾. All others are ½ ½.
     W_dev[0, 1] = [[ln3, 0.0], [0.0, ln3]]
-    # Softmax of the choices: ¼ whole and ¾ sliced; layer 1 has one choice.
+    # Layer 0 is whole with ¼ and sliced with ¾ (softmax); layer 1 has one choice.
     W = diapason.RelaxationWeights((np.array([[0.0, ln3]]), np.zeros((1, 1))), W_dev)
     # Numbers in parentheses are the equations of the paper on DIAPASON; times are in ms.
     # (3) Layer 0, whole: ½·10 + ½·20 = 15. Its slices: ¾·4 + ¼·8 = 5 and ¼·6 + ¾·12 = 10.5. Layer 1: ½·3 + ½·5 = 4.
@@ -216,12 +215,13 @@ def test_diapason_equations_equal_hand_computed_values() -> None:
 def test_fused_slices_send_only_to_their_parents() -> None:
     made = build_space(Problem(small(), platform(1, 1), FREE), ("equal",), 2, energy=False)
     labels = [[(own.depth, len(own.regions)) for own in pos] for pos in made.opportunities]
-    # A layer has the choices whole, in two slices, and fused with the next one or two layers. fc can only be whole.
+    # A layer can be whole, in two slices, or fused with the next one or two layers. The last layer, fc, is always
+    # whole.
     basic = [(0, 1), (0, 2)]
     assert labels == [[*basic, (1, 2), (2, 2)], [*basic, (1, 2), (2, 2)], [*basic, (1, 2)], basic, [(0, 1)]]
     overlap = made.overlap[0, 1]
     row = 8 * 16 * 4  # Bytes of a row: 8 channels × 16 columns × 4.
-    # Between slices of both layers, one halo row is sent in each direction.
+    # If both layers are sliced, one halo row is sent in each direction.
     assert overlap[1, :, 1].tolist() == [[8 * row, row], [row, 8 * row]]
     # A slice fused with the next layer also computes the halo rows, so slices exchange nothing.
     assert overlap[2, :, 1].tolist() == [[9 * row, 0], [0, 9 * row]]

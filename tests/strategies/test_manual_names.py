@@ -99,7 +99,7 @@ def test_accepts_names_of_folded_fused_split_and_dead_nodes(
         "gemm": ["pi03"],
         "constant": ["pi03"],
     }
-    # The plan may contain a folded node under another key than the layer that absorbed it, without a conflict.
+    # The plan may assign a folded node to another device than the layer that absorbed it, without a warning.
     assert caplog.messages == []
     exact, *_ = check_plan(problem, plan)
     assert exact.applies, exact.detail

@@ -54,7 +54,7 @@ def test_keys_and_values_cost_the_same_as_in_the_simulator(joined: float, monkey
     plan, value = found.plan(in_rows(found)), found.total_seconds(in_rows(found))
     assert [m.name[0] for m in posed.workload(plan)[1].messages if m.is_coalesced] == ["v", "v"]
     simulated = posed.evaluate(plan).latency_s
-    # Tables may be up to 10 % higher, because in the simulation, receiving some values overlaps with other work.
+    # The tables may be up to 10 % higher: in the simulation, some messages are received during other work.
     assert simulated <= value <= 1.1 * simulated
     monkeypatch.setattr(cost_tables, "coalesced_layers", lambda _: frozenset())
     assert build_cost_tables(posed, ROWS).total_seconds(in_rows(found)) == pytest.approx(

@@ -38,9 +38,9 @@ def devices(plan: Plan) -> set[str]:
 
 def test_frames_go_to_the_device_that_finishes_first() -> None:
     assert deal_frames([1, 1, 1], range(1, 9)) == (0, 1, 2)
-    # Devices need 2 s and 1 s a frame. Of three frames, the fast device computes two, so that three frames take 2 s.
+    # The devices need 2 s and 1 s for a frame. The fast one computes two of three frames, so three frames take 2 s.
     assert deal_frames([2, 1], range(1, 9)) == (1, 0, 1)
-    # Devices need 5 s and 1 s a frame. Of six frames, the slow device computes one; of three frames or fewer, none.
+    # The devices need 5 s and 1 s for a frame. The slow one computes one of six frames, but none of three.
     assert sorted(deal_frames([5, 1], range(1, 9))) == [0, 1, 1, 1, 1, 1]
     assert deal_frames([5, 1], range(1, 4)) == (1,)
 

@@ -54,8 +54,7 @@ def test_source_gets_more_rows_on_slower_links() -> None:
 def test_no_bias_for_other_layers_or_sources() -> None:
     pair = make_cluster("switch", 1, 1)
     assert rows(pair) is not None
-    # There is no bias for layer 1, a pool with fewer elements, and for layer 2, which does not read the network's
-    # input.
+    # Layer 1 is a pool with too few elements, and layer 2 does not read the network's input, so neither has a bias.
     assert rows(pair, 1) is None and rows(pair, 2) is None
     assert rows(make_cluster("switch", 1)) is None  # There is no other device to send rows to.
     assert rows(make_cluster("gateway", 0, 1, 1)) is None  # The source cannot compute.

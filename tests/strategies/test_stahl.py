@@ -25,7 +25,7 @@ from dicompiler_strategies.papers.stahl import (
 
 EXAMPLE = chained((4, 8, 16, 4, 4))
 N = 6
-MB = 1e6 / 4  # A megabyte in elements of 32 bits.
+MB = 1e6 / 4  # Number of 32-bit elements in a megabyte.
 
 
 def schemes(text: str) -> tuple[PartitionScheme, ...]:
@@ -107,7 +107,7 @@ def test_reads_networks_as_the_paper_does() -> None:
     assert build_ilp_layers(graph) == (
         IlpLayer("conv1", 256, 512, 288, None, False),
         IlpLayer("conv3", 128, 96, 48, 0, True),
-        # fc6 reads conv3 through the grouped convolution and the Flatten, which are not layers of the ILP.
+        # fc6 reads conv3 through a grouped convolution and a Flatten, which the integer linear program leaves out.
         IlpLayer("fc6", 96, 20, 1920, 1, True),
         IlpLayer("fc7", 20, 5, 100, 2, True),
     )

@@ -58,7 +58,7 @@ def test_search_stops_when_its_budget_is_exceeded_and_notes_it(name: str, part: 
     plan = SEARCHES[name](problem, budget)
     assert budget.spent_s <= 1.1 * budget.limit_s
     said = f"the search ended after its budget of {budget.limit_s:g} s"
-    # If the tables got fewer choices, the search may end within its budget, without a note.
+    # With a small budget, the cost tables get fewer choices. The search may then end in time, without a note.
     assert plan.note == (said if budget.was_exceeded else "")
     assert budget.was_exceeded or name == "gradient"
     problem.evaluate(plan)

@@ -155,7 +155,7 @@ def _verified(case: Case, reference: Mapping[str, Any], randoms: int) -> Outcome
             plans += 1
     except DicompilerError as error:
         return Outcome(case, "refused", str(error), plans)
-    except Exception as error:  # Unexpected errors count as crashes, so that the benchmark continues.
+    except Exception as error:  # Unexpected errors count as crashes; the benchmark continues.
         return Outcome(case, "crash", f"{type(error).__name__}: {error}", plans)
     whole = _why_whole(layers)
     return Outcome(case, "whole" if whole else "split", whole, plans)

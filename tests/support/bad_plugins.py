@@ -75,8 +75,8 @@ class BadStrategy(Strategy):
             CALLS.append(1)
             chosen[first.name] = [Part(names[len(CALLS) % len(names)])]
         if self.fault == "hash":
-            # Several layers, because with one layer two hash seeds would often give the same plan by chance, and the
-            # check would not find the fault.
+            # The hash decides about several layers. For only one, two hash seeds would often give the same plan by
+            # chance.
             for layer in problem.layers.layers:
                 chosen[layer.name] = [Part(names[hash(layer.name) % len(names)])]
         if self.fault == "refuses":

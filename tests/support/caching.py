@@ -9,8 +9,7 @@ from pathlib import Path
 CACHED = (
     {
         "CMAKE_CXX_COMPILER_LAUNCHER": "ccache",
-        # ccache makes paths below this directory relative, so that builds in different test directories share cache
-        # entries.
+        # ccache makes paths below this directory relative. Builds in different test directories thus share its entries.
         "CCACHE_BASEDIR": tempfile.gettempdir(),
         "CCACHE_NOHASHDIR": "1",
         "CCACHE_DIR": str(Path.home() / ".cache" / "ccache"),

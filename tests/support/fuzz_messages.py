@@ -191,8 +191,7 @@ class Receiver:
         device._peers_done = set()
         device._input_filter = ReceiveFilter([self.inputs], device._window)
         expected = self.inputs if peer is None else self.peers[peer]
-        # Payloads are limited to those of the frames in flight. JSON comes only from the coordinator, one message at a
-        # time.
+        # In total, payloads may have at most the bytes of the frames in flight. JSON messages are not counted.
         most = IN_FLIGHT * sum(v["bytes"] for v in expected.values())
         taken = 0
 

@@ -121,8 +121,7 @@ def _pool(net: Net) -> None:
     if window is None:
         return
     if op == "AveragePool":
-        # Averages of integers are exact only if they divide by a power of two. So kernels have 1 or 2 elements, and no
-        # pads.
+        # Averages of integers are exact only if the number of elements is a power of two: kernels of 1 or 2, no pads.
         window.pop("dilations", None)
         window["kernel_shape"] = [min(2, k) for k in window["kernel_shape"]]
         window.pop("auto_pad", None)

@@ -72,7 +72,7 @@ def check_whole(layers: LayerGraph, model: Model) -> None:
     placed = PartitionPass().run(PipelineState(model, layers, plan=Plan({"node": (Part("a"),)}, ("a",), ("a",))))
     (proto,) = placed.model.proto.graph.node
     del proto.metadata_props[:]
-    # Outputs that nothing reads get other names on each device, so the names are made equal.
+    # Outputs that nothing reads get other names on each device, so their names are not compared.
     proto.output[1:] = model.proto.graph.node[0].output[1:]
     assert proto == model.proto.graph.node[0]
 

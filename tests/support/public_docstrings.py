@@ -28,7 +28,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 from support.public_api import PUBLIC  # noqa: E402
 
 IGNORED = (
-    # These rules only count differences; DOC103 and DOC603 name the arguments and attributes.
+    # These rules report only that arguments or attributes differ; DOC103 and DOC603 name them.
     "DOC101", "DOC102", "DOC601", "DOC602",
     "DOC502", "DOC503",  # These rules reject documented errors that only called functions raise.
 )  # fmt: skip

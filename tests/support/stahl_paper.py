@@ -23,8 +23,8 @@ def chained(sizes: Sequence[int]) -> tuple[IlpLayer, ...]:
     )
 
 
-# Values of table 2 of the paper for YOLOv2 at 608 × 608 pixels. The key is darknet's number of a convolution. The
-# values are input channels (C), output channels (O), height and width of the output, and kernel size (U).
+# Convolutions of YOLOv2 at 608 × 608 pixels, from table 2 of the paper, by darknet's number. The values are input
+# channels (C), output channels (O), height and width of the output, and kernel size (U).
 _YOLO = {
     **{16: (256, 512, 38, 3), 18: (512, 1024, 19, 3), 19: (1024, 512, 19, 1), 20: (512, 1024, 19, 3)},
     **{21: (1024, 512, 19, 1), 22: (512, 1024, 19, 3), 23: (1024, 1024, 19, 3), 24: (1024, 1024, 19, 3)},

@@ -71,8 +71,7 @@ def _child(line: Sequence[str], said: int) -> None:
 
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(said, 2)
-    # The limit applies to address space. Libraries reserve more of it than the memory that they use, so their share is
-    # added.
+    # The limit is on address space. Libraries have reserved much of it without using it, so that part is added.
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY + _mapped(),) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
     signal.alarm(MAX_WAIT_S)

@@ -107,7 +107,7 @@ def draw_resize(rng: Random) -> Draw:
         return "Upsample", [x], attributes | {"scales": [float(max(1, factor)) for factor in factors]}, opset
     if opset < 11:
         return "Upsample" if opset == 9 else "Resize", [x, np.array(factors, np.float32)], attributes, opset
-    # onnxruntime prints a warning for the deprecated tf_half_pixel_for_nn.
+    # The deprecated tf_half_pixel_for_nn is left out, because onnxruntime prints a warning for it.
     known = [name for name in COORDINATES if name != "tf_half_pixel_for_nn"][: 6 if opset >= 19 else 5]
     attributes["coordinate_transformation_mode"] = coordinates = rng.choice(known)
     if mode == "nearest":

@@ -54,7 +54,7 @@ except RunError as error:
 def test_client_needs_numpy_only(tmp_path: Path) -> None:
     paths = [os.path.abspath(entry) for entry in sys.path if entry]
     command = [sys.executable, "-c", CLIENT, str(emit(partial(), tmp_path)), *paths]
-    # The client runs without onnxruntime. The devices, which need it, are other processes.
+    # The client must run without onnxruntime; only the devices' processes need it.
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.stdout, done.stderr) == ("[(1, 24), (1, 24), (1, 24)]\n", "")
 

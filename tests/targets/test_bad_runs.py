@@ -204,7 +204,7 @@ def test_reports_corrupted_or_truncated_message(
 def test_names_killed_or_stopped_process(artifact: Path, failing: Failing, sign: signal.Signals, message: str) -> None:
     def strike() -> None:
         pid = wait_until(lambda: pids(artifact).get("pi02"))
-        # The command line of the process contains the device's name, so that users find the process.
+        # The command line contains the path of the device's manifest, by which users find the process.
         manifest = str(artifact / "pi02" / "manifest.json")
         assert wait_until(lambda: manifest in Path(f"/proc/{pid}/cmdline").read_text().split("\0"))
         time.sleep(1.5)

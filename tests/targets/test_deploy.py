@@ -41,8 +41,8 @@ from dicompiler_targets.sockets.session import ClusterSession
 NAMES = ("pi01", "pi02")
 
 
-# This run does not end by itself. Its heartbeat is short, because some failures are noticed only after three missed
-# heartbeats.
+# A run with these options does not end by itself. The heartbeat is short, because some failures are noticed only after
+# three missed heartbeats.
 FOREVER = ("--insecure", "--frames", "10000000", "--heartbeat", "0.3")
 
 

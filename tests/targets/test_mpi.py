@@ -67,8 +67,8 @@ def test_ranks_compute_the_same_as_the_whole_model(made: Any, tmp_path: Path) ->
         assert all(0 <= one.start <= one.end for one in report.timeline)
     begins, ends = _edges(result)
     for transfer in program.transfers:
-        # Sending a transfer begins before the wait for it ends. Both times are comparable, because ranks on one host
-        # share a clock.
+        # Sending a transfer must begin before its receiver stops waiting. The times of two ranks are comparable,
+        # because they share the host's clock.
         assert begins[transfer.index] <= ends.get(transfer.index, math.inf)
 
 

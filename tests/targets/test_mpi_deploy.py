@@ -41,8 +41,7 @@ latency = "0.2 ms"
 @pytest.fixture(scope="module")
 def boards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with pytest.MonkeyPatch.context() as patch:
-        # Use TCP only: emulated boards share this host's memory, and Open MPI would not expect this of different
-        # hosts.
+        # Emulated boards share this host's memory, but Open MPI takes them for different hosts. So it must use TCP.
         patch.setenv("OMPI_MCA_btl", "self,tcp")
         with cluster(tmp_path_factory.mktemp("boards"), ("one", "two")) as made, made.inside():
             yield made
@@ -103,15 +102,14 @@ def test_rank_that_ends_on_a_board_is_named_and_ends_all_ranks(boards: Cluster, 
     home = str(boards.root)
 
     def end() -> None:
-        # Wait until the first frame has finished: if a rank ends before ranks have connected, Open MPI may not report
-        # it.
+        # A rank may only end after the first frame: before the ranks have connected, Open MPI may not report it.
         wait_until(lambda: len(ranks(home, own=False)) == 4 and any(boards.root.rglob("frame000000*")), 60)
         os.kill(ranks(home, own=False)[2], signal.SIGKILL)
 
     thread = threading.Thread(target=end)
     thread.start()
     told = r"rank 2 \(device 'd2' on host 'two'\): its process was ended by signal 9 \(SIGKILL\)"
-    # Expected if Open MPI did not notice that rank 2 ended.
+    # If Open MPI does not notice that rank 2 has ended, another rank reports its lost connection.
     untold = r"rank [013] .*: its connection to another rank was closed, which has ended"
     words = rf"^({told}; the artifact has no plan for the failure of 'd2': compile with .*|{untold})$"
     with pytest.raises(RunError, match=words):

@@ -65,7 +65,7 @@ def test_rank_that_is_lost_is_no_lost_frame(made: tuple[Survivor, Path, str]) ->
     assert (loss.kind, taken.kind, taken.down, result.events) == ("failure", "takeover", ("d",), tuple(heard))
     # mpirun ends the other ranks at once, so the failure is noticed when no more frames arrive.
     assert abs(taken.at_s - loss.at_s - taken.takeover_s) < LIMIT_S and taken.takeover_s == taken.interruption_s
-    # at_s is the end of the takeover: later frames finish between it and the end of the run.
+    # `at_s` is the time when the takeover ended, so all later frames finish between it and the end of the run.
     assert taken.at_s + sum(result.frames_s[1:]) <= result.total_s
     assert loss.reason == "its process was ended by signal 9 (SIGKILL)" and 10 < loss.finished_frames < len(frames)
     assert not any(result.reports[3].segments_s) and not ranks(program)

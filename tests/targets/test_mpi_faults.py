@@ -90,8 +90,7 @@ def test_rank_that_stops_is_named(made: Path) -> None:
             MpiTarget().run(made, Alike(halo()[2], 400_000 * allowed_s), RunOptions(timeout_s=allowed_s, kept_frames=1))
         thread.join()
         if stopped and stopped[-1] - begun < allowed_s:
-            # Otherwise the host was so busy that all ranks were late before one was stopped. The next attempt has more
-            # time.
+            # If the host is busy, all ranks may be late before one is stopped. The next attempt then allows more time.
             break
     assert "in time" in str(caught.value) and "rank 1 (device 'b' on host 'b')" in str(caught.value)
     wait_until(lambda: not ranks(program.name))

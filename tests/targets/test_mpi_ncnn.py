@@ -72,7 +72,7 @@ def test_ranks_compute_in_fp16_and_name_a_library_without_bf16(tmp_path: Path) -
     directory = compile_network(networks.build("lenet", 0), tmp_path / "a", precision="fp16")
     found = verify(directory)
     (difference,) = re.findall(r"differs by (\S+) of max\|reference\| \(allowed: 1e-02\)", str(found.checks))
-    # The difference in fp32 is below 1e-6, so these ranks did not compute in fp32.
+    # In fp32, the difference would be below 1e-6, so the ranks must have used the reduced precision.
     assert found.passed and float(difference) > 1e-4
     directory = compile_network(networks.build("lenet", 0), tmp_path / "b", precision="bf16")
     with pytest.raises(RunError, match="this ncnn has no bf16: build it with -DNCNN_BF16=ON, or compile with"):

@@ -260,7 +260,7 @@ def test_survives_two_failures_and_ends_at_uncovered_one(
         remedy = r"compile with --tolerate-failures 3 \(in Python: tolerate_failures=3\)"
         with pytest.raises(RunError, match=rf"^device 'd': {cause}; {no_plan}: {remedy}$"):
             double_failures.stream(session, scenario())
-    # Processes of b and c that were started again may still run, because the run does not wait for them yet.
+    # b and c were started again. Their processes may still run, because the run did not wait for them.
     assert pids(double_failures.directory).keys() <= {"b", "c"}
 
 
@@ -318,8 +318,7 @@ def test_failure_of_idle_device_drops_no_frame(start_messages: StartMessages, do
     with connect(double_failures, start_manually=("b", "c")) as session:
 
         def scenario() -> Iterator[None]:
-            # After c has failed, the plan for failures of both b and c is used, so b is already idle when it fails
-            # too.
+            # After c has failed, the plan for failures of both b and c is used. So b is idle when it fails too.
             for name in "cb":
                 yield from frames(10)
                 send_signal(double_failures, name, signal.SIGKILL)
@@ -538,7 +537,7 @@ def test_run_log_lists_events(single_failures: Survivor) -> None:
     struck = list[float]()
 
     def strike() -> None:
-        # The function is also called when frames are checked before the run; b has no process then.
+        # The run checks all frames before it starts, and also calls this function then; b has no process yet.
         if "b" in pids(single_failures.directory):
             struck.append(send_signal(single_failures, "b", signal.SIGKILL))
 
@@ -671,7 +670,7 @@ def test_schedule_always_has_last_change() -> None:
 
     seen = list[int]()
     schedule = RecordingSchedule([(), ("b",)])
-    schedule.change(("b",), 5, 5)  # No frame before 5 needs its role any more, so earlier changes are removed.
+    schedule.change(("b",), 5, 5)  # Frames before 5 are finished, so earlier changes are not needed.
     assert seen == [0, 5]
 
 
@@ -698,7 +697,7 @@ def test_holds_peer_until_second_change(single_failures: Survivor) -> None:
     device.peers.channels["a"] = cast(Any, channel)
     assert (
         deliver(MessageHeader(MessageType.ROLES_CHANGED, 0, 6, 0), b"") is True
-    )  # Device a knew of the failure and of the return before it sent a tensor.
+    )  # True stops reading from a, which uses plans that this device does not use yet.
     released = []
     for first, lost in ((5, "b"), (6, "d")):
         device._change_roles({"down": [lost], "failed": [lost], "first": first, "drop": True})

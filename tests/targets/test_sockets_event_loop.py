@@ -187,7 +187,7 @@ def test_small_message_takes_one_system_call_per_end(secrets: TlsKeys | None) ->
     with met(near_end, far_end, secrets) as (sender, receiver):
         for end in (sender, receiver):
             end.run_in_main_thread()
-            # After its handshake, TLS sends session tickets, which are received here.
+            # Receive the session tickets, which TLS sends after its handshake, so that they are not counted below.
             end.loop.run_until(lambda: False, time.monotonic() + 0.1)
         for payloads in ([numbers(1000, 1)], [numbers(0, 2)], [numbers(700, 3), numbers(300, 4)]):
             near_end.sends = far_end.receives = 0
@@ -276,7 +276,7 @@ def test_helper_sends_large_messages_while_both_ends_compute(ends: tuple[End, En
         end.loop.let_helper_run(3600)
     deadline = time.monotonic() + 20
     while any(len(end.received) < 2 for end in ends) and time.monotonic() < deadline:
-        sum(range(10_000))  # Keep this thread busy without running the event loop, so that only the helper thread can.
+        sum(range(10_000))  # Keep this thread busy, so that only the helper thread runs the event loop.
     for end in ends:
         check(end.received, payloads)
         assert threading.get_ident() not in end.threads

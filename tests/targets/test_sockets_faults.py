@@ -181,7 +181,7 @@ def test_reports_last_output_of_runtime_that_does_not_start(tmp_path: Path, monk
     path = emit(halo(), tmp_path) / "c" / "runtime" / "segments.py"
     path.write_text("raise ImportError('onnxruntime is too old')\n")
     reseal(tmp_path)
-    # This is the command that a user starts on a board.
+    # The copied runtime in the artifact is started, as a user starts it on a board, and not the installed one.
     monkeypatch.setattr(device_connections, "RUNTIME_COMMAND", ("-m", "runtime"))
     monkeypatch.setattr(sockets_artifact, "check_bundled_sources", lambda *_: None)
     with pytest.raises(RunError, match=r"^device 'c': .* exit code 1: ImportError: onnxruntime is too old$"):

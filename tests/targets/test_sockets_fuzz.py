@@ -36,7 +36,7 @@ def test_rejects_mutated_messages_within_planned_memory(make_network: Any, devic
         assert receiver.take(b"".join(frame.pack() for frame in frames), peer, 7) == "all taken"
     receiver.outcomes.clear()
     fuzz(receiver, range(3000))
-    # Each outcome must occur often, so that the fuzzing covers it.
+    # Each outcome must occur often; otherwise the fuzzing does not test it.
     assert min(receiver.outcomes[name] for name in ("all taken", "refused", "cut short")) > 50
     assert sum(receiver.outcomes.values()) == 3000
 

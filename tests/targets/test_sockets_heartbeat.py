@@ -63,7 +63,7 @@ def test_waits_for_peer_that_creates_sessions(tmp_path: Path) -> None:
         lines = EventLoop(60)
         stack.callback(lines.close)
         channel.start(lines, lambda _: None, lambda *_: None, lambda _: None)
-        # After its first heartbeat, the device expects more heartbeats from this test, which sends no more.
+        # The test sends one heartbeat and then no more, so the device must consider the connection lost.
         channel.send(MessageType.HEARTBEAT)
         assert "the connection to 'c' was lost: no data received for 0.3 s" in device.ended()
 

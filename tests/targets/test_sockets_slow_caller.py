@@ -17,7 +17,7 @@ from dicompiler.target.run_records import RunOptions
 from dicompiler_targets.sockets.cluster_state import GRACE_S
 from dicompiler_targets.sockets.session import ClusterSession
 
-# Devices that have not joined after half of this time count as failed, so half of it must be enough on a busy machine.
+# Devices must join within half of this time, even on a busy machine; otherwise they count as failed.
 TIMEOUT_S = 16.0
 AWAY_S = TIMEOUT_S + GRACE_S + 1.0
 

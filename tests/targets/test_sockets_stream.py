@@ -167,7 +167,7 @@ def test_async_streams(tmp_path: Path) -> None:
             got = [outputs async for outputs in session.astream(source)]
             for one, outputs in zip(given, got, strict=True):
                 check(made, one, outputs)
-        # The camera sends nothing more. If the stream is left now, it must not take a later frame.
+        # After two frames, the camera sends nothing more. The cancelled stream must not take the frame of `infer`.
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(_all(session.astream(camera(2))), 1)
         check(made, given[0], session.infer(given[0]))
@@ -237,7 +237,7 @@ def test_separates_queue_wait_from_frame_time(target: str, tmp_path: Path) -> No
             and statistics.median(by_itself.queue_wait_s) < 0.75 * statistics.median(by_itself.frames_s)
         )
 
-    # On a busy host, the first frame may also wait, so several attempts are allowed.
+    # On a busy host, the first frame may wait too, so several attempts are allowed.
     assert any(separates() for _ in range(5))
 
 

@@ -344,8 +344,8 @@ def test_unknown_clients_do_not_disturb_tls_run(keys: Path, tmp_path: Path) -> N
 def test_device_requires_keys_beyond_loopback(tmp_path: Path) -> None:
     directory = emit(partial(), tmp_path)
     document = DeviceProcess({"device": "a"})
-    # The coordinator has an address of this host other than loopback. The device refuses it before anything is sent,
-    # so no network is needed.
+    # The coordinator listens at an address of this host other than loopback. The device must refuse to connect there
+    # before anything is sent, so no network is needed.
     with socket.create_server(("", 0)) as listener, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))

@@ -41,7 +41,7 @@ def run_seconds(made: Made, directory: Path, options: RunOptions, device: str = 
         wait_until(lambda: len(listening(directory, os.getpid())) >= 3)
         if device:
             strangers.append(UnknownClients(200, directory, device, SocketsArtifact.load(directory).digest))
-            # At least the ports of the coordinator and of both devices were attacked.
+            # The unknown clients must have found at least three ports: those of the coordinator and of both devices.
             assert len(strangers[0].hit) >= 3
         start.append(time.monotonic())
         assert by_hand(directory, message.replace("KEYS", f"{options.keys}/devices/c")).wait(30) == 0

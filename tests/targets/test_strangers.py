@@ -132,7 +132,7 @@ def test_output_of_a_program_does_not_become_code(call: object, artifact: Path, 
     document["ranks"][0]["roles"][0].append(call)
     path.write_text(format_json(document))
     try:
-        # An attacker could also write the main.cc that is generated from the changed document.
+        # An attacker who changes the document could also replace main.cc by the program that is generated from it.
         text = generate_main(document)
     except (KeyError, TypeError, ValueError, AttributeError):
         text = (artifact / "pi01" / "main.cc").read_text()

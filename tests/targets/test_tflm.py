@@ -182,7 +182,7 @@ def test_tiles_of_equal_shape_share_a_model_and_their_inputs_and_outputs_are_cop
     tmp_path: Path,
 ) -> None:
     model = Model.load(network("block"))
-    # Six tiles with two of 12 rows each. Only the first tile has pads, so it needs another model.
+    # The 12 rows give six tiles of two rows. Only the first tile has pads, so it needs another model.
     compilation = tiled(model, "stem.wide..stem.narrow", 6)
     checked(compilation, model, tmp_path / "out", 1e-5)
     manifest = load_json(tmp_path / "out" / "d0" / "manifest.json")

@@ -181,7 +181,7 @@ def test_buffers_with_overlapping_lifetimes_never_share_bytes(devices: int) -> N
         found = plan_memory(program, device, peeled, models, arenas)
         times = [t for t, step in enumerate((s for s in device.steps if s.kind != "receive"), 1) if step.kind == "run"]
         own = [held for name, held in found.buffers.items() if name not in found.views]
-        # With several devices, d0 has views for the rows of the input that it sends to the others.
+        # If there are several devices, d0 needs views: it sends rows of the input to the others without copying them.
         assert found.views or devices == 1 or device.device != "d0"
         for view in (held for name, held in found.buffers.items() if name in found.views):
             assert any(

@@ -105,7 +105,7 @@ def test_int8_model_is_litert_s_to_the_bit_but_one_and_near_onnxruntime_s(name: 
     assert np.abs(ours - run_model(model, inputs)["output"]).max() <= 2.001 * step
     operators = load_json(next((tmp_path / "out").glob("*/manifest.json")))["operators"]
     assert {"QUANTIZE", "DEQUANTIZE", "CONV_2D"} <= set(operators)
-    # Only LeNet is large enough: in smaller networks, scales need as many bytes as int8 weights save.
+    # Only LeNet is large enough: in smaller networks, the scales need as many bytes as the int8 weights save.
     if name == "lenet":
         assert len(data) < 0.3 * len(_float_model(name, tmp_path / "float"))
 

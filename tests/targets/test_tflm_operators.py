@@ -186,6 +186,6 @@ def test_batch_normalisation_bias_and_activation_go_into_the_convolution() -> No
 def test_every_operator_of_the_nine_cnns_can_be_expressed(name: str) -> None:
     file = f"light_{'bvlc_' if name == 'alexnet' else ''}{name}.onnx"
     proto = onnx.load(Path(onnx.__file__).parent / "backend/test/data/light" / file)
-    # These test networks create their weights with ConstantOfShape, which the target need not support.
+    # onnx's test networks create their weights with ConstantOfShape, which the target need not support.
     found = {node.op_type for node in proto.graph.node} - {"ConstantOfShape"}
     assert found and found <= LOWERINGS.keys()

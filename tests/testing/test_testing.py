@@ -89,7 +89,7 @@ def test_there_is_a_check_for_every_kind() -> None:
 
 
 def test_all_built_in_things_are_tested() -> None:
-    # The last three strategies have their own tests.
+    # The strategies coopai, heads and manual have their own tests.
     assert built_in("strategies") == {*STRATEGIES, "coopai", "heads", "manual"}
     # The pass keep-states has its own tests.
     assert built_in("passes") == {"keep-states", *(text.partition("{")[0] for text in PASSES)}

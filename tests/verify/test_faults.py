@@ -30,8 +30,8 @@ from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import PartitionPass
 
 NETWORKS: dict[str, dict[str, Any]] = {"tiny": {}, "quirks": {}, "resnet18": {"size": 64, "width": 0.125}}
-#: In these plans, every part is read, so every fault must be found. With merge=all, devices would also compute parts
-#: that nothing reads.
+#: In these plans, every part is read, so every fault must be found. The option merge=all is not used, because then some
+#: parts are not read.
 PIPELINES = {
     "height": "tile-height{parts=4}",
     "grid": "tile-grid{rows=2 columns=2}",

@@ -71,7 +71,7 @@ def test_computed_scale_allows_share_of_range() -> None:
 @pytest.mark.parametrize(
     ("text", "allowed"),
     [
-        # Such models are written by converters to float16 that keep the types of inputs and outputs.
+        # Converters to float16 write such models if inputs and outputs must stay float32.
         (
             "{ a = Cast <to = 10> (x) b = Sigmoid (a) y = Cast <to = 1> (b) }",
             {"y": Tolerance(RELATIVE_TOLERANCES["float16"])},

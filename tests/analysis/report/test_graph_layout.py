@@ -39,7 +39,7 @@ def test_boxes_and_edge_gaps_do_not_overlap_and_every_edge_leads_down_to_its_rea
         ends = sorted(own)
         assert all(left[1] < right[0] for left, right in itertools.pairwise(ends))
         assert all(left >= -0.2 and right <= layout.width + 0.2 for left, right in own)
-    # Follow each edge from its reader upwards, through the gaps that the layout left for it, to its source.
+    # Follow each edge from the node that reads it upwards, through the gaps between nodes, to the node that writes it.
     for a, b in edges:
         at = (layout.x[b], layout.row[b])
         reader = b

@@ -91,7 +91,7 @@ def test_emulated_times_are_at_least_those_of_the_boards(split: DemoSplit, direc
     emulated = emulate_frames(split, directory)
     assert isinstance(emulated, EmulatedTimes)
     assert emulated.frames == EMULATED_FRAMES
-    # Computing is slowed down to a board of 0.02 GFLOP/s, so it takes at least this long.
+    # The emulated boards compute 0.02 GFLOP/s, so a frame takes at least this long.
     assert split.flops / 0.02e9 <= emulated.single_device_s
     assert max(share.flops for share in split.shares) / 0.02e9 <= emulated.frame_s
 

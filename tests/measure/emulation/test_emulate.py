@@ -138,7 +138,7 @@ def test_rejects_boards_that_this_host_cannot_emulate(tmp_path: Path) -> None:
     slower = r"^emulate: pi01 computes .* host alone needs .* slower boards .*, or run everything slower \(--dilation\)"
     with pytest.raises(DicompilerError, match=slower):
         emulate(fast)
-    # Times measured on a busy host could already be too slow for one board, so constructed times are checked.
+    # The check uses constructed times. Times that are measured on a busy host could be too slow even for one board.
     with pytest.raises(DicompilerError, match=r"processors of this host busy for .*% of each frame"):
         _check_speed(
             {f"pi{i}": (0.5,) for i in range(12)}, {f"pi{i}": (1.0,) for i in range(12)}, 1e-3, replica_count=12

@@ -47,7 +47,7 @@ def test_forests_cost_the_visited_nodes() -> None:
         operation, rule = layers.operation_of(nodes[op]), layers.rule_of(nodes[op])
         return tuple(rule.cost(operation, operation.out_shape, [operation.input_shape(0)]))
 
-    # For each of 8 rows: five trees with three levels, and two targets.
+    # The input has 8 rows. The ensemble has five trees with three levels, and two targets.
     assert cost("TreeEnsembleRegressor") == (0, 0, 8 * (5 * 3 + 5 * 2))
     assert cost("LinearRegressor") == (8 * 12, 0, 0)
     assert cost("Scaler") == (0, 0, 2 * 48) and cost("Normalizer") == (0, 0, 3 * 48)

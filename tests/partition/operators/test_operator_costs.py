@@ -295,7 +295,7 @@ def test_integer_layers_cost_as_much_as_float_layers() -> None:
 
 def test_every_cost_function_is_tested() -> None:
     ways = {
-        # For a functools.partial, use the function that it calls.
+        # If a rule's cost is a functools.partial, this is the function that the partial calls.
         (rule.domain, rule.op): getattr(rule.cost, "func", rule.cost)
         for rule in builtin_rules()
     }

@@ -96,7 +96,7 @@ def test_weighted_sum_depends_on_every_operand(opset: int) -> None:
         assert (ran(body, opset, *changed) != before).all()
 
 
-# The last axis is as long as the channel axis, so that a sum along the wrong axis is possible.
+# The last axis and the channel axis have equal length, so a sum along the wrong axis would raise no error.
 @pytest.mark.parametrize("shape", [(2, 4), (2, 4, 3), (2, 4, 3, 4)])
 def test_weighted_sum_of_batch_normalization_is_along_channels(shape: tuple[int, ...]) -> None:
     random = np.random.default_rng(0)

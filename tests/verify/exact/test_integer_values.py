@@ -70,7 +70,7 @@ def test_batch_normalization_before_relu_keeps_channels_alive() -> None:
         checked.array(nodes[name].input[index]) for name, index in (("stem", 1), ("stem.bn", 1), ("stem.bn", 4))
     )
     assert set(scale / np.sqrt(variance)) == {-1, 1}
-    # Variances differ, so that using the variance of another channel changes the result.
+    # The variances differ, so a rule that uses the variance of another channel gives another result.
     assert set(variance) == {1, 4, 16}
     assert all((scale[channel] * weight[channel] > 0).any() for channel in range(scale.size))
 

@@ -88,8 +88,8 @@ NUMBERS = np.random.default_rng(5)
 
 
 NORM_FAULTS = [
-    # Each case: operator, attributes, shape of x, shape of its scale and bias; axis and position of the cut; then the
-    # index of the input that the faulty rule reads wrongly, the axis, and the offset.
+    # Each case: operator, attributes, shape of x, shape of scale and bias, axis and position of the cut, and the fault:
+    # index of the wrongly read input, axis and offset.
     ("InstanceNormalization", {}, (1, 6, 5, 4), (6,), 1, 2, (0, 1, 1)),
     ("InstanceNormalization", {}, (1, 6, 5, 4), (6,), 1, 2, (1, 0, 1)),
     ("InstanceNormalization", {}, (1, 6, 5, 4), (6,), 1, 2, (2, 0, 1)),
