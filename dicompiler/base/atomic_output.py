@@ -97,7 +97,7 @@ def _check_replaceable(output: Path, main_file: str, kind: str) -> None:
 
 
 def _is_replaceable(output: Path, main_file: str) -> bool:
-    # Another process may create the directory between these two checks. The second check then finds its file list,
+    # Another process may create the directory after the check that it does not exist. Its file list then exists,
     # because directories are renamed to their place only when they are complete.
     if not output.exists() or (output.is_dir() and not _has_any_file(output)):
         return True

@@ -182,7 +182,7 @@ def yolo11n(net: NetworkBuilder, classes: int = 80, width: float = 1.0) -> str:
 
 def _stem(net: NetworkBuilder, width: float) -> str:
     """Append the first convolution. Raise UsageError if a side of the image is not a multiple of 32."""
-    # Otherwise upsampled maps would not have the size of the maps with which they are concatenated.
+    # With other sizes, upsampled maps would not have the size of the maps with which they are concatenated.
     if any(side % 32 for side in net.input_shape[2:]):
         raise UsageError(f"network {net.name!r}: size is {net.input_shape[2:]}: use multiples of 32")
     return _conv_silu(net, "input", "model.0", scale_channels(16, width), 3, 2, gain=FIRST_CONV_GAIN)

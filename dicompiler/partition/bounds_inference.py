@@ -141,8 +141,8 @@ def _make_partial_task(layers: LayerGraph, layer: Layer, share: LayerShare) -> S
         kind, nodes = "merger", tuple(node for node in nodes if node is not anchor)
     task_nodes, demands = _infer_bounds(layers, nodes, target, region, share.reduce)
     if kind == "merger":
-        # This task adds up partial sums of the anchor's output, and does not read the output itself. Routing, a later
-        # step, determines which partial sums it reads.
+        # A merger adds up partial sums of the output of the anchor (the layer's main operator), and does not read this
+        # output itself. Routing, a later step, determines which partial sums it reads.
         del demands[layers.cut_output(anchor)]
     state_needs = {TensorKey(name): demands.pop(name) for name in list(demands) if name in layers.state_output_of}
     needs = {TensorKey(name): demand for name, demand in demands.items()}

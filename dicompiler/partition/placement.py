@@ -731,7 +731,7 @@ class _Placer:
         name = self._tensor_name(target if output == target.tensor else TensorKey(output), task)
         inputs = self._node_inputs(node, piece, tensors, place)
         written_name = name
-        # Some operators, for example LRN, write a larger region than the task must compute. The last line slices it.
+        # Some operators, for example LRN, write a larger region than the task must compute. It is sliced at the end.
         if piece.written_region is not None and piece.written_region != piece.out:
             written_name = self.builder.unique_tensor_name(f"{name}{format_region(piece.written_region)}")
         outputs = [written_name if o == output else self._unread_output(o, place) for o in node.outputs]
@@ -780,7 +780,7 @@ class _Placer:
             info = tensors[tensor] if shape is not None else self.facts.value_infos.get(tensor)
             if info is not None:
                 self.builder.tensor_descriptions[name] = info
-        # `node.inputs` includes initializers that only subgraphs of the node read. The graph keeps captured names.
+        # `node.inputs` includes initializers that only subgraphs of the node read. They must not be removed as unread.
         self.captured_names.update(node.inputs)
         names, proto = {tensor: placed.name for tensor, placed in tensors.items()}, self.facts.nodes[node.name]
         inputs, outputs = ([names.get(name, name) for name in ends] for ends in (proto.input, proto.output))

@@ -412,9 +412,9 @@ class _Router:
                 return AssemblyConcat(cover[0], tuple(children))
         best = overlaps[0] if len(overlaps) == 1 else min(overlaps, key=lambda entry: self._piece_rank(at, *entry))
         _, box, overlap = best
-        # The best box supplies its overlap. The region is cut at the ends of the overlap, and each of the pieces is
-        # assembled. Only boxes that overlap with the region can overlap with its pieces. Received boxes are omitted,
-        # because `received_by_device` has them too. At least one box is kept, because errors need the tensor's name.
+        # The region is cut at the ends of the overlap with the best box, and each piece is assembled from `candidates`:
+        # the boxes that overlap with the region. Received boxes are omitted, because `received_by_device` has them. At
+        # least one box is kept, because error messages need the tensor's name.
         candidates = [candidate for _, candidate, _ in overlaps if candidate.origin is None] or boxes[:1]
         for axis, ((start, stop), (low, high)) in enumerate(zip(need, overlap, strict=True)):
             if (low, high) != (start, stop):
@@ -495,8 +495,8 @@ def cover_interval(need: Interval, pieces: Sequence[tuple[Interval, int, int]]) 
         Intervals that together are `need`, from left to right. Each has the index of the piece that covers it, or None
         if no piece does.
     """
-    # The function is not recursive, because there can be thousands of pieces.
-    # Starts and stops of the gaps (intervals that no piece covers yet), from left to right:
+    # Starts and stops of the gaps (intervals that no piece covers yet), from left to right. A loop is used, because a
+    # recursion would be too deep for thousands of pieces.
     starts, stops = [need[0]], [need[1]]
     covered: list[tuple[Interval, int | None]] = []
     # The second number of a heap entry is minus an upper bound of the length that the piece covers, so that the longest

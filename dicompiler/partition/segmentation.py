@@ -244,7 +244,7 @@ def _segment_model(
     proto.graph.output.extend(graph.infos.get(n) or onnx.ValueInfoProto(name=n) for n in segment.outputs)
     proto.graph.initializer.extend(constants[n] for n in read if n in constants)
     proto.graph.sparse_initializer.extend(t for t in source.proto.graph.sparse_initializer if t.values.name in read)
-    # Boards may have an older onnxruntime than this host, which refuses newer IR versions even if nothing new is used.
+    # Boards may have an older onnxruntime than this host. It refuses newer IR versions even if nothing new is used.
     proto.ir_version = lowest_ir_version(proto)
     return proto
 

@@ -71,9 +71,9 @@ def tile_transposed_axis(window: SpatialAxis, interval: Interval) -> AxisTile:
     A pad of n > 0 cuts n elements off the tile's output, and a pad of -n appends n zeros.
     """
     start, stop = interval[0] + window.pad_begin, interval[1] + window.pad_begin
-    # Input element i contributes to the output elements of its window: i·stride to i·stride + span - 1. Usually, the
-    # tile reads the elements with windows that overlap the tile. If stride > span, there are gaps between windows. A
-    # tile that begins in a gap also reads the element before the gap, and one that ends in a gap the element after it.
+    # Input element i contributes to the output elements of its window: i·stride to i·stride + span - 1. The tile reads
+    # the elements with windows that overlap the tile. If it begins or ends in a gap between windows (stride > span), it
+    # also reads the element on the other side of the gap.
     first = min(-(-(start - window.span + 1) // window.stride), start // window.stride)
     last = max((stop - 1) // window.stride, -(-(stop - window.span) // window.stride))
     # At the tensor's border, the tile reads its input up to the border, even if it does not need all of it. A tile that
@@ -173,7 +173,8 @@ def pool(operation: Operation, region: Region, reduce: Interval | None) -> Piece
     elements outside of all windows.
     """
     kernel = tuple(operation.attribute("kernel_shape"))
-    # In this case, onnxruntime's LpPool starts at another offset, and its other pools refuse the input.
+    # If elements are outside of all windows, onnxruntime's LpPool starts at another offset. Its other pools refuse the
+    # input.
     leaves_elements = any(min(window.pad_begin, window.pad_end) < 0 for window in window_axes(operation, kernel))
     if leaves_elements or (len(operation.outputs) > 1 and operation.outputs[1] is not None):
         return whole_tensor(operation, region, reduce)

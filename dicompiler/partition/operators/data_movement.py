@@ -184,7 +184,6 @@ def table_rows(operation: Operation) -> int | None:
     table, axis = operation.inputs[0], operation.attribute("axis", 0)
     if table is None or not table.is_constant or table.shape is None or table.dtype not in SUMMABLE_DTYPES:
         return None
-    # A device with some of the rows computes a partial sum, which is 0 for indices of other rows.
     computed = operation.inputs[1] is not None and not operation.inputs[1].is_constant
     return table.shape[0] if computed and axis % len(table.shape) == 0 and operation.node.opset >= 9 else None
 

@@ -121,8 +121,8 @@ def matmul_nbits_reduction(operation: Operation) -> int | None:
 
     A group has the blocks with zero points in the same byte, and cannot be divided.
     """
-    # The input g_idx (index 4) assigns weights to blocks in another order. If scales or zero points are a vector, the
-    # values for a range of blocks are not a region of this vector.
+    # Partial sums are not possible with the input g_idx (index 4), which assigns weights to blocks in another order, or
+    # with a vector of scales or zero points, in which the values for a range of blocks are not a region.
     ranks = [len(operation.input_shape(index)) for index in (1, 2, 3) if operation.has_input(index)]
     if operation.has_input(4) or ranks not in ([3, 2], [3, 2, 2]):
         return None

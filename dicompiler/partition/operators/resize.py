@@ -154,7 +154,7 @@ def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
     """Return the axes of a Resize, with None in place of each axis that cannot be split."""
     coordinates, scales, differs = _coordinate_mode(operation), scale_factors(operation), _differs_in_tiles(operation)
     keeps_aspect = operation.attribute("keep_aspect_ratio_policy", "stretch") != "stretch"
-    # With negative axes, ONNX and onnxruntime infer different shapes.
+    # If the aspect ratio is kept and axes are negative numbers, ONNX and onnxruntime infer different shapes.
     is_disputed = keeps_aspect and min(operation.attribute("axes") or (0,)) < 0
     if scales is None or coordinates == "tf_crop_and_resize" or is_disputed:
         return [None] * len(operation.out_shape)
@@ -165,7 +165,8 @@ def resize_axes(operation: Operation) -> list[ResizeAxis | None]:
     is_leading = True
     extents = zip(operation.input_shape(0), operation.out_shape, scales, strict=True)
     for index, (extent, out_extent, scale) in enumerate(extents):
-        # Axes before the first resampled one, such as batch and channels, can be split in all remaining modes.
+        # Axes before the first resampled one, such as batch and channels, can be split even if tiles of the other axes
+        # would be resampled differently from the whole tensor.
         is_leading = is_leading and scale == 1 and not (keeps_aspect and index in resized)
         factor = exact_factor(scale, is_nearest) if is_leading or not differs else None
         exact = extent * (factor or 0)
