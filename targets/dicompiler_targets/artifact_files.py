@@ -261,9 +261,10 @@ def make_box_copy(
 
 
 def _find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[str, NDArray[Any]]) -> Region | None:
-    """Return the region of its input that a Slice node returns; `shape` is the shape of this input.
+    """Return the region of its input, a tensor of this `shape`, that a Slice node returns.
 
-    Return None if the region is empty, has steps other than 1, or depends on a tensor that is not in `constants`.
+    The result is None if the region is empty, has steps other than 1, or depends on a tensor that is not in
+    `constants`.
     """
     keys = ("starts", "ends", "axes", "steps")
     parameters: dict[str, list[int]] = {attribute.name: list(attribute.ints) for attribute in node.attribute}
@@ -285,11 +286,10 @@ def _find_slice_region(node: onnx.NodeProto, shape: Shape, constants: Mapping[st
 def _find_copied_tensors(
     segment: Segment, identities: Mapping[str, CopiedTensor], max_axes: int, kept_outputs: Collection[str]
 ) -> tuple[dict[str, CopiedTensor], dict[str, CopiedTensor]]:
-    """Return the tensors that the runtime can copy before a segment's model runs, and after it runs.
+    """Return the tensors that the runtime can copy before a segment's model runs, and those after it runs.
 
-    The first group has the segment's inputs, and results of Slice, Concat and Identity nodes that follow them. The
-    second group has results of such nodes that lead to the segment's outputs. `identities` has the tensors that the
-    runtime can copy, each described as a copy of the whole tensor.
+    The first ones are the segment's inputs, and results of Slice, Concat and Identity nodes after them. The others are
+    results of such nodes before the segment's outputs. `identities` has the tensors that the runtime can copy.
     """
     constants = {
         tensor.name: onnx.numpy_helper.to_array(tensor)
@@ -318,7 +318,6 @@ def _find_copied_tensors(
 
 
 def _make_whole_tensor(name: str, shape: Shape, dtype: int) -> CopiedTensor:
-    """Return the description of a tensor that is a copy of the whole tensor `name`."""
     zero = (0,) * len(shape)
     return CopiedTensor(shape, dtype, (CopiedRegion(name, zero, zero, shape),))
 
@@ -369,11 +368,8 @@ def _concat_copied_tensors(parts: Sequence[CopiedTensor], axis: int) -> CopiedTe
 def _find_hoistable_outputs(segment: Segment, nodes: Sequence[onnx.NodeProto], movable: Collection[str]) -> set[str]:
     """Return the tensors that are only copied into segment outputs, so that they can be hoisted.
 
-    `movable` has the outputs of all nodes that only move data. Two kinds of them are not returned:
-
-    - tensors that are read by a node that stays in the model;
-    - copies of a source that a node that stays in the model reads too. Hoisting such a copy would keep its source in
-      memory for longer. Copies of segment outputs are hoisted nevertheless.
+    `movable` has the outputs of all nodes that only move data. It must not be hoisted if a node that stays in the model
+    reads it or its source, because the source would stay in memory for longer.
     """
     readers: dict[str, list[str]] = {}
     for node in nodes:
@@ -420,10 +416,7 @@ NETWORK_SUFFIX = ".net"
 
 
 def find_device_inputs(program: Program, device: DeviceProgram) -> dict[int, TensorSpec]:
-    """Return the network's inputs that a device reads, sends to another device or delivers as outputs.
-
-    The keys of the result are the indices of the inputs among all inputs of the network.
-    """
+    """Return the network's inputs that a device reads, sends or outputs, by index among all network inputs."""
     used = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
     used |= {transfer.value.name for transfer in program.transfers if transfer.sender == device.device}
     used &= set(device.model_inputs)
@@ -433,15 +426,12 @@ def find_device_inputs(program: Program, device: DeviceProgram) -> dict[int, Ten
 class DeviceContents:
     """The segments (ONNX submodels) and weights of a device for all its roles, each stored once.
 
-    A role is the normal plan, a replica of it, or a failure plan. All roles use the same name for the same piece of a
-    weight, and segments that are equal in several roles share a file. With failure plans, a device may need both a
-    weight and a piece of it. If the piece is contiguous, it is not stored again: it is an offset into the larger
-    weight.
+    A role is the normal plan, a replica of it, or a failure plan.
 
     Attributes:
         weights: Large weights by name, which are stored in the file of weights.
-        nested_weights: For each weight that is stored inside a larger one, the larger one's name and the offset in
-            bytes.
+        nested_weights: For each weight that is a contiguous piece of a larger one: the larger one's name, and the
+            offset in it in bytes. Such a weight is not stored again.
         segments: The segments that onnxruntime computes, by name of their ONNX file.
         networks: The segments that are converted for another engine than onnxruntime, by name of their file.
         segment_files: For each role, the file name of each segment.
@@ -450,7 +440,7 @@ class DeviceContents:
     def __init__(
         self, program: Program, index: int, networks: Mapping[bytes, EngineFiles] = MappingProxyType({})
     ) -> None:
-        """Collect the contents of the device with the given index.
+        """Collect the contents of device number `index`.
 
         `networks` has the segments that are converted for another engine than onnxruntime, by their serialized models.
         """
@@ -498,27 +488,25 @@ class DeviceContents:
 
 
 def serialize_model(segment: Segment) -> bytes:
-    """Return the serialized model of a segment. Segments with equal serialized models share their files."""
     return bytes(segment.model.SerializeToString(deterministic=True))
 
 
 def network_weights_file(file: str) -> str:
-    """Return the name of a converted segment's file of weights from the name of its file of operators."""
+    """Return the name of the file of weights, from the name of a converted segment's file of operators."""
     return f"{file.removesuffix(NETWORK_SUFFIX)}.bin"
 
 
 def write_chunks(path: Path, chunks: Iterable[bytes | memoryview]) -> Json:
-    """Write the chunks one after another into a file, and return the file's record (size, digest)."""
+    """Write the chunks into a file, and return the file's record (size, digest)."""
     with path.open("wb") as file:
         file.writelines(chunks)
     return make_file_record(path)
 
 
 def _find_nested_weights(weights: Mapping[str, Weight]) -> dict[str, tuple[str, int]]:
-    """Return the weights that are contiguous pieces of larger weights, at an aligned offset.
+    """Return the weights that are contiguous pieces of larger weights in memory, at an aligned offset.
 
-    A weight is a piece of another if its memory lies within the other's memory. The result has, by the name of the
-    piece, the name of the larger weight and the offset of the piece in it, in bytes.
+    The result has, by name of the piece, the name of the larger weight and the offset in it in bytes.
     """
     ranges = [
         (int(np.frombuffer(weight.content, np.uint8).ctypes.data), -weight.nbytes, name)
@@ -576,8 +564,8 @@ CopyViews = tuple[NDArray[Any], NDArray[Any]]
 def hoist_device_copies(device: DeviceProgram) -> tuple[HoistedSegment, ...]:
     """Move operators that only copy data, such as Slice, out of the models of a device's segments.
 
-    The runtime makes these copies instead. An operator stays in its model in three cases: another segment of the device
-    reads its output, the output is an output of the network, or the device keeps it as a state for the next frame.
+    An operator stays in its model if its output is read by another segment, is an output of the network, or is a state
+    for the next frame.
     """
     kept_outputs = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
     kept_outputs |= {state.written_name for state in device.states}
@@ -592,9 +580,13 @@ def make_device_contents(
 ) -> tuple[DeviceContents, list[list[str]]]:
     """Return the segment and weight files of a device, and for each role the file name of each segment.
 
-    A role is the normal plan, a replica or a failure plan. `hoisted` has, for each role, the device's segments without
-    the copies at their inputs and outputs. A segment that only moves data has no file; its file name is "". `networks`
-    has the segments that are converted for another engine than onnxruntime, by their serialized models.
+    A role is the normal plan, a replica or a failure plan. The file name of a segment that only moves data is "".
+
+    Args:
+        program: The program of all devices.
+        index: Index of the device.
+        hoisted: For each role, the device's segments without the copies at their inputs and outputs.
+        networks: Segments that are converted for another engine than onnxruntime, by their serialized models.
     """
     roles = []
     for role, role_segments in zip(program.roles, hoisted, strict=True):
@@ -639,7 +631,7 @@ def _describe_region(start: Shape, extent: Shape) -> list[list[int]]:
 def make_input_arrays(hoisted: HoistedSegment, values: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
     """Make the copies before a segment's model runs, and return the model's inputs by name.
 
-    The copies are made from `values`, the tensors that the device stores.
+    `values` has the tensors that the device stores, by name.
     """
     memory = {name: np.ascontiguousarray(values[name]) for name in values}
     for name, copied in hoisted.copied_inputs.items():
@@ -649,10 +641,7 @@ def make_input_arrays(hoisted: HoistedSegment, values: Mapping[str, NDArray[Any]
 
 
 def make_segment_calls(device: DeviceProgram) -> tuple[SegmentCall, ...]:
-    """Return the model of each segment of a device, and functions that make the copies before and after it.
-
-    Callers measure the time that these copies and the model take.
-    """
+    """Return, for each segment of a device, its model and functions that make the copies before and after it."""
     hoisted = hoist_device_copies(device)
     return tuple(SegmentCall(entry.segment, partial(_make_copy_functions, entry)) for entry in hoisted)
 
@@ -662,8 +651,7 @@ def _make_copy_functions(
 ) -> tuple[CopyFunction, CopyFunction]:
     """Return two functions that make the copies before and after a segment between the arrays in `memory`.
 
-    The functions use numpy, but they also serve to time the copies of the C++ runtime: for each copy, the two differ by
-    less than a microsecond.
+    They also serve to time the copies of the C++ runtime, which take at most a microsecond more or less.
     """
     before, after = (
         _make_views(hoisted, tensors, memory) for tensors in (hoisted.copied_inputs, hoisted.copied_outputs)
@@ -676,8 +664,10 @@ def _make_views(
 ) -> list[CopyViews]:
     """Return a pair of views (target, source) for each copy that fills one of `tensors`.
 
-    `hoisted` is the segment that has these tensors as inputs or outputs. `memory` has the arrays of all tensors by
-    name.
+    Args:
+        hoisted: The segment that has these tensors as inputs or outputs.
+        tensors: The tensors to fill, by name.
+        memory: The arrays of all tensors, by name.
     """
     return [
         _make_copy_views(name, copy, memory)

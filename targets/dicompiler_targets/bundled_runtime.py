@@ -1,8 +1,7 @@
 """The runtime's source files in artifacts, and the check that they are identical to the installed ones.
 
 Boards need no installed package, because the artifact contains the runtime. On this host, only the installed runtime is
-run or compiled, because artifacts must not bring their own code. This module does not import onnx, so that processes
-that only run artifacts need few packages.
+run or compiled, because artifacts must not bring their own code. This module must not import onnx.
 """
 
 from __future__ import annotations
@@ -17,24 +16,21 @@ from dicompiler.plugin_api import DicompilerError
 from dicompiler.plugin_api.utilities import package_version
 
 WEIGHTS_FILE = "weights.bin"
-"""Name of the file with a device's weights, in the same directory as the device's segments."""
+"""Name of the file with a device's weights, next to the device's segments."""
 
 
 def read_runtime_sources(target: str, suffixes: tuple[str, ...]) -> dict[str, bytes]:
-    """Return the content, by name, of the source files of a target's runtime.
-
-    These files are copied into every artifact. Only those whose names end with one of the `suffixes` are returned.
-    """
+    """Return the content of the runtime's source files, by file name; only names that end with one of `suffixes`."""
     folder = resources.files(f"dicompiler_targets.{target}").joinpath("runtime")
     files = sorted(folder.iterdir(), key=lambda file: file.name)
     return {file.name: file.read_bytes() for file in files if file.name.endswith(suffixes)}
 
 
 def read_benchmark_player(target: str, suffixes: tuple[str, ...] = ()) -> dict[str, bytes]:
-    """Return the content, by name, of the files of a target's benchmark player.
+    """Return the content of the files of a target's benchmark player, by path.
 
-    The player is a program that runs artifacts on a board and prints the times of their frames. The result includes the
-    runtime's files with these suffixes, which the player imports.
+    The player is a program that runs artifacts on a board and prints the times of their frames. It includes the
+    runtime's files with these suffixes.
     """
     package = resources.files(f"dicompiler_targets.{target}")
     sources = read_runtime_sources(target, suffixes) if suffixes else {}
@@ -47,9 +43,11 @@ def check_bundled_sources(
 ) -> None:
     """Raise DicompilerError if an artifact's copy of the runtime differs from the installed source files.
 
-    `found` has the digests of the source files in the artifact, by name, and `expected` those of the files in the
-    installed package. The error message uses `directory`, the artifact's directory, and `document`, the content of its
-    artifact.json.
+    Args:
+        directory: The artifact's directory.
+        document: The content of its artifact.json.
+        found: Digests of the artifact's source files, by name.
+        expected: Digests of the installed source files, by name.
     """
     wrong = [name for name in sorted({*found, *expected}) if found.get(name) != expected.get(name)]
     if wrong:
@@ -59,5 +57,4 @@ def check_bundled_sources(
 
 
 def hash_sources(sources: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the SHA-256 of each file's content, written as in manifests: sha256:HEX."""
     return {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in sources.items()}

@@ -1,8 +1,7 @@
 """Selection and conversion of the segments that engines other than onnxruntime compute.
 
-A segment (ONNX submodel of a device) is converted if the engine of its device supports all of its operators and
-computes nearly the same outputs as onnxruntime. The comparison uses the tensors that the segment reads when the program
-runs on random inputs.
+A segment (ONNX submodel of a device) is converted if the device's engine supports all of its operators and computes
+nearly the same outputs as onnxruntime for random inputs.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ DeviceNetworks = Mapping[str, Mapping[bytes, EngineFiles]]
 
 
 def make_engine(name: str) -> Engine:
-    """Return the engine with this name; raise UsageError with the nearest name if there is none."""
     engine: Engine = registry().make("engines", name)
     return engine
 
@@ -44,14 +42,12 @@ def make_engine(name: str) -> Engine:
 def convert_segments(program: Program, hoisted: Sequence[Sequence[Sequence[HoistedSegment]]]) -> DeviceNetworks:
     """Convert the segments that the engines of their devices can compute; onnxruntime computes the others.
 
-    A warning is logged for each segment that an engine computes differently than onnxruntime. For each engine, another
-    warning has the number of segments that onnxruntime must compute, and the causes.
+    Warnings name the segments that an engine computes differently, and the causes why others are not converted.
 
     Args:
         program: The program of all devices.
         hoisted: For each role (the plan, a replica or a failure plan), each device and each segment: the segment
-            without the operators at its inputs and outputs that only move data (Slice, Concat, Identity). They were
-            moved out, because the runtime copies data faster than an engine.
+            without the operators at its inputs and outputs that only move data.
 
     Returns:
         The converted segments; empty if onnxruntime is the engine of all devices.
@@ -114,8 +110,11 @@ class _SegmentConverter:
     ) -> EngineFiles | None:
         """Convert a segment, and compare the engine's outputs with those of onnxruntime.
 
-        Return None if the engine, or its option `layers`, leaves the segment to onnxruntime. Raise UnsupportedByEngine
-        if the engine cannot compute the segment, or if its results differ by more than the tolerance.
+        The result is None if the engine, or its option `layers`, leaves the segment to onnxruntime.
+
+        Raises:
+            UnsupportedByEngine: The engine cannot compute the segment, or its results differ by more than the
+                tolerance.
         """
         assert hoisted.segment is not None
         engine, model = self.engine, Model(hoisted.segment.model, weights)
@@ -133,7 +132,6 @@ class _SegmentConverter:
         return files
 
     def report(self) -> None:
-        """Log a warning with the causes if onnxruntime must compute some segments instead of the engine."""
         count = sum(files is not None for files in self._converted.values())
         reasons = ", ".join(f"{cause} ({count}×)" for cause, count in sorted(self._causes.items()))
         if reasons:
@@ -165,11 +163,7 @@ def describe_packages(engine: str) -> list[Json]:
 
 
 def predict_engine_bytes(program: Program) -> dict[str, int]:
-    """Return the bytes that each device's engine needs in addition to those of onnxruntime.
-
-    The bytes are 0 for a device with the engine onnxruntime. The segments of all roles (the normal plan, its replicas
-    and the failure plans) are counted.
-    """
+    """Return, by device name, the bytes that its engine needs in addition to those of onnxruntime."""
     return {
         device.device: 0
         if device.engine == DEFAULT_ENGINE

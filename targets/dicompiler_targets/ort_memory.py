@@ -1,7 +1,7 @@
 """Prediction of the memory that a process with onnxruntime needs in addition to weights, activations and buffers.
 
-A process has one onnxruntime session for each segment, the ONNX submodel that a device runs in one call. The constants
-of this module were measured with benchmarks/memory.py on x86-64 Linux with glibc and onnxruntime 1.31.
+A process has one onnxruntime session for each segment (ONNX submodel of a device). The constants of this module were
+measured with benchmarks/memory.py on x86-64 Linux with glibc and onnxruntime 1.31.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ ARENA_WASTE_SHARE = 0.1
 MIN_WORKSPACE_BYTES, FLOAT_BYTES = MIB_BYTES, 4
 """Minimum bytes of the scratch memory of convolutions, and bytes of one of its elements."""
 TEMPORARY_WEIGHT_COPIES = 3
-"""Number of temporary weight copies while a session is created, each at most as large as the largest weight.
+"""Number of temporary copies of the largest convolution weight while a session is created.
 
-A session multiplies the weights of a convolution by those of a following BatchNormalization. At optimization level
-"all", it also reorders the weights in blocks of channels. The temporary copies exist in addition to the results of
-these steps. Below level "all", weights that are multiplied twice are copied once more."""
+onnxruntime multiplies the weights by those of a following BatchNormalization. At optimization level "all", it also
+reorders them in blocks of channels.
+"""
 FOLDED_OPERATORS = ("BatchNormalization", "Mul")
 """Operators that onnxruntime multiplies into the weights of a preceding convolution."""
 PACKED_OPERATORS = ("Gemm", "MatMul")
@@ -80,15 +80,13 @@ class WeightLoading:
 def predict_memory_overhead(program: Program, process_bytes: int, optimization: Optimization) -> dict[str, int]:
     """Predict the memory of each device's process in addition to weights, activations and buffers.
 
-    The peak is reached either while sessions are created or while a frame is computed; the larger one is returned.
-
     Args:
         program: The program of all devices.
         process_bytes: Bytes of a process without onnxruntime sessions.
         optimization: The optimization level of onnxruntime.
 
     Returns:
-        Bytes by device.
+        Bytes by device name.
     """
     is_blocked = optimization == "all"
     counted = program_memory(program)
@@ -102,10 +100,10 @@ def predict_memory_overhead(program: Program, process_bytes: int, optimization: 
 
 
 def count_retained_bytes(program: Program, device: DeviceProgram) -> int:
-    """Return the additional bytes of a runtime that keeps sent and delivered tensors until their frame ends.
+    """Return the additional bytes of a runtime that keeps sent and output tensors until their frame ends.
 
-    The bytes are additional to those of a runtime that frees each tensor after its last use. The result includes the
-    states (tensors that the device keeps for the next frame).
+    They are additional to those of a runtime that frees each tensor after its last use. States (tensors that the device
+    keeps for the next frame) are included.
     """
     end = len(device.segments)
     sizes = {name: size for segment in device.segments for name, size in segment_value_sizes(segment).items()}
@@ -122,10 +120,13 @@ def count_retained_bytes(program: Program, device: DeviceProgram) -> int:
 def _merge_roles(program: Program, index: int, is_blocked: bool) -> tuple[DeviceProgram, int]:
     """Return device number `index` with the segments of all its roles, and the bytes of repeated weights.
 
-    A role is the normal plan, a replica or a failure plan. Segments that are equal in several roles are listed once. If
-    different segments use the same weight, the session of each segment makes its own transformed copy of the weight.
-    The bytes are those of all copies but the first. `is_blocked` is True if onnxruntime reorders weights in blocks of
-    channels (level "all").
+    A role is the normal plan, a replica or a failure plan. Weights are repeated if several segments use the same
+    weight, because the session of each segment makes its own transformed copy.
+
+    Args:
+        program: The program of all devices.
+        index: Index of the device.
+        is_blocked: True if onnxruntime reorders weights in blocks of channels (level "all").
     """
     segments: dict[bytes, Segment] = {}
     seen: dict[str, int] = {}
@@ -151,7 +152,7 @@ def _session_bytes(device: DeviceProgram) -> int:
 def _running_bytes(device: DeviceProgram, tensor_bytes: int) -> int:
     """Return the bytes that a device needs in addition to weights and tensors while it computes a frame.
 
-    `tensor_bytes` are the bytes of the tensors: activations and communication buffers.
+    `tensor_bytes` are the bytes of activations and communication buffers.
     """
     workspace = max((workspace_bytes(segment) for segment in device.segments), default=0)
     return _session_bytes(device) + int(ARENA_WASTE_SHARE * tensor_bytes) + workspace
@@ -160,9 +161,8 @@ def _running_bytes(device: DeviceProgram, tensor_bytes: int) -> int:
 def _loading_peak_bytes(device: DeviceProgram, is_blocked: bool) -> int:
     """Return the peak bytes while the sessions of a device are created one after another.
 
-    `is_blocked` is True if onnxruntime reorders weights in blocks of channels (level "all"). Weights that onnxruntime
-    does not transform are not counted, because the pages of the mapped weights file are read only when a frame uses
-    them.
+    Weights that onnxruntime does not transform are not counted, because they are only mapped. `is_blocked` is True if
+    onnxruntime reorders weights in blocks of channels (level "all").
     """
     kept = peak = 0
     for segment in device.segments:
@@ -176,10 +176,7 @@ def _loading_peak_bytes(device: DeviceProgram, is_blocked: bool) -> int:
 
 
 def workspace_bytes(segment: Segment) -> int:
-    """Return the largest number of bytes of scratch memory that a node of the segment needs.
-
-    An LRN needs two copies of its output, and a Conv needs its unfolded input (im2col).
-    """
+    """Return the largest number of bytes of scratch memory that a node of the segment needs."""
     sizes = segment_value_sizes(segment)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in segment.model.graph.initializer}
     largest = 0
@@ -195,8 +192,8 @@ def workspace_bytes(segment: Segment) -> int:
 def _unfolded_bytes(weight_shape: tuple[int, ...], output_bytes: int) -> int:
     """Return the bytes of the unfolded input (im2col) of a convolution.
 
-    onnxruntime unfolds the input only if the convolution has more filters than output positions. `weight_shape` is
-    (filters, channels, kernel height, kernel width), and `output_bytes` are the bytes of the output in float32.
+    onnxruntime unfolds it only if the convolution has more filters than output positions. `weight_shape` is (filters,
+    channels, kernel height, kernel width). The output is in float32.
     """
     if not weight_shape or weight_shape[0] == 0 or math.prod(weight_shape[2:]) == 1:
         return 0
@@ -238,9 +235,9 @@ def _iterate_successors(node: onnx.NodeProto, readers: dict[str, list[onnx.NodeP
 
 
 def _count_folds(successors: Iterable[str]) -> int:
-    """Return how many of the operators after a convolution onnxruntime multiplies into its weights.
+    """Return how many of the following operators onnxruntime multiplies into a convolution's weights.
 
-    `successors` are the types of the operators that follow. An Add is skipped, because it changes only the bias.
+    `successors` are operator types. An Add is skipped, because it changes only the bias.
     """
     count = 0
     for op in successors:

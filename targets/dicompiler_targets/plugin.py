@@ -15,7 +15,6 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_targets() -> Iterable[type[Target]]:
-    """Return the built-in targets: `sockets`, `mpi` and `tflm`."""
     from dicompiler_targets.mpi import MpiTarget
     from dicompiler_targets.sockets.target import SocketsTarget
     from dicompiler_targets.tflm import TflmTarget
@@ -25,7 +24,6 @@ def dicompiler_targets() -> Iterable[type[Target]]:
 
 @hookimpl
 def dicompiler_engines() -> Iterable[type[Engine]]:
-    """Return the built-in engines: onnxruntime, which is the default, and ncnn."""
     from dicompiler_targets.engines.ncnn import NcnnEngine
     from dicompiler_targets.engines.onnxruntime import OnnxruntimeEngine
 

@@ -1,9 +1,8 @@
 """The engine ncnn, and a prediction of the memory that it needs for weights.
 
 ncnn (https://github.com/Tencent/ncnn) copies all weights when it loads them. For 3×3 convolutions of stride 1, it keeps
-transformed weights instead, which are up to WINOGRAD_GROWTH times as large. The prediction is an upper bound, because
-the transformation that ncnn chooses depends on the processor and the channels. For example, ncnn needed 3.9 times the
-weights of ResNet-18 on an x86-64 host, and 1.4 times those of VGG16 and MobileNetV2.
+transformed weights instead, which are up to WINOGRAD_GROWTH times as large. The prediction is an upper bound: ncnn
+needed 3.9 times the weights of ResNet-18 on an x86-64 host, and 1.4 times those of VGG16 and MobileNetV2.
 """
 
 from __future__ import annotations
@@ -35,11 +34,10 @@ PRECISION_KEY = "precision="
 class NcnnEngine(Engine):
     """ncnn, which is faster than onnxruntime on many ARM boards; it computes common operators of image networks.
 
-    The tolerance is larger than that of onnxruntime, because ncnn computes 3×3 convolutions by Winograd's algorithm.
-    The algorithm adds and subtracts values that nearly cancel, so its results have larger rounding errors than a sum of
-    products. With bf16, ncnn stores tensors and weights with 8 significant bits, and computes sums in fp32. With fp16,
-    it stores 11 significant bits, and ARM processors also compute sums in this type. Over five networks of images, the
-    largest differences on x86 were 7.6e-3 with bf16 and 1.1e-3 with fp16 storage.
+    The tolerance is larger than that of onnxruntime, because ncnn computes 3×3 convolutions by Winograd's algorithm,
+    which has larger rounding errors. With bf16, ncnn stores tensors and weights with 8 significant bits, and computes
+    sums in fp32. With fp16, it stores 11 significant bits, and ARM processors also compute sums in this type. Over five
+    networks of images, the largest differences on x86 were 7.6e-3 with bf16 and 1.1e-3 with fp16 storage.
     """
 
     name: ClassVar[str] = "ncnn"
@@ -57,16 +55,14 @@ class NcnnEngine(Engine):
         return EngineFiles(files.network + f"{PRECISION_KEY}{self.precision}\n".encode(), files.weights)
 
     def unsupported_nodes(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> Mapping[int, str]:
-        """Return a reason for each node that ncnn cannot compute exactly, by index of the node."""
+        """Return, by index of the node, the reason why ncnn cannot compute it exactly."""
         return find_unsupported_nodes(model, weights)
 
     def extra_memory(self, segments: Sequence[Segment]) -> int:
-        """Return an upper bound of the bytes that ncnn needs for its own transformed copies of the weights."""
         return predict_ncnn_bytes(segments)
 
     @property
     def network_source(self) -> bytes:
-        """Source code of the Python module that loads and runs networks on a board."""
         return resources.files("dicompiler_targets.sockets.runtime").joinpath("engine_ncnn.py").read_bytes()
 
     def load_network(self, network: Path, weights: Path, threads: int) -> LoadedNetwork:
@@ -104,7 +100,6 @@ def _weight_bytes(segment: Segment) -> dict[tuple[str, str], int]:
 
 
 def _is_winograd(node: onnx.NodeProto) -> bool:
-    """Return True if ncnn may compute a convolution with Winograd's algorithm."""
     attributes = {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
     return (
         tuple(attributes.get("kernel_shape", WINOGRAD_SHAPE)) == WINOGRAD_SHAPE

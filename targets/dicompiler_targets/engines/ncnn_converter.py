@@ -24,7 +24,7 @@ from dicompiler.plugin_api.artifacts import EngineFiles, UnsupportedByEngine
 from dicompiler.plugin_api.onnx import Weight, is_placeholder
 
 FLOAT32_MARK = bytes(4)
-"""Bytes before the kernel of a convolution or inner product in the .bin file, which mean that it is in float32."""
+"""Bytes in the .bin file before the kernel of a convolution or inner product, which mean that it is in float32."""
 MAGIC = 7767517
 """First line of a .param file: the version of its format."""
 ARRAY_PARAMETER_BASE = -23300
@@ -32,14 +32,14 @@ ARRAY_PARAMETER_BASE = -23300
 ACTIVATION, ACTIVATION_LIMITS = 9, 10
 """Numbers of the parameters of a fused activation: its kind, and its own parameters."""
 BIAS = {"Convolution": 5, "ConvolutionDepthWise": 5, "InnerProduct": 1}
-"""Number of the parameter that says whether a layer has a bias, by the type of the layer."""
+"""Number of the parameter that is 1 if a layer has a bias, by the type of the layer."""
 RELU, LEAKY_RELU, CLIP, SIGMOID, HARD_SWISH = 1, 2, 3, 4, 6
 """Numbers of the activations that ncnn fuses into a convolution or an inner product."""
 BINARY_OPERATORS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Max": 4, "Min": 5}
 REVERSED_OPERATORS = {"Sub": 7, "Div": 8}
 """Numbers of ncnn's operators with exchanged operands, by ONNX operator.
 
-They are used if the first operand is a scalar constant, because ncnn's scalar is the second operand.
+They are used for a scalar first operand, because ncnn's scalar is always the second operand.
 """
 
 Parameter = int | float | Sequence[int] | Sequence[float]
@@ -69,7 +69,6 @@ class _NcnnLayer:
 
     @property
     def content(self) -> bytes:
-        """The layer's bytes in the .bin file."""
         return FLOAT32_MARK * self.has_kernel + b"".join(array.tobytes() for array in self.weights)
 
 
@@ -89,7 +88,7 @@ def convert_to_ncnn(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> En
 
 
 def find_unsupported_nodes(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> dict[int, str]:
-    """Return a reason for each node for which ncnn has no exact counterpart, by index of the node."""
+    """Return, by index of the node, the reason why it has no exact counterpart in ncnn."""
     return _Converter(model, weights).find_unsupported()
 
 
@@ -124,7 +123,7 @@ class _Converter:
         convert_node(self, node, _attributes(node))
 
     def find_unsupported(self) -> dict[int, str]:
-        """Return a reason for each node that cannot be converted to ncnn, by index of the node.
+        """Return, by index of the node, the reason why it cannot be converted to ncnn.
 
         Do not use the converter's layers afterwards, because the layers of these nodes are missing.
         """
@@ -155,15 +154,11 @@ class _Converter:
         self.layers.append(_NcnnLayer(kind, tuple(inputs), (output,), parameters or {}, weights, has_kernel))
 
     def find_fusible(self, name: str) -> _NcnnLayer | None:
-        """Return the layer that computes the tensor `name`, if the next operator can be fused into this layer.
-
-        The result is None if no layer computes the tensor, or if several nodes read it.
-        """
+        """Return the layer that computes the tensor `name`, if the next operator can be fused into this layer."""
         index = self.producers.get(name)
         return None if index is None or self.readers[name] != 1 else self.layers[index]
 
     def replace_layer(self, name: str, layer: _NcnnLayer) -> None:
-        """Replace the layer that computes the tensor `name` by another one."""
         index = self.producers[name]
         self.layers[index] = layer
         self.producers[layer.outputs[0]] = index
@@ -171,7 +166,8 @@ class _Converter:
     def blob_shape(self, name: str) -> Shape:
         """Return the shape of the ncnn blob for a tensor, which is the tensor's shape without its batch axis.
 
-        Raise UnsupportedByEngine unless the tensor has 2 to 4 axes, the batch size 1 and no axis of length 0.
+        Raises:
+            UnsupportedByEngine: The tensor has not 2 to 4 axes, another batch size than 1 or an axis of length 0.
         """
         shape: Shape | None = self.shapes.get(name)
         if shape is None or not 2 <= len(shape) <= 4 or shape[0] != 1 or 0 in shape:
@@ -186,10 +182,9 @@ class _Converter:
         return axis % rank - 1
 
     def operand(self, name: str, rank: int) -> str:
-        """Return the name of the blob for the tensor `name`, an input of a node.
+        """Return the name of the blob for the input `name` of a node; add a layer for it if it is a constant.
 
-        If the tensor is a constant, a layer for it is added. Its shape is extended by leading axes of length 1 to
-        `rank` axes. The first of these is the batch axis, which the blob does not have.
+        The constant's shape is extended by leading axes of length 1 to `rank` axes, including the batch axis.
         """
         if name not in self.constants:
             return name
@@ -202,10 +197,9 @@ class _Converter:
         return blob
 
     def fuse_activation(self, node: onnx.NodeProto, activation: Mapping[int, Parameter]) -> bool:
-        """Fuse an activation node into the layer before it; return True if that is possible.
+        """Fuse an activation node into the convolution or inner product before it; return True if that is possible.
 
-        Only convolutions and inner products can have a fused activation. `activation` has ncnn's parameters of the
-        activation.
+        `activation` has ncnn's parameters of the activation.
         """
         layer = self.find_fusible(node.input[0])
         if layer is None or not layer.has_kernel or ACTIVATION in layer.parameters:
@@ -242,7 +236,6 @@ def _read_constant(tensor: onnx.TensorProto, weights: Mapping[str, Weight]) -> N
 
 
 def _infer_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    """Return the static shapes of the tensors of a submodel by name."""
     graph = shape_inference.infer_shapes(model, data_prop=True).graph
     shapes = {}
     for value in (*graph.input, *graph.value_info, *graph.output):
@@ -279,10 +272,9 @@ def _format_number(value: float) -> str:
 
 
 def _split_shared_blobs(layers: Sequence[_NcnnLayer], outputs: set[str]) -> list[_NcnnLayer]:
-    """Add a layer `Split` after each blob that has several readers.
+    """Add a layer `Split` after each blob (tensor) that has several readers, because ncnn allows only one.
 
-    In ncnn, a blob (tensor) can have only one reader. A network output is a reader too; `outputs` has the names of
-    these blobs.
+    `outputs` has the names of the network's outputs, which count as readers.
     """
     readers = Counter(name for layer in layers for name in layer.inputs)
     copies: dict[str, list[str]] = {}
@@ -347,10 +339,9 @@ def _convert_gemm(converter: _Converter, node: onnx.NodeProto, attributes: Mappi
 def _convert_activation(
     number: int, kind: str, read: Callable[[_Converter, onnx.NodeProto, Mapping[str, Any]], Sequence[float]]
 ) -> Callable[[_Converter, onnx.NodeProto, Mapping[str, Any]], None]:
-    """Return a function that converts an activation node.
+    """Return a function that converts an activation node: into a fused activation, or a layer of type `kind`.
 
-    The activation is fused into the previous layer if possible; otherwise it becomes a layer of type `kind`. `number`
-    is ncnn's number of the fused activation, or 0 if the activation is never fused. `read` returns the activation's
+    `number` is ncnn's number of the fused activation, or 0 if it is never fused. `read` returns the activation's
     parameters.
     """
 
@@ -384,7 +375,7 @@ def _convert_pool(converter: _Converter, node: onnx.NodeProto, attributes: Mappi
         raise UnsupportedByEngine(f"a {node.op_type} with auto_pad, dilations or indices")
     sizes, counts = (converter.blob_shape(name)[1:] for name in (node.input[0], node.output[0]))
     # With ceil_mode, the last window may reach beyond the padding by `missing` rows or columns. The ncnn layer gets
-    # these rows or columns as additional padding, so that it has the same windows.
+    # them as additional padding.
     missing = [(counts[i] - 1) * strides[i] + kernel[i] - sizes[i] - pads[i] - pads[i + 2] for i in (0, 1)]
     if max(missing) > 0 and node.op_type == "AveragePool":
         raise UnsupportedByEngine("an AveragePool whose windows reach beyond the padding")
@@ -427,7 +418,7 @@ def _convert_binary(converter: _Converter, node: onnx.NodeProto, _: Mapping[str,
 def _convert_swish(converter: _Converter, node: onnx.NodeProto) -> bool:
     """Replace a Sigmoid and the following Mul of its input and output by one Swish layer.
 
-    Return True if `node` is such a Mul.
+    The result is True if `node` is such a Mul.
     """
     for gate, value in (node.input, reversed(node.input)):
         layer = converter.find_fusible(gate)
@@ -512,9 +503,8 @@ def _convert_resize(converter: _Converter, node: onnx.NodeProto, attributes: Map
     is_nearest = attributes.get("mode", b"nearest") == b"nearest" and len(before) == len(after) == 3
     if not is_nearest or before[0] != after[0] or any(b % a for a, b in zip(before[1:], after[1:], strict=True)):
         raise UnsupportedByEngine("a Resize other than nearest-neighbour with integer factors")
-    # ncnn enlarges an image by repeating each row and column. Resize does the same with an integer factor and the
-    # default modes, or with the modes asymmetric and floor. Other combinations of the modes that are accepted here may
-    # give other results; the comparison with onnxruntime, which follows each conversion, then rejects the network.
+    # ncnn repeats each row and column. With other modes of Resize that are accepted here, results may differ; the
+    # comparison with onnxruntime then rejects the network.
     if attributes.get("coordinate_transformation_mode", b"half_pixel") not in (b"half_pixel", b"asymmetric"):
         raise UnsupportedByEngine("a Resize with aligned corners")
     if attributes.get("nearest_mode", b"round_prefer_floor") not in (b"floor", b"round_prefer_floor"):

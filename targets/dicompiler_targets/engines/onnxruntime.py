@@ -23,4 +23,4 @@ class OnnxruntimeEngine(Engine):
     packages: ClassVar[tuple[BoardPackage, ...]] = (BoardPackage("onnxruntime", (1, 21)),)
 
     def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
-        """Return None, which means that a submodel need not be converted: onnxruntime runs ONNX files."""
+        """Return None: onnxruntime runs ONNX files, so a submodel need not be converted."""

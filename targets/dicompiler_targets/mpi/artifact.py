@@ -34,8 +34,8 @@ class MpiArtifact:
     Attributes:
         directory: The artifact's directory.
         document: The content of its artifact.json.
-        packages: For each device, in the order of ranks (MPI processes): the directory of its host's package. A package
-            has the sources of the program, and the files of all devices of the host.
+        packages: By device name, in the order of ranks (MPI processes): the directory with the program of the device's
+            host.
     """
 
     directory: Path
@@ -44,9 +44,7 @@ class MpiArtifact:
 
     @classmethod
     def load(cls, directory: Path) -> MpiArtifact:
-        """Load an artifact and check its sources.
-
-        Segments (ONNX submodels of the devices) and weights are not checked, because the C++ program checks them.
+        """Load an artifact and check its sources. The C++ program checks segments and weights.
 
         Raises:
             DicompilerError: The artifact is invalid, or another version of dicompiler has written its sources.
@@ -61,7 +59,6 @@ class MpiArtifact:
 
     @property
     def files(self) -> Mapping[str, Any]:
-        """A record with the size and digest of each file, by path in the artifact."""
         files: Mapping[str, Any] = self.document["files"]
         return files
 
@@ -71,7 +68,6 @@ class MpiArtifact:
 
     @cached_property
     def program(self) -> Mapping[str, Any]:
-        """The content of program.json, which describes the work of all ranks (MPI processes)."""
         program: Mapping[str, Any] = load_json(next(iter(self.packages.values())) / PROGRAM_FILE)
         return program
 
@@ -83,24 +79,17 @@ class MpiArtifact:
         return tuple((value["name"], value["dtype"], files[value["name"]]) for value in values)
 
     def find_roles(self, down: Collection[str]) -> tuple[int, int] | None:
-        """Find the plan that computes frames without the devices in `down`, and return its roles.
+        """Return the first role and the number of roles of the plan that does not use the devices in `down`.
 
-        A role is the normal plan, a failure plan (which does not use certain devices), or a replica of either. If
-        several plans exclude the devices in `down`, the plan that excludes the fewest devices is used.
-
-        Returns:
-            The index of the plan's first role and the number of its roles, which are consecutive. None if no plan
-            excludes these devices.
+        A role is the normal plan, a failure plan or a replica. Of several plans, the one that excludes the fewest
+        devices is used. The result is None if there is none.
         """
         plans = self.program.get("failed", [[]])
         found = min((failed for failed in plans if {*down} <= {*failed}), key=len, default=None)
         return None if found is None else (plans.index(found), plans.count(found))
 
     def merge_outputs(self, delivered: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-        """Return the outputs of a frame (inference request) by name.
-
-        An output that several devices delivered is taken from the first device.
-        """
+        """Return the outputs of a frame by name; an output of several devices is taken from the first one."""
         return {
             name: next(outputs[name] for outputs in delivered.values() if name in outputs)
             for name, _, _ in self.outputs
@@ -114,8 +103,9 @@ class MpiArtifact:
 def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Path]:
     """Check the sources in the packages (one for each host); return the directory of each device's package.
 
-    Raise KeyError, TypeError or ValueError if a program.json is invalid or does not match artifact.json. Raise
-    DicompilerError if a source or a package is missing or was changed.
+    Raises:
+        KeyError, TypeError, ValueError: A program.json is invalid or does not match artifact.json.
+        DicompilerError: A source or a package is missing or was changed.
     """
     files, host_of = document["files"], dict[str, str]()
     hosts = sorted(name.split("/")[0] for name in files if re.fullmatch(rf"[^/]+/{MANIFEST_FILE}", name))
@@ -142,10 +132,7 @@ def _find_packages(directory: Path, document: Mapping[str, Any]) -> dict[str, Pa
 
 
 def write_inputs(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]]) -> None:
-    """Write an .npz file with the inputs of each frame (inference request).
-
-    If all frames are the same object, write a single file, which the program reads for all frames.
-    """
+    """Write an .npz file with the inputs of each frame; a single file if all frames are the same object."""
     directory.mkdir()
     for index, frame in enumerate(frames[:1] if all(frame is frames[0] for frame in frames) else frames):
         with zipfile.ZipFile(directory / f"{index:08}.npz", "w") as archive:
@@ -163,17 +150,15 @@ def read_finished_outputs(artifact: MpiArtifact, directory: Path, kept_frames: i
     Args:
         artifact: The artifact that was run.
         directory: The directory in which the ranks wrote the outputs.
-        kept_frames: Number of frames whose outputs the program writes.
-        role: Index of the first role that the run used. A role is the normal plan, a failure plan (which does not use
-            certain devices), or a replica of either.
+        kept_frames: Number of frames with outputs that the program writes.
+        role: Index of the first role (normal plan, failure plan or replica) that the run used.
     """
     sinks = sum(call[0] == "output" for rank in artifact.program["ranks"] for call in rank["roles"][role])
     for device in artifact.devices:
         if (partial := directory / f".{device}.part").is_dir():
             partial.rename(directory / device)
     finished: list[dict[str, dict[str, NDArray[Any]]]] = []
-    # The last file may be incomplete, because the run failed while the file was written. Reading it then raises an
-    # error, which ends the loop. The frame of this file is computed again.
+    # Reading the last file may fail, because the run failed while the file was written. Its frame is computed again.
     with contextlib.suppress(OSError, ValueError, EOFError):
         for frame in range(kept_frames):
             outputs = _read_frame(artifact, directory, frame)
@@ -184,7 +169,6 @@ def read_finished_outputs(artifact: MpiArtifact, directory: Path, kept_frames: i
 
 
 def read_outputs(artifact: MpiArtifact, directory: Path, kept_frames: int) -> DeliveredFrames:
-    """Read the outputs of the first `kept_frames` frames of a complete run."""
     return tuple(_read_frame(artifact, directory, frame) for frame in range(kept_frames))
 
 

@@ -1,10 +1,7 @@
 """Runs benchmark artifacts with mpirun on this host, and prints the seconds of each frame as JSON.
 
-A benchmark artifact is a small network that was compiled to measure the times of messages, calls and copies. A frame is
-one inference request.
-
-`MpiTarget.benchmark_player` returns this program. It builds the C++ programs of the artifacts, so it needs the same
-tools as `dicompiler run`.
+A benchmark artifact is a small network that measures the times of messages, calls and copies. Building its C++ program
+needs the same tools as `dicompiler run`.
 """
 
 from __future__ import annotations
@@ -24,10 +21,10 @@ MIN_FRAMES, MAX_FRAMES = 5, 2000
 
 
 def time_artifact(artifact: Path, seconds: float) -> dict[str, Any]:
-    """Run an artifact for about `seconds` seconds and return its measured times.
+    """Run an artifact for about `seconds` seconds and return its measured times in seconds.
 
-    In the result, "frames" has the seconds of each frame. "send" is the median duration of a send in the last frame, in
-    seconds: from the call of MPI_Isend until the program finds the send complete. It is None if nothing is sent.
+    "frames" has the time of each frame. "send" is the median time of a send in the last frame, from MPI_Isend until the
+    send is found complete; None if nothing is sent.
     """
     frame = {"x": np.zeros((1, 1, 1, 1), np.float32)}
     first = MpiTarget().run(artifact, [frame] * MIN_FRAMES, RunOptions())

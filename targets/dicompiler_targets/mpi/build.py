@@ -1,7 +1,7 @@
 """Builds the C++ program of a package (a host's directory of an artifact), and caches the executable.
 
-Executables are cached by the content of their sources. The runtime sources, which are the same for all programs, are
-compiled once for each set of tools. For each program, only its main.cc is compiled and linked.
+The runtime sources, which are the same for all programs, are compiled once for each set of tools. For each program,
+only its main.cc is compiled and linked.
 """
 
 from __future__ import annotations
@@ -31,8 +31,10 @@ MAIN_SOURCE, EXECUTABLE = "main.cc", "program"
 def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -> Path:
     """Return the path of a package's executable. Build the executable if it is not in the cache.
 
-    With `sanitize`, the program checks itself with AddressSanitizer and UndefinedBehaviorSanitizer. Raise
-    DicompilerError with the first error of the compiler if the program cannot be built.
+    With `sanitize`, the program checks itself with AddressSanitizer and UndefinedBehaviorSanitizer.
+
+    Raises:
+        DicompilerError: The program cannot be built. The message has the first error of the compiler.
     """
     sources = _read_sources(package)
     main_source = sources.pop(MAIN_SOURCE)
@@ -42,7 +44,7 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
         directory.mkdir(parents=True, exist_ok=True)
     program = programs / hashlib.sha256(main_source).hexdigest()[:32]
     with (tree / "lock").open("w") as lock:
-        # The lock lets processes that build in the same directory do so one after another.
+        # Processes that build in the same directory must do so one after another.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_intact(program, digests / program.name):
             _compile(tree, sources, main_source, toolchain, sanitize)
@@ -61,10 +63,7 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
 
 
 def _link_libraries(programs: Path, libraries: Path) -> None:
-    """Create the link `lib` to `libraries` in the directory `programs`.
-
-    Executables in this directory load their libraries through the link.
-    """
+    """Create the link `lib`, through which executables in the directory `programs` load their libraries."""
     link = programs / "lib"
     if libraries.is_dir() and not link.is_symlink():
         link.symlink_to(Path(os.path.relpath(libraries, programs)))
@@ -83,7 +82,6 @@ def _read_sources(package: Path) -> dict[str, bytes]:
 
 
 def _describe_build(toolchain: Toolchain, sanitize: bool) -> str:
-    """Return a text that changes if a tool, a library or an option of the build changes."""
     header = toolchain.include / HEADER_FILE
     lines = []
     libraries = [toolchain.library] if toolchain.ncnn is None else [toolchain.library, toolchain.ncnn / LIBRARY_FILE]
@@ -137,7 +135,8 @@ def _compile(
 def _run_command(command: Sequence[str], log: Path) -> None:
     """Run a build command and append its output to the log.
 
-    If the command fails, raise DicompilerError with its first error.
+    Raises:
+        DicompilerError: The command fails. The message has its first error.
     """
     environment = os.environ | {"LC_ALL": "C", "PATH": get_search_path()}
     with log.open("a+", encoding="utf-8", errors="replace") as file:

@@ -9,11 +9,7 @@ from pathlib import Path
 
 
 def get_cache_directory() -> Path:
-    """Return the directory for built and fetched files.
-
-    The directory is in XDG_CACHE_HOME, or in ~/.cache if that variable is not set. If the directory is not writable,
-    return one in the directory for temporary files.
-    """
+    """Return the directory for built and fetched files: in XDG_CACHE_HOME or ~/.cache, else among temporary files."""
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     directory = base / "dicompiler" / "mpi"
     with contextlib.suppress(OSError):

@@ -3,8 +3,9 @@
     Program ──describe_program──► program.json ──generate_main──► main.cc
 
 Each rank runs one device. program.json lists the work of each rank as calls, and main.cc has a function with these
-calls for each rank. main.cc is generated from program.json alone. An artifact may come from someone else, so its
-main.cc is built only if it is exactly the text that this module generates from its program.json.
+calls for each rank. An artifact may come from someone else, so its main.cc is built only if it is exactly the text that
+this module generates from its program.json.
+
 runtime/program.hpp documents the functions that main.cc calls.
 """
 
@@ -54,7 +55,8 @@ CALL_ARGUMENTS = {
 }
 """For each call that program.json can contain: the kinds of its arguments.
 
-A call becomes a C++ call of the function with the same name in the class `Rank`."""
+The class `Rank` in C++ has a function with the name of each call.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,11 +94,7 @@ class ImagePreprocessing:
 
 
 def make_string_literal(value: str) -> str:
-    """Return a C++ string literal.
-
-    Bytes that are not printable ASCII are written as octal numbers. So are quotes, and characters that could begin an
-    escape sequence or a trigraph.
-    """
+    """Return a C++ string literal, in which bytes other than harmless ASCII characters are octal numbers."""
     plain = "".join(
         chr(byte) if 32 <= byte < 127 and chr(byte) not in '"\\?' else f"\\{byte:03o}" for byte in value.encode()
     )
@@ -151,7 +149,7 @@ class _FunctionWriter:
         """
         kinds = CALL_ARGUMENTS[call]
         if call == "tensor" and len(arguments) == 1:
-            # The call has only the tensor's name, because type and shape are unknown until the segment runs.
+            # Type and shape of the tensor are unknown until the segment runs.
             kinds = kinds[:1]
         elif kinds == ("copy",):
             arguments = (arguments,)
@@ -189,8 +187,7 @@ class _FunctionWriter:
         return _make_list_literal([self._identifiers[source], self._identifiers[target], *counts, loop_literals])
 
     def _add_identifier(self, tensor: str) -> str:
-        # Because of the prefix t_, an identifier differs from all C++ keywords and from the other names in the
-        # functions.
+        # Because of the prefix t_, an identifier differs from C++ keywords and from other names in the functions.
         name = "t_" + re.sub(r"[^A-Za-z0-9]+", "_", tensor).strip("_")[:60]
         unique, count = name, 1
         while unique in self._identifiers.values():
@@ -212,16 +209,14 @@ def describe_program(
 ) -> Json:
     """Return the content of program.json, which describes the work of all ranks (MPI processes).
 
-    The element types of sent tensors, inputs and outputs must be in SENDABLE_TYPES. Sent tensors must have static
-    shapes.
+    Sent tensors must have static shapes, and sent tensors, inputs and outputs element types in SENDABLE_TYPES.
 
     Args:
         program: The program of all devices.
         placements: The device, host and cores of each rank.
-        files: The file name of each segment (an ONNX submodel), for each device and each role (the normal plan, a
-            replica or a failure plan).
-        hoisted: For each device and each role: the segments, and the copies that were moved out of them, which the C++
-            program makes before and after it runs a segment.
+        files: For each device, each role (the normal plan, a replica or a failure plan) and each segment (an ONNX
+            submodel): the file name.
+        hoisted: For each device and each role: the segments, and the copies before and after each.
         optimization: The optimization level of onnxruntime.
         provider: The execution provider of onnxruntime for devices that are GPUs.
         preprocessing: How images become inputs.
@@ -257,9 +252,12 @@ def _describe_role(
 ) -> list[list[Any]]:
     """Return the calls (lists in program.json) that a rank's function makes for one role.
 
-    A role is the normal plan, a replica or a failure plan. The role's transfers (tensors from one device to another)
-    are numbered from `first_transfer`, so that the numbers of two roles differ. `files` and `hoisted` have the file
-    name and the copies of each segment of the rank's device.
+    Args:
+        program: The role (the normal plan, a replica or a failure plan).
+        rank: Index of the rank.
+        files: The file name of each segment of the rank's device.
+        hoisted: The copies of each segment of the rank's device.
+        first_transfer: Number of the role's first transfer, which differs from those of other roles.
     """
     calls: list[list[Any]] = []
     device = program.devices[rank]
@@ -298,10 +296,7 @@ def _describe_tensor(value: TensorSpec) -> list[Any]:
 
 
 def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[list[Any]]:
-    """Return a segment's calls in program.json: declare tensors, copy inputs, run the model, copy outputs.
-
-    `file` is the name of the segment's file, and `hoisted` has the copies.
-    """
+    """Return a segment's calls in program.json: declare tensors, copy inputs, run the model, copy outputs."""
     types = {value.name: value.type.tensor_type for value in segment.model.graph.output}
     inner = [TensorSpec(name, entry.dtype, entry.shape) for name, entry in hoisted.copied_inputs.items()]
     inner += [hoisted.values[name] for name in hoisted.outputs if name not in types]
@@ -314,8 +309,7 @@ def _describe_run(segment: Segment, file: str, hoisted: HoistedSegment) -> list[
         calls.append(["tensor", name, *([dtype, dims] if is_known else [])])
     inputs, outputs = list(hoisted.inputs), list(hoisted.outputs)
     if file.endswith(NETWORK_SUFFIX) and hoisted.segment is not None:
-        # Files of segments that were converted for ncnn have no tensor names, so the order of the tensors in the model
-        # identifies them.
+        # Files for ncnn have no tensor names, so the order of the tensors in the model identifies them.
         graph = hoisted.segment.model.graph
         inputs, outputs = ([value.name for value in values] for values in (graph.input, graph.output))
     return [
@@ -334,7 +328,8 @@ def _describe_copies(call: str, tensors: Mapping[str, CopiedTensor], hoisted: Ho
 def read_placements(document: Json) -> list[RankPlacement]:
     """Return the device, host and cores of each rank (MPI process) in the content of a program.json.
 
-    Raise ValueError for an invalid entry.
+    Raises:
+        ValueError: An entry is invalid.
     """
     placements = [
         RankPlacement(rank["device"], rank["host"], tuple(rank["cores"]), rank["threads"], rank["gpu"])
@@ -350,8 +345,10 @@ def read_placements(document: Json) -> list[RankPlacement]:
 def generate_main(document: Json) -> str:
     """Return the text of main.cc for the content of a program.json.
 
-    Strings and numbers of the document become C++ names and literals only, so a document cannot insert other code.
-    Raise KeyError, TypeError or ValueError if the document is invalid.
+    The document cannot insert other code, because its strings become only C++ names and literals.
+
+    Raises:
+        KeyError, TypeError, ValueError: The document is invalid.
     """
     lines = [
         "// The program of a network that was split over several devices; each device is one MPI rank.",

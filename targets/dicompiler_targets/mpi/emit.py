@@ -1,7 +1,7 @@
 """Writes a Program as an artifact of target `mpi`: artifact.json, and a package (a directory) for each host.
 
-A package has the sources of the C++ program, which are the same on all hosts. It also has a directory for each of the
-host's devices with the device's segments and weights. The same program gives the same bytes.
+A package has the sources of the C++ program, which are the same on all hosts, and a directory with segments and weights
+for each of the host's devices. The same program gives the same bytes.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def write_program(
 
     Args:
         program: The program of all devices.
-        placements: The placement of each rank (MPI process), in the order of the program's devices.
+        placements: The host and cores of each rank (MPI process), in the order of the program's devices.
         optimization: The optimization level of onnxruntime.
         provider: The execution provider of onnxruntime for devices that are GPUs.
         preprocessing: How images become inputs.
@@ -65,7 +65,7 @@ def write_program(
         DicompilerError: A host or device has a name that cannot be used for a directory, or a tensor cannot be sent.
     """
     _check_program(program, placements)
-    # `describe_artifact` raises an error if a tensor cannot be sent. It is called before any file is written.
+    # `describe_artifact` raises an error if a tensor cannot be sent, so it is called before any file is written.
     describe_artifact(program, "mpi", "")
     devices = range(len(program.devices))
     hoisted = [[hoist_device_copies(role.devices[index]) for role in program.roles] for index in devices]
@@ -111,10 +111,12 @@ def write_program(
 
 
 def make_package_sources(document: Json) -> dict[str, bytes]:
-    """Return the content of those files of a package (a host's directory) that are compiled or run, by path.
+    """Return the content of those files of a package that are compiled or run, by path.
 
-    They depend only on `document`, the content of program.json. Raise KeyError, TypeError or ValueError if it is
-    invalid.
+    `document` is the content of program.json.
+
+    Raises:
+        KeyError, TypeError, ValueError: `document` is invalid.
     """
     placements = codegen.read_placements(document)
     runtime = read_runtime_sources("mpi", (".cc", ".hpp"))
@@ -155,8 +157,9 @@ def _check_program(program: Program, placements: Iterable[RankPlacement]) -> Non
 def _compute_digest(common: Mapping[str, bytes], records: Mapping[str, Mapping[str, Json]]) -> str:
     """Return the digest of the artifact: the SHA-256 over the names and digests of its files.
 
-    `common` has the contents of the files that are the same in the packages of all hosts. `records` has the digests of
-    each device's own files.
+    Args:
+        common: Contents of the files that are the same for all hosts, by name.
+        records: Digests of each device's own files, by device and file name.
     """
     digest = hashlib.sha256()
     for name, content in sorted(common.items()):
@@ -168,10 +171,9 @@ def _compute_digest(common: Mapping[str, bytes], records: Mapping[str, Mapping[s
 
 
 def _format_contents(digest: str, records: Mapping[str, Json]) -> str:
-    """Return the text of contents.txt, which lists the files of a device.
+    """Return the text of contents.txt: the artifact's digest, then bytes, digest and name of each of a device's files.
 
-    The first line is the digest of the artifact. It is followed by a line for each file: bytes, digest and name. The
-    last line is the SHA-256 of all lines before it.
+    The last line is the SHA-256 of all lines before it.
     """
     lines = [f"{record['bytes']} {record['digest']} {name}\n" for name, record in sorted(records.items())]
     text = "".join([f"{digest}\n", *lines])
@@ -181,16 +183,13 @@ def _format_contents(digest: str, records: Mapping[str, Json]) -> str:
 def _make_manifest(
     program: Program, placements: Sequence[RankPlacement], host: str, preprocessing: ImagePreprocessing
 ) -> Json:
-    """Return the manifest of a host's package.
-
-    It lists the ranks (MPI processes) on this host, and describes how images become inputs.
-    """
+    """Return the manifest of a host's package: its ranks (MPI processes), and how images become inputs."""
     ranks = []
     for rank, placement in enumerate(placements):
         if placement.host == host:
             roles = [role.devices[rank] for role in program.roles]
             inputs = [find_device_inputs(role, role.devices[rank]) for role in program.roles]
-            # The states (tensors kept for the next frame) of a rank are inputs too, because a frame may set them.
+            # States (tensors kept for the next frame) are inputs too, because a frame may set them.
             states = {state.past for state in program.devices[rank].states}
             ranks.append(
                 {

@@ -1,7 +1,7 @@
-"""Continues a run after a rank (MPI process) has failed, if the artifact has a suitable failure plan.
+"""Continues a run after a rank (MPI process) has failed, with a failure plan of the artifact.
 
 A failure plan is another plan that does not use certain devices. MPI ends all ranks when one of them fails. Therefore,
-mpirun is started again for the frames that are not finished, with the failure plan.
+mpirun is started again for the frames that are not finished.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ log = logging.getLogger("dicompiler")
 
 Frames = Sequence[Mapping[str, NDArray[Any]]]
 RunOnce = Callable[[Frames, RunOptions, Collection[str], tuple[int, int]], tuple[Mapping[str, Any], DeliveredFrames]]
-"""A function that runs mpirun once. It returns the report of rank 0 and the outputs of the frames.
+"""A function that runs mpirun once, and returns the report of rank 0 and the outputs of the frames.
 
-Arguments: the frames, the options, the failed devices, and a pair for the roles: the index of the first role and their
-number. A role is the normal plan, a failure plan, or a replica of either. The function raises UnfinishedRun if a rank
-fails."""
+Arguments: the frames, the options, the failed devices, and the roles (index of the first one, number). A role is the
+normal plan, a failure plan, or a replica of either. The function raises UnfinishedRun if a rank fails.
+"""
 
 
 class UnfinishedRun(Exception):
@@ -44,11 +44,13 @@ class UnfinishedRun(Exception):
 
 
 def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions, run_once: RunOnce) -> RunResult:
-    """Run mpirun until all frames (inference requests) are finished.
+    """Run mpirun until all frames are finished: after a failure, again with a failure plan.
 
-    After a failure, mpirun is run again with a failure plan, which is a plan that does not use certain devices. The
-    result combines all runs of mpirun, and contains each frame once. Raise RunError if no failure plan excludes the
-    failed devices, and UsageError if no failure plan excludes the devices in `options.start_without`.
+    A failure plan does not use certain devices. The result combines all runs of mpirun, and contains each frame once.
+
+    Raises:
+        RunError: No failure plan excludes the failed devices.
+        UsageError: No failure plan excludes the devices in `options.start_without`.
     """
     run = _FailoverRun(artifact, options, len(frames))
     while True:
@@ -64,7 +66,7 @@ def run_with_failover(artifact: MpiArtifact, frames: Frames, options: RunOptions
 
 
 class _FailoverRun:
-    """A run of an artifact, which consists of one call of mpirun, and one more call after each failure.
+    """A run of an artifact: one call of mpirun, and one more call after each failure.
 
     Attributes:
         down: Names of the devices that have failed.
@@ -103,7 +105,8 @@ class _FailoverRun:
     def change_plan(self, unfinished: UnfinishedRun) -> None:
         """Use a failure plan without the failed devices from now on, and keep the finished frames.
 
-        Raise RunError if there is no such plan.
+        Raises:
+            RunError: There is no such plan.
         """
         failed = unfinished.failure.failed_devices
         roles = self._artifact.find_roles(self.down.union(failed.devices))
@@ -112,7 +115,6 @@ class _FailoverRun:
             raise RunError(f"{unfinished.failure}; {cause}") from None
         self.roles = roles
         # If no frame was finished since the previous failure, the interruption that began with that failure continues.
-        # The variables with its times then keep their values.
         if unfinished.finished_frames or not self.events:
             self._noticed_at = unfinished.failure.noticed_at
             self._working_until = self._noticed_at - failed.silent_s
@@ -122,18 +124,17 @@ class _FailoverRun:
             all_down = tuple(device for device in self._artifact.devices if device in self.down)
             at_s = time.perf_counter() - self._start
             self._report_event(RunEvent("failure", name, failed.reason, all_down, at_s, len(self.finished)))
-        # A failed run of mpirun has no report, but the result needs one. Therefore, at least the last frame is computed
+        # A failed run of mpirun has no report, but the result needs one. At least the last frame is therefore computed
         # again.
         self.finished = self.finished[: self._frame_count - 1]
 
     def report_takeover(self, result: RunResult) -> None:
-        """Report to the user that the remaining devices have finished their first frame after a failure.
+        """Report that the remaining devices have finished their first frame after a failure.
 
         `result` is the result of the last call of mpirun.
         """
         continued_at = time.perf_counter() - result.total_s + result.frames_s[0]
-        # The number of replayed frames (frames that are computed again) is an upper bound, because ended ranks do not
-        # report the frames that they had begun.
+        # The number of frames that are computed again is an upper bound, because ended ranks do not report it.
         in_flight = self._options.resolve_in_flight(len(self._artifact.devices))
         takeover = replace(
             self.events[-1],
@@ -147,7 +148,6 @@ class _FailoverRun:
         self._report_event(takeover)
 
     def combine_results(self, result: RunResult) -> RunResult:
-        """Return the result of the last call of mpirun, with the frames and events of all calls."""
         kept_frames = mpirun.count_kept_frames(self._frame_count, self._options)
         all_delivered = (*self.finished, *result.outputs_by_device)[:kept_frames]
         return replace(
@@ -170,10 +170,10 @@ class _FailoverRun:
 
 
 def _renumber_segments(artifact: MpiArtifact, rank: int, report: DeviceReport, first_role: int) -> DeviceReport:
-    """Return a rank's report that numbers segments over all roles (the normal plan, replicas and failure plans).
+    """Return a rank's report in which segments are numbered over all roles, not only over those of the run.
 
-    A run uses consecutive roles, beginning with role `first_role`. In `report`, segment 0 is the first segment of this
-    role. In the result, segment 0 is the first segment of role 0, and the segments of unused roles have zero seconds.
+    A role is the normal plan, a replica or a failure plan. In `report`, segment 0 is the first one of role
+    `first_role`. In the result, it is the first one of role 0.
     """
     roles = artifact.program["ranks"][rank]["roles"]
     segment_counts = [sum(call[0] == "run" for call in calls) for calls in roles]

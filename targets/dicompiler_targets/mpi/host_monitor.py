@@ -1,7 +1,7 @@
 """Detects failed hosts and stopped ranks (MPI processes) by heartbeats over ssh.
 
-Open MPI does not report that a host is unreachable or that a rank is stopped. Therefore, a script on each host prints a
-line (the heartbeat) at regular intervals, with the states of the host's ranks.
+Open MPI does not report unreachable hosts and stopped ranks. Therefore, a script on each host prints a line (the
+heartbeat) at regular intervals, with the states of the host's ranks.
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from dicompiler.plugin_api.artifacts import DeviceLocation, ssh
 DEFAULT_HEARTBEAT_S = 2.0
 """Default seconds between two heartbeats. A restart of mpirun takes seconds, so earlier detection would gain little."""
 MAX_MISSED_HEARTBEATS = 3
-"""Number of heartbeats in a row that a host may miss, before it is considered failed.
-
-In the same way, a rank has failed if more heartbeats in a row than this number report that its process is stopped."""
+"""Number of heartbeats in a row that a host may miss, or in which a rank may be stopped, before it has failed."""
 START_SCRIPT = 'echo $$ >"$0"; exec "$@"'
 """A shell script that writes the rank's process ID to a file and starts it. Arguments: the file, the rank's command."""
 HEARTBEAT_SCRIPT = f"""
@@ -34,7 +32,8 @@ echo "{ssh.LINE_PREFIX}$line" || exit; sleep "$pause"; done
 """A shell script that prints heartbeats, such as " d0=S d1=R" with the process states of devices d0 and d1.
 
 Arguments: the directory of the process ID files, the seconds between heartbeats, the names of the devices. The script
-starts no process other than `sleep`, because processes would take time from the ranks."""
+starts no process but `sleep`, because processes would take time from the ranks.
+"""
 
 
 class FailedDevices(NamedTuple):
@@ -72,7 +71,7 @@ class HostMonitor:
 
     def __init__(self, hosts: Iterable[MonitoredHost], heartbeat_s: float) -> None:
         self._heartbeat_s, self._hosts = heartbeat_s, tuple(hosts)
-        # Hosts get extra time for the first heartbeat, because the ssh connection must be established first.
+        # The ssh connection must be established before the first heartbeat.
         first_due_s = time.monotonic() + ssh.CONNECT_TIMEOUT_S
         self._last_heartbeat_s = dict.fromkeys((host.host for host in self._hosts), first_due_s)
         self._stopped_counts, self._closed_hosts = Counter[str](), set[str]()
@@ -94,7 +93,6 @@ class HostMonitor:
         return None
 
     def stop(self) -> None:
-        """End the ssh connections to all hosts."""
         for process in self._processes:
             process.kill()
             process.wait()

@@ -51,10 +51,10 @@ class RankFailure(RunError):
 
 
 def check_options(artifact: MpiArtifact, options: RunOptions) -> int:
-    """Raise UsageError for options that target mpi does not support.
+    """Return the maximum number of frames that the devices process at the same time.
 
-    Returns:
-        The maximum number of in-flight frames (frames that the devices process at the same time).
+    Raises:
+        UsageError: An option is not supported by target mpi.
     """
     if options.keys is not None or options.start_manually:
         raise UsageError("run: target 'mpi' supports neither --start-manually nor --keys: omit them")
@@ -64,8 +64,8 @@ def check_options(artifact: MpiArtifact, options: RunOptions) -> int:
 def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, roles: tuple[int, int]) -> list[str]:
     """Return the command-line arguments of the program that are the same for all ranks.
 
-    A role is the normal plan, a replica of it, or a failure plan. `roles` is the index of the first role that frames
-    use, and the number of roles that they use in turn.
+    `roles` is the index of the first role that frames use, and the number of roles that they use in turn. A role is the
+    normal plan, a replica of it, or a failure plan.
     """
     flags = {
         "frames": frames,
@@ -80,7 +80,6 @@ def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, role
 
 
 def count_kept_frames(frames: int, options: RunOptions) -> int:
-    """Return for how many of `frames` frames the option `kept_frames` keeps the outputs."""
     return frames if options.kept_frames is None else min(options.kept_frames, frames)
 
 
@@ -95,7 +94,7 @@ def run_mpirun(
     """Run mpirun and wait for its end. No process of the run remains, even after an error.
 
     Args:
-        artifact: The artifact, whose devices are named in error messages.
+        artifact: The artifact; error messages name its devices.
         command: The command line.
         scratch: A directory for temporary files.
         timeout: Seconds that the ranks may take.
@@ -126,8 +125,7 @@ def run_mpirun(
             failed = _wait_for_end(process, timeout + REPORT_GRACE_S, find_failure)
             is_late = process.poll() is None
         finally:
-            # After a failure, mpirun gets only a short time to end, because it would otherwise wait for the failed
-            # host.
+            # After a failure, mpirun would wait for the failed host, so it gets only a short time to end.
             _stop_mpirun(process, FAILURE_DELAY_S if failed else REPORT_GRACE_S)
         output.seek(0)
         text = output.read(MAX_REPORT_BYTES).decode(errors="replace")
@@ -154,7 +152,8 @@ def _wait_for_end(
 ) -> FailedDevices | None:
     """Wait until mpirun has ended, devices have failed, or `seconds` have passed.
 
-    Return the failed devices, or None if there are none.
+    Returns:
+        The failed devices; None if there are none.
     """
     deadline = time.monotonic() + seconds
     while (failed := find_failure()) is None and (now := time.monotonic()) < deadline:
@@ -175,9 +174,8 @@ def _wait_for_failure(find_failure: Callable[[], FailedDevices | None]) -> Faile
 def make_environment() -> dict[str, str]:
     """Return the environment variables for mpirun.
 
-    They allow root to start ranks. They exclude a transport of Open MPI that takes a second to find out that its
-    hardware is missing ("ofi"). They also exclude collective operations ("han") that hang if several hosts have the
-    same name, as new boards do.
+    They allow root to start ranks. They exclude the transport "ofi", which takes a second to find out that its hardware
+    is missing, and the collective operations "han", which hang if several hosts have the same name.
     """
     root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     defaults = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_coll": "^han"}
@@ -196,10 +194,7 @@ def _stop_mpirun(process: subprocess.Popen[bytes], seconds: float) -> None:
 
 
 def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None:
-    """Return the device whose rank (MPI process) has ended; None if the messages in `errors` do not show it.
-
-    mpirun reports this rank, or other ranks report that they have lost their connection to it.
-    """
+    """Return the device of the rank (MPI process) that has ended; None if the messages in `errors` do not show it."""
     ended = re.search(r"process rank (\d+)\b[^()]*? on signal (\d+)", " ".join(_clean_lines(errors)))
     messages = _find_rank_messages(errors)
     if ended is not None and all(PEER_ENDED_MESSAGE in message for message in messages):
@@ -207,8 +202,8 @@ def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None
         names = {int(entry): f" ({entry.name})" for entry in signal.Signals}
         reason = f"its process was ended by signal {number}{names.get(number, '')}"
         return FailedDevices((artifact.devices[int(ended[1])],), reason)
-    # Each message suspects the rank at the other end of a lost connection. Connections are also lost when MPI ends the
-    # other ranks, but most messages suspect the rank that failed first.
+    # Each message suspects the rank at the other end of a lost connection. When MPI ends the other ranks, their
+    # connections are lost too, but most messages suspect the rank that failed first.
     pattern = f"{PEER_ENDED_MESSAGE}; .* rank (\\d+) "
     suspects = Counter(int(found[1]) for message in messages if (found := re.search(pattern, message)))
     if not suspects:
@@ -219,14 +214,14 @@ def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None
 def find_cause(artifact: MpiArtifact, errors: str, exit_code: int) -> str:
     """Return the line of the messages in `errors` that best shows why mpirun or a rank has failed."""
     lines, messages = _clean_lines(errors), _find_rank_messages(errors)
-    # A rank that loses its connection to a failed rank can end all ranks before mpirun detects the failure. In that
-    # case, Open MPI reports an abort of this rank and a closed socket, and no rank prints a message of its own.
+    # A rank that loses its connection to a failed rank can end all ranks before mpirun detects the failure. Open MPI
+    # then reports an abort of this rank and a closed socket, and no rank prints a message of its own.
     aborted = re.search(r'process rank (\d+)\b.*?calling "abort"', " ".join(lines))
     if not messages and aborted is not None and "Socket closed" in errors:
         return f"{artifact.describe_rank(int(aborted[1]))}: {PEER_ENDED_MESSAGE}"
     if messages:
         # A late rank reports the rank that it waits for (its suspect). In a chain of waiting ranks, the last one delays
-        # all others. It is the rank with no suspect, or with a suspect that reports nothing.
+        # all others. It has no suspect, or a suspect that reports nothing.
         reporting = {match[1] for message in messages if (match := re.match(r"rank (\d+) ", message))}
         suspects = [
             match[1] if (match := re.search(r"; the cause may be rank (\d+) ", message)) else "" for message in messages
@@ -244,13 +239,10 @@ def _clean_lines(errors: str) -> list[str]:
 
 
 def _find_rank_messages(errors: str) -> list[str]:
-    """Return the messages that ranks printed before the first rank ended all others.
-
-    If there are no such messages, return all messages of ranks.
-    """
+    """Return the messages that ranks printed before the first rank ended all others; without such messages, all."""
     lines = _clean_lines(errors)
-    # Messages after the first line "MPI_ABORT was invoked" do not show the cause. To end all ranks, mpirun also resumes
-    # stopped ranks, which then print further messages.
+    # Messages after the first line "MPI_ABORT was invoked" do not show the cause: mpirun resumes stopped ranks to end
+    # them, and these then print further messages.
     aborted = (index for index, line in enumerate(lines) if line.startswith("MPI_ABORT was invoked"))
     end = next(aborted, len(lines))
     messages = [
@@ -281,8 +273,8 @@ def _read_device_report(report: Mapping[str, Any]) -> DeviceReport:
 def write_launch_agent(scratch: Path, commands: Mapping[str, str]) -> dict[str, str]:
     """Write a script, and return the environment variables that make mpirun call it instead of ssh.
 
-    `commands` has, for each host name, the shell command that the script executes. In this command, "$*" stands for the
-    command line that mpirun wants to run on the host.
+    `commands` has, by host name, the shell command that the script executes. In it, "$*" is the command line that
+    mpirun runs on the host.
     """
     cases = "\n".join(f"{shlex.quote(host)}) exec {command} ;;" for host, command in commands.items())
     script = scratch / "agent"
@@ -293,7 +285,6 @@ def write_launch_agent(scratch: Path, commands: Mapping[str, str]) -> dict[str, 
 
 
 def make_result(artifact: MpiArtifact, report: Mapping[str, Any], delivered: DeliveredFrames) -> RunResult:
-    """Return the result of a run from the report of rank 0 and the outputs that the devices delivered."""
     return RunResult(
         outputs=tuple(map(artifact.merge_outputs, delivered)),
         reports=tuple(map(_read_device_report, report["ranks"])),

@@ -1,7 +1,6 @@
 """The text files of a package, which is the directory of one host in an artifact.
 
-These files are the placement of the ranks (MPI processes), the tables of sent tensors, and the run script. The same
-program gives the same text.
+They are the placement of the ranks (MPI processes), the tables of sent tensors, and the run script.
 """
 
 from __future__ import annotations
@@ -73,10 +72,10 @@ def make_run_script(placements: Sequence[RankPlacement]) -> str:
 
 
 def place_ranks(program: Program, platform: Platform | None, threads: int) -> tuple[RankPlacement, ...]:
-    """Return the placement of each rank (MPI process). The rank of a device is its index in the program.
+    """Return the placement of each rank (MPI process), which is the index of a device in the program.
 
     The name of a device may list its cores, as in AutoDiCE: `nx01_arm012` or `nx01_cpu10-11`. Other devices get the
-    next free cores of their host, in order. A GPU gets one core for its process.
+    next free cores of their host. A GPU gets one core for its process.
 
     Args:
         program: The program of all devices.
@@ -123,10 +122,10 @@ def make_hostfile(placements: Sequence[RankPlacement]) -> str:
 
 
 def make_transfer_table(program: Program, end: str, other_end: str) -> str:
-    """Return a JSON table that lists, for each device, the tensors that it exchanges, and with which ranks.
+    """Return a JSON table of the ranks with which each device exchanges each tensor, by device and tensor name.
 
-    With `end` "sender" and `other_end` "receiver", the table has the tensors that each device sends, and their
-    receivers. With exchanged arguments, it has the tensors that each device receives, and their senders.
+    With `end` "sender" and `other_end` "receiver", the table has the sent tensors; with exchanged arguments, the
+    received ones.
     """
     ranks = {device.device: rank for rank, device in enumerate(program.devices)}
     table: dict[str, dict[str, list[int]]] = {device: {} for device in ranks}

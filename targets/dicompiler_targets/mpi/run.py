@@ -53,8 +53,10 @@ def _run_once(
     """Run mpirun once, and return the report of rank 0 and the outputs of the frames.
 
     `roles` are the index of the first role and the number of roles. A role is the normal plan, a failure plan, or a
-    replica of either. Ranks of failed devices are started too, but compute nothing, because failure plans exclude them.
-    Raise failover.UnfinishedRun if a rank fails.
+    replica of either.
+
+    Raises:
+        failover.UnfinishedRun: A rank failed.
     """
     ranks, kept_frames = len(artifact.devices), mpirun.count_kept_frames(len(frames), options)
     threads = max(1, len(os.sched_getaffinity(0)) // ranks) if options.emulation is None else 1
@@ -88,8 +90,7 @@ def _make_emulation_arguments(
 ) -> list[str]:
     """Return the arguments of mpirun that start a rank on each emulated board (a network namespace of this host).
 
-    The arguments contain the minimum duration of each segment (an ONNX submodel), so that a rank is as slow as its
-    board.
+    They contain the minimum duration of each segment (an ONNX submodel), so that a rank is as slow as its board.
     """
     if emulation.speeds:
         raise UsageError("emulate: boards of target 'mpi' cannot change their speed: compile for target sockets")
@@ -104,7 +105,7 @@ def _make_emulation_arguments(
 
 
 def _make_launch_commands(artifact: MpiArtifact, emulation: Emulation) -> dict[str, str]:
-    """Return for each emulated board the shell command that starts a process in the board's network namespace.
+    """Return, by host name, the shell command that starts a process in an emulated board's network namespace.
 
     The command also sets the board's host name, because Open MPI would otherwise treat all boards as one host.
     """

@@ -6,9 +6,8 @@
 
 namespace dicompiler {
 
-// A segment bound to the tensors of one FrameBuffers object, the memory of a frame in flight. run() reads the inputs
-// and writes the outputs in place, without a copy, if their shapes are known (Tensor::fixed). For other outputs, run()
-// sets type, shape and data of the tensor.
+// A segment bound to the tensors of one frame in flight. run() reads the inputs and writes the outputs in place if
+// their shapes are known (Tensor::fixed). For other outputs, run() sets type, shape and data of the tensor.
 class BoundSegment {
 public:
     virtual ~BoundSegment() = default;
@@ -31,7 +30,6 @@ struct EngineOptions {
     // The name of an execution provider that is used in addition to the CPU, such as "CUDA"; "" for none.
     std::string provider;
     // True if the engine's threads must sleep between segments, because sending and receiving need the cores.
-    // Otherwise, the threads wait actively for the next segment.
     bool yields = true;
     // The version of ncnn for which the segments were converted; "" if ncnn computes none of them.
     std::string ncnn_version = "";
@@ -47,8 +45,7 @@ public:
 std::unique_ptr<Engine> make_onnxruntime(const EngineOptions& options);
 std::unique_ptr<Engine> make_ncnn(const EngineOptions& options);
 
-// Returns an engine that loads each segment with the engine of its file: ncnn for .net, onnxruntime for .onnx. It
-// starts an engine when it loads the first segment of this engine.
+// Returns an engine that loads each segment with the engine of its file: ncnn for .net, onnxruntime for .onnx.
 std::unique_ptr<Engine> make_engine(const EngineOptions& options);
 
 }  // namespace dicompiler

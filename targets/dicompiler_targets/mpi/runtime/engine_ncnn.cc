@@ -1,6 +1,6 @@
-// Implements the engine interface with ncnn, in float32 or in the precision that the last line of a segment's file
-// states. The blobs (tensors) of a network are named in0, in1, … and out0, out1, …, in the order of the inputs and
-// outputs of Rank::run. ncnn has no batch axis, so tensors of shape (1, …) are passed without their first axis.
+// Implements the engine interface with ncnn. The blobs (tensors) of a network are named in0, in1, … and out0, out1, …,
+// in the order of the inputs and outputs of Rank::run. ncnn has no batch axis, so tensors of shape (1, …) are passed
+// without their first axis.
 #include <ncnn/cpu.h>
 #include <ncnn/net.h>
 #include <ncnn/platform.h>
@@ -89,15 +89,15 @@ private:
     };
 
     // Returns a view of the tensor if its channels are as aligned as in a blob, or else a copy. Type and shape are
-    // checked for each frame, because those of an input of the network are known only after the frame has been read.
+    // checked for each frame, because those of a network input are known only after the frame has been read.
     ncnn::Mat make_input(const Binding& input) {
         const auto shape = shape_of_blob(path_, *input.tensor);
         auto* const data = static_cast<float*>(input.tensor->data);
         const auto is_aligned = reinterpret_cast<std::uintptr_t>(data) % MAT_ALIGNMENT_BYTES == 0;
         if (is_aligned && (shape.dims < 3 || shape.plane() * sizeof(float) % MAT_ALIGNMENT_BYTES == 0)) {
             auto view = make_mat(shape, data);
-            // Because the reference count is above 1, a layer that works in place copies the blob first. Otherwise, it
-            // would change the tensor.
+            // With a reference count above 1, a layer that works in place copies the blob first instead of changing the
+            // tensor.
             view.refcount = &view_count_;
             NCNN_XADD(&view_count_, 1);
             return view;
@@ -118,8 +118,7 @@ private:
     const ncnn::Net& net_;
     std::string path_;
     std::vector<Binding> inputs_, outputs_;
-    // The reference count of the views. It is one more than the number of views. Otherwise, ncnn would free the memory
-    // of a tensor, which it does not own.
+    // The reference count of the views: one more than their number, so that ncnn never frees the memory of a tensor.
     int view_count_ = 1;
 };
 

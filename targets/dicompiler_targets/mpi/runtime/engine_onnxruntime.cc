@@ -11,7 +11,7 @@
 namespace dicompiler {
 namespace {
 
-// Error messages have one line, but messages of onnxruntime may have several.
+// Messages of onnxruntime may have several lines, error messages have one.
 std::string to_one_line(std::string text) {
     std::replace(text.begin(), text.end(), '\n', ' ');
     return text;
@@ -123,7 +123,7 @@ public:
         Ort::ThreadingOptions threads;
         threads.SetGlobalIntraOpNumThreads(options.threads).SetGlobalInterOpNumThreads(1);
         env_ = Ort::Env(threads, ORT_LOGGING_LEVEL_ERROR, "dicompiler");
-        // All segments share one memory arena. With one arena for each segment, each would keep its peak memory.
+        // With one memory arena for each segment instead of a shared one, each would keep its peak memory.
         const auto memory = Ort::MemoryInfo::CreateCpu(OrtArenaAllocator, OrtMemTypeDefault);
         env_.CreateAndRegisterAllocator(memory, Ort::ArenaCfg(0, -1, -1, -1));
         options_.AddConfigEntry("session.use_env_allocators", "1");
@@ -137,8 +137,8 @@ public:
         for (const auto& level : levels) {
             if (level.first == options.optimization) options_.SetGraphOptimizationLevel(level.second);
         }
-        // onnxruntime's fusions of quantized operators are disabled, because they depend on the segment, and fused
-        // operators round differently. With these fusions, results would depend on the split of the network.
+        // onnxruntime's fusions of quantized operators depend on the segment, and fused operators round differently.
+        // With these fusions, results would depend on the split of the network.
         if (options.optimization != "all") options_.AddConfigEntry("session.disable_quant_qdq", "1");
         options_.DisablePerSessionThreads();
         if (!options.provider.empty()) add_provider(options.provider);

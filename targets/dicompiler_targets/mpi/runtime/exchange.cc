@@ -11,8 +11,8 @@ namespace {
 
 using std::chrono::microseconds;
 
-// The tag of messages with which a sink (a rank that delivers outputs) reports a finished frame. Their content is the
-// frame's number. The tensors of transfer i are sent with tag i + 1.
+// The tag of messages with which a sink (a rank that delivers outputs) reports the number of a finished frame. The
+// tensors of transfer i are sent with tag i + 1.
 constexpr int FRAME_DONE_TAG = 0;
 // After an event, an idle rank polls for messages without a pause for SPIN_S seconds, and then once per IDLE_POLL. If
 // it expects no message, the interval is NO_REQUESTS_POLL.
@@ -61,7 +61,8 @@ public:
     }
 
 private:
-    // An incomplete MPI request. It receives or sends a tensor, or the message that a sink has finished a frame.
+    // An incomplete MPI request for a tensor, or for the message that a sink (a rank that delivers outputs) has
+    // finished a frame.
     struct Request {
         enum Kind { receive, send, receive_done, send_done } kind;
         std::size_t frame, index;
@@ -120,8 +121,8 @@ private:
         times_.sent_bytes[send.transfer] += tensor.bytes();
     }
 
-    // Records that the last step of a frame has been executed. If this rank is a sink, it reports this to all sources,
-    // which may then begin another frame.
+    // Records that the last step of a frame has been executed. A sink (a rank that delivers outputs) reports this to
+    // all sources, which may then begin another frame.
     void finish_frame(std::size_t frame) {
         is_executed_[buffer_index(frame)] = true;
         if (open_requests_[buffer_index(frame)] == 0) ++finished_;
@@ -244,8 +245,7 @@ private:
     // For each sink: the number of frames that it has finished, and the buffer for its next message.
     std::vector<std::size_t> done_counts_;
     std::vector<std::uint64_t> done_messages_;
-    // The number of sinks that have finished a frame, by frame. A map is needed, because replicas finish frames in any
-    // order.
+    // The number of sinks that have finished a frame, by frame. Replicas finish frames in any order.
     std::map<std::size_t, std::size_t> done_sinks_;
     std::size_t done_frames_ = 0;
     std::vector<Clock::time_point> frame_starts_;

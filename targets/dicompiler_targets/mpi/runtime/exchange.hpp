@@ -10,8 +10,8 @@
 namespace dicompiler {
 
 // How frames begin and end among all ranks. A source is a rank that begins frames without receiving tensors. A sink is
-// a rank that delivers outputs. When a sink has finished a frame, it sends a message to all sources. With these
-// messages, the sources limit the number of frames in flight.
+// a rank that delivers outputs. A sink reports each finished frame to all sources, which limit the number of frames in
+// flight.
 struct FrameFlow {
     std::vector<int> sources, sinks;
     std::size_t frames, in_flight;

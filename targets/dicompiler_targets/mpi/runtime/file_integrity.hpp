@@ -6,10 +6,10 @@
 
 namespace dicompiler {
 
-// The files of a device, which are listed in its contents.txt. The first line is the digest of the artifact. It is
-// followed by a line for each file: bytes, digest and name. The last line is the SHA-256 of all lines before it.
+// The files of a device, which are listed in its contents.txt: the digest of the artifact; bytes, digest and name of
+// each file; and the SHA-256 of all lines before.
 //
-// A file's digest is "sha256:…", or "crc32:…" for a large file, because CRC-32 is several times faster. The check finds
+// A digest is "sha256:…", or "crc32:…" for a large file, because CRC-32 is several times faster. The check finds
 // damaged files; it does not protect against attacks. A thread computes the digests while segments are loaded.
 class DeviceFiles {
 public:

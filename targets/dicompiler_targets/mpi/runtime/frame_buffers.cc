@@ -42,8 +42,7 @@ std::vector<Lifetime> find_lifetimes(const Rank& rank) {
 // Returns the bytes that a tensor occupies, including the gap up to the next aligned address.
 std::size_t padded_bytes(const Tensor& tensor) { return (tensor.bytes() / ALIGNMENT_BYTES + 1) * ALIGNMENT_BYTES; }
 
-// Places the inputs of segments that are assembled by copies. The inputs of a segment lie one after another in the
-// memory that all frames share.
+// Places the inputs of segments that are assembled by copies, one after another in the memory that all frames share.
 void place_input_copies(const Rank& rank, BufferLayout& layout) {
     for (const auto& run : rank.runs) {
         std::size_t offset = 0;

@@ -10,9 +10,8 @@
 
 namespace dicompiler {
 
-// An .npz file has all inputs by name. An .npy file or an image is only for networks with one input. If consecutive
-// frames use the same file, it is read only once. Throws Error with the file's name if an input has a wrong type or
-// shape.
+// An .npz file has all inputs by name; an .npy file or an image is only for networks with one input. Throws Error with
+// the file's name if an input has a wrong type or shape.
 class FrameInputs {
 public:
     // `path` is a file or directory; it is empty if this rank reads no input.
@@ -21,9 +20,8 @@ public:
     std::size_t file_count() const { return files_.size(); }
     // Lets the tensors of `inputs` refer to the arrays that were read from the frame's file, without a copy.
     void set_inputs(std::size_t frame, const std::vector<Rank::Input>& inputs, std::vector<Tensor>& tensors);
-    // Sets a state (a tensor that a rank keeps for the next frame) to the value in the frame's file, and returns true.
-    // A state becomes zero if the file only has values of other states. Returns false if the file has no values of
-    // states.
+    // Sets a state (a tensor that a rank keeps for the next frame) to the value in the frame's file, or to zero if the
+    // file has only other states. Returns false if the file has no states.
     bool set_initial_state(std::size_t frame, const Rank::State& state, Tensor& tensor);
 
 private:

@@ -85,8 +85,8 @@ Pixels decode(const std::string& path) {
 #endif
 }
 
-// A row (or column) of the tensor lies between rows `low` and `high` of the image. `share`, from 0 to 1, is the weight
-// of row `high` in the interpolation. The weight of row `low` is 1 - `share`.
+// A row (or column) of the tensor lies between rows `low` and `high` of the image, which have the weights 1 - `share`
+// and `share` in the interpolation.
 struct Interpolation {
     std::size_t low, high;
     float share;

@@ -63,7 +63,7 @@ Array parse_npy(const std::string& bytes, const std::string& place) {
     const auto length = static_cast<std::size_t>(read_integer(bytes, 8, length_bytes, place));
     const auto header = read_part(bytes, 8 + length_bytes, length, place);
     Array array;
-    // The type is a string in quotes. For arrays with fields, it is a list, which get_item_size() rejects.
+    // For arrays with fields, the type is a list instead of a string in quotes, and get_item_size() rejects it.
     array.type = find_entry(header, "descr", ',', place).substr(1);
     array.type = array.type.substr(0, array.type.find('\''));
     array.shape = parse_shape(find_entry(header, "shape", ')', place), place);

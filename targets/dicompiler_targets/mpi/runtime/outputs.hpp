@@ -10,8 +10,8 @@ namespace dicompiler {
 
 class OutputWriter {
 public:
-    // Writes the outputs of the first `kept_frames` frames, or nothing if `directory` is empty. With `partial`, the
-    // hidden directory is kept if the run fails, so that finished frames need not be computed again.
+    // Writes the outputs of the first `kept_frames` frames, or nothing if `directory` is empty. With `partial`, a
+    // failed run keeps the hidden directory, so that finished frames need not be computed again.
     OutputWriter(const std::string& directory, const std::string& device, std::size_t kept_frames, bool partial);
     ~OutputWriter();
     OutputWriter(const OutputWriter&) = delete;

@@ -11,11 +11,10 @@
 namespace dicompiler {
 
 // The work of one rank for a frame (an inference request). Functions of the generated program describe it by calls of
-// the member functions. In these calls, the index of a tensor in `tensors` identifies the tensor.
+// the member functions. A tensor is identified by its index in `tensors`.
 //
 // For each frame in flight, all receives are posted first (MPI_Irecv). Then the steps are executed in order. A segment
-// runs as soon as its inputs have been received and copied, and sends do not block (MPI_Isend). The buffers of a frame
-// are used for another frame when all of its sends are complete.
+// runs as soon as its inputs have been received and copied, and sends do not block (MPI_Isend).
 class Rank {
 public:
     using Id = std::size_t;
@@ -31,14 +30,13 @@ public:
 
     // Declares an input of the network that this rank reads. `index` is its index in Program::inputs.
     Id input(std::size_t index, const std::string& name);
-    // Declares a state, a tensor that this rank keeps for the next frame, or the rank's piece of the state. The piece
-    // begins at the indices `start` of the whole state. `index` is the index of the state in Program::states.
-    // load_state() reads the value that store_state() has stored for the previous frame.
+    // Declares a state (a tensor that this rank keeps for the next frame) or a piece of it, which begins at the indices
+    // `start` of the whole state. `index` is the state's index in Program::states. load_state() reads the value that
+    // store_state() has stored for the previous frame.
     Id state(std::size_t index, const std::string& name, Type type, const Shape& shape, const Shape& start);
     void load_state(Id state);
     void store_state(Id tensor, Id state);
-    // Declares a tensor that rank `sender` sends for every frame. `transfer` is the index by which both ranks identify
-    // the tensor's messages.
+    // Declares a tensor that rank `sender` sends for every frame. `transfer` is its index on both ranks.
     Id receive(int transfer, const std::string& name, Type type, const Shape& shape, int sender);
     // Declares a tensor that a segment computes. Without type and shape, the segment sets both when it runs.
     Id tensor(const std::string& name, Type type, const Shape& shape);
@@ -70,8 +68,7 @@ private:
 };
 
 // A device of the platform; its rank is its index in Program::ranks. A role is the normal plan, a replica or a failure
-// plan of the network, and has a function that describes the work of the rank. All devices have the same number of
-// roles. If n roles are used, role i mod n executes frame i.
+// plan, and has a function that describes the work of the rank. If n roles are used, role i mod n executes frame i.
 struct Device {
     std::string name, host;
     int threads;

@@ -13,9 +13,8 @@ std::size_t get_peak_memory();
 struct LeadTimes {
     Clock::time_point start, last_frame;
 };
-// Broadcasts the times of rank `lead` with MPI. Ranks on the same host share a clock, so the times are exact for them.
-// A rank on another host uses its own start as the start of rank `lead`. Both are nearly equal, because all ranks start
-// at the same barrier.
+// Broadcasts the times of rank `lead` with MPI. They are exact on the same host, where ranks share a clock. A rank on
+// another host uses its own start instead, which is nearly equal.
 LeadTimes share_lead_times(int lead, const ExchangeTimes& exchange_times);
 
 // Returns a rank's measurements as a JSON object. Times in its timeline are seconds since `last_frame`.

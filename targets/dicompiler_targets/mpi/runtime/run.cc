@@ -92,8 +92,7 @@ Program select_roles(Program program, const Options& options) {
     return program;
 }
 
-// Checks that the files of all ranks have the same artifact digest. Ranks of failed devices have no files, and pass an
-// empty digest.
+// Checks that the files of all ranks have the same artifact digest, which is empty for ranks of failed devices.
 void check_artifact_digests(const Program& program, const std::string& own) {
     constexpr std::size_t DIGEST_CHARS = 64;
     std::string all(DIGEST_CHARS * program.ranks.size(), ' ');
@@ -132,9 +131,8 @@ void pin_to_cores() {
     if (sched_setaffinity(0, sizeof own, &own) != 0) throw Error("the system does not allow to pin this process");
 }
 
-// Loads the segments of all roles by file name. Meanwhile, a low mmap threshold makes glibc return freed blocks to the
-// system at once. Otherwise, glibc would raise the threshold when the engine frees copies of large weights, and would
-// keep their memory.
+// Loads the segments of all roles by file name. A low mmap threshold makes glibc return freed copies of large weights
+// to the system at once, instead of keeping their memory.
 std::map<std::string, std::unique_ptr<Segment>> load_segments(Engine& engine, const std::vector<Rank>& roles,
                                                               const std::string& directory) {
 #ifdef __GLIBC__
@@ -155,8 +153,8 @@ std::map<std::string, std::unique_ptr<Segment>> load_segments(Engine& engine, co
     return segments;
 }
 
-// Finds the sources (ranks that begin frames), the sinks (ranks that deliver outputs) and the number of frames. Ranks
-// without inputs do not know the number of input files, so the ranks exchange it.
+// Finds the sources (ranks that begin frames), the sinks (ranks that deliver outputs) and the number of frames, which
+// ranks without inputs do not know.
 FrameFlow make_flow(const Program& program, const Options& options, std::size_t input_files) {
     FrameFlow flow{{}, {}, options.frames, options.in_flight, options.timeout_s};
     for (std::size_t i = 0; i < program.ranks.size(); ++i) {
@@ -231,8 +229,7 @@ ExecutionTimes execute_frames(const RankTask& task, DeviceFiles& files, const Fr
     };
     StepExecutor executor(task.roles, buffers, inputs, deliver, flow.frames - 1, task.options.min_seconds);
     wait_at_barrier();
-    // Ranks leave wait_at_barrier() at slightly different times, because it sleeps between two checks. MPI_Barrier does
-    // not sleep, and is short here. It makes all ranks begin at the same time.
+    // Ranks leave wait_at_barrier() at slightly different times, because it sleeps. MPI_Barrier does not.
     MPI_Barrier(MPI_COMM_WORLD);
     exchange_times = exchange_or_abort(task, flow, buffers, executor, outputs);
     return executor.stop();
