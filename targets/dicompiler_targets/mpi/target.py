@@ -31,9 +31,10 @@ RUNTIME_COSTS = RuntimeCosts(
     coalesced_share=0.1,
     in_order=True,
 )
-"""Costs in seconds, or seconds per byte. They were fitted to measured exchanges between emulated boards.
+"""Costs in seconds, or seconds per byte, fitted to measured exchanges between emulated boards.
 
-docs/understand/cost-models.md describes the fit."""
+docs/understand/cost-models.md describes the fit.
+"""
 RANK_BASE_BYTES = 40 << 20
 """Bytes of a rank (MPI process) without sessions, measured on x86-64 Linux with Open MPI 5.0 and onnxruntime 1.31."""
 
@@ -98,11 +99,7 @@ class MpiTarget(Target):
         write_program(program, placements, self.optimization, self.provider, images, directory)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-        """Start the program with mpirun.
-
-        With `options.hosts`, the program runs on the hosts on which `install` has built it. Otherwise, it is built and
-        run on this host.
-        """
+        """Start the program with mpirun: on `options.hosts`, on which `install` has built it, or else on this host."""
         if options.hosts is not None:
             from dicompiler_targets.mpi.deploy import run_on_hosts
 
@@ -113,11 +110,9 @@ class MpiTarget(Target):
 
     @property
     def reference_optimization(self) -> Optimization:
-        """The optimization level with which onnxruntime computes the segments."""
         return self.optimization
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
-        """Return the model of each segment (ONNX submodel), and the copies that are made before and after it runs."""
         from dicompiler_targets.artifact_files import make_segment_calls
 
         return make_segment_calls(device)
@@ -149,7 +144,7 @@ class MpiTarget(Target):
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
         """Predict the bytes that each device's process adds: MPI, onnxruntime, its sessions, and retained tensors.
 
-        Sent and delivered tensors are retained until the end of the frame (inference request).
+        Tensors that are sent or are outputs are retained until the end of the frame (inference request).
         """
         from dicompiler_targets.engine_segments import predict_engine_bytes
         from dicompiler_targets.ort_memory import count_retained_bytes, predict_memory_overhead

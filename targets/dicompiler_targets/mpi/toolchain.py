@@ -62,10 +62,12 @@ def make_missing_error(name: str) -> DicompilerError:
 
 
 def find_toolchain(path: str | None = None) -> Toolchain:
-    """Find all tools except ncnn.
+    """Find all tools except ncnn; fetch the headers of onnxruntime if they are missing.
 
-    The search path of programs is `path`, by default the result of `get_search_path`. The headers of onnxruntime are
-    fetched if they are missing. Raise DicompilerError if a tool is missing.
+    The search path of programs is `path`, by default the result of `get_search_path`.
+
+    Raises:
+        DicompilerError: A tool is missing.
     """
     mpirun, cmake, compiler, mpicxx, _ = (
         find_program(name, path) for name in ("mpirun", "cmake", "g++", "mpicxx", "make")
@@ -74,9 +76,10 @@ def find_toolchain(path: str | None = None) -> Toolchain:
 
 
 def find_program(name: str, path: str | None = None) -> Path:
-    """Return the path of a program, or raise DicompilerError if it is missing.
+    """Return the path of a program, which is searched in `path`, by default in the result of `get_search_path`.
 
-    The search path is `path`, by default the result of `get_search_path`.
+    Raises:
+        DicompilerError: The program is missing.
     """
     executable = shutil.which(name, path=get_search_path() if path is None else path)
     if executable is None:

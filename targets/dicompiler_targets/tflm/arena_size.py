@@ -1,7 +1,7 @@
 """Search for the smallest arena (working memory) with which TFLite-micro can run a model.
 
-The search runs the model with different sizes, because the size that TFLite-micro itself reports is too small. Trials
-run in a separate process, because TFLite-micro ends its process if an arena is far too small.
+The size that TFLite-micro itself reports is too small, so models are run with different sizes. This is done in a
+separate process, because TFLite-micro ends its process if an arena is far too small.
 """
 
 from __future__ import annotations
@@ -28,9 +28,7 @@ _arena_cache: dict[bytes, int] = {}
 
 
 def measure_arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
-    """Return the size of the smallest arena that was found for each model, a multiple of 16 bytes.
-
-    The search is not exact. A smaller arena may suffice, but never one that is smaller by 64 bytes or more.
+    """Return the bytes of the smallest arena of each model, a multiple of 16, less than 64 bytes above the minimum.
 
     Args:
         models: Contents of the .tflite files.
@@ -49,10 +47,7 @@ def measure_arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
 
 
 def _run_trials(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
-    """Return the size of the smallest arena of each model, which a separate process finds.
-
-    `names` are used in the error for a model that TFLite-micro cannot run.
-    """
+    """Return the bytes of the smallest arena of each model, which a separate process finds."""
     input_bytes = b"".join(struct.pack("<Q", len(model)) + model for model in models)
     code = f"from {__name__} import main; main()"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
@@ -91,17 +86,16 @@ def main() -> None:
 def find_least_arena(trials: ArenaTrials) -> int:
     """Return the bytes of the smallest arena in which a model runs.
 
-    Running a model takes long. Therefore, the search first finds the smallest arena in which the tensors of the model
-    can be allocated. It then runs the model in this arena and, if necessary, in larger ones.
+    Running a model takes long. The search therefore first finds the smallest arena in which the model can be created.
     """
     loadable = search_least_size(lambda size: trials.fits_arena(size, False))
     return loadable if trials.fits_arena(loadable) else search_least_size(trials.fits_arena, loadable)
 
 
 def search_least_size(fits: Callable[[int], bool], first: int = FIRST_ARENA_BYTES) -> int:
-    """Return the smallest multiple of ARENA_ALIGNMENT_BYTES for which `fits` is True.
+    """Return the smallest multiple of ARENA_ALIGNMENT_BYTES for which `fits` is True; the search begins at `first`.
 
-    `fits` must be True for all larger sizes too. The search begins at `first`.
+    `fits` must be True for all larger sizes too.
     """
     high = first
     while not fits(high):
@@ -133,7 +127,6 @@ class ArenaTrials:
         return answer == b"y"
 
     def close(self) -> None:
-        """End the child process."""
         if self._child:
             os.close(self._to)
             os.close(self._from)
@@ -155,7 +148,6 @@ class ArenaTrials:
 
 
 def _fits_arena(model: bytes, size: int, runs: bool) -> bool:
-    """Return True if the model can be created, and run once if `runs`, in an arena of `size` bytes."""
     try:
         interpreter = import_optional(RUNTIME_MODULE).Interpreter.from_bytes(model, arena_size=size)
         if runs:

@@ -1,11 +1,11 @@
 """Lowering of AveragePool and GlobalAveragePool.
 
-An average divides a sum by the number of elements. ONNX and TFLite may count padding elements differently. In float32,
-a MUL after the AVERAGE_POOL_2D corrects the averages of the windows with a different count.
+ONNX and TFLite may count padding elements differently in an average. In float32, a MUL after the AVERAGE_POOL_2D
+corrects the averages of these windows.
 
-In int8, there is no MUL, because it would round a second time. Only tiles (pieces of the image on different devices)
-with padding would need it, so results would depend on the split into tiles. Instead, neighbouring windows that average
-the same number of elements form a block. Each block is cropped from the image and averaged without padding.
+In int8, a MUL would round a second time, and results would depend on the split into tiles. Instead, neighbouring
+windows that average the same number of elements form a block. Each block is cropped from the image and averaged without
+padding.
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, permute
 UNIT_WEIGHT = 64
 """The int8 number that represents the weight 1 in a convolution that averages.
 
-TFLite-micro multiplies a sum of weighted elements by a scale and rounds, then shifts the result and rounds again. With
-a large number, the shift is large and the second rounding is precise."""
+TFLite-micro rounds a sum twice: after multiplying it by a scale, and after shifting it. With a large number, the second
+rounding is precise.
+"""
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,7 @@ def lower_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 def lower_global_average_pool(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower GlobalAveragePool to an AVERAGE_POOL_2D with one window that covers the whole image.
 
-    If input and output have different quantizations, the node is lowered to MEAN instead, which rounds once, as
-    onnxruntime does.
+    If input and output have different quantizations, it is lowered to MEAN, which rounds once, as onnxruntime does.
     """
     windows, x = make_global_windows(writer.graph, node), writer.require_tensor(node.inputs[0], "image")
     if _is_rescaled(writer.graph, node):
@@ -90,12 +90,7 @@ def _is_rescaled(graph: SegmentGraph, node: SegmentNode) -> bool:
 def _pool_floats(
     writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], includes_padding: bool
 ) -> None:
-    """Lower an average pool in float32.
-
-    `includes_padding` is True if averages include the padding (ONNX's attribute count_include_pad). With
-    TFLite's padding SAME, averages exclude the padding. If TFLite counts the elements of some windows differently from
-    ONNX, the input is padded explicitly, and the averages are multiplied by correction factors.
-    """
+    """Lower an average pool in float32. `includes_padding` is ONNX's attribute count_include_pad."""
     x = writer.require_tensor(node.inputs[0], "image")
     valid = all(axis.is_valid for axis in windows)
     if valid or (all(axis.is_same for axis in windows) and not includes_padding):
@@ -127,8 +122,7 @@ def _pool_floats(
 def _find_blocks(axis: WindowAxis, includes_padding: bool) -> list[WindowBlock]:
     """Group the windows of an average pool along an axis into blocks that average the same number of elements.
 
-    A window averages its elements inside the image and, if `includes_padding` is True, inside the node's padding.
-    Consecutive windows that average all their elements form one block. Every other window is a block of its own.
+    Consecutive windows without missing elements form one block. Every other window is a block of its own.
     """
     end = axis.extent + (axis.end_pad if includes_padding else 0)
     blocks: list[WindowBlock] = []
@@ -145,10 +139,10 @@ def _find_blocks(axis: WindowAxis, includes_padding: bool) -> list[WindowBlock]:
 def _pool_integers(
     writer: TfliteWriter, node: SegmentNode, windows: Sequence[WindowAxis], includes_padding: bool
 ) -> None:
-    """Lower an average pool in int8.
+    """Lower an average pool in int8: average each block by its own operation, and concatenate the results.
 
-    A block contains neighbouring windows that average the same number of elements. Each block is averaged by its own
-    operation, and the results are concatenated. `includes_padding` is True if averages include the padding.
+    A block has neighbouring windows that average the same number of elements. `includes_padding` is ONNX's attribute
+    count_include_pad.
     """
     x = writer.require_tensor(node.inputs[0], "image")
     blocks = [_find_blocks(axis, includes_padding) for axis in windows]
@@ -174,9 +168,8 @@ def _average_block(
 ) -> int:
     """Add the operation that averages a block, and return the index of its result.
 
-    A block consists of windows that average the same number of elements. AVERAGE_POOL_2D computes the averages. If
-    input and output have different quantizations, DEPTHWISE_CONV_2D computes the averages instead. Its weights are 1 /
-    (number of elements of a window).
+    If input and output have different quantizations, it is a DEPTHWISE_CONV_2D, with weights 1 / (elements of a
+    window).
 
     Args:
         writer: The writer of the TFLite graph.
@@ -205,11 +198,7 @@ def _average_block(
 
 
 def _crop(writer: TfliteWriter, x: int, blocks: tuple[WindowBlock, WindowBlock]) -> int:
-    """Add a slice that crops an image to the region that `blocks` read; return the result's tensor index.
-
-    `x` is the tensor index of the image. `blocks` are the windows along height and along width. If they read the whole
-    image, return `x`.
-    """
+    """Return the tensor index of image `x`, cropped to the region that `blocks` (along height and width) read."""
     batch, height, width, channels = writer.get_shape(x)
     if all((block.start, block.stop) == (0, extent) for block, extent in zip(blocks, (height, width), strict=True)):
         return x

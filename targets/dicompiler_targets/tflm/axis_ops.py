@@ -17,8 +17,7 @@ from dicompiler_targets.tflm.writer import TfliteWriter
 def lower_softmax(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Softmax or LogSoftmax to the TFLite operator `code`, which works along the last axis.
 
-    A transpose moves the node's axis to the end if necessary. Before opset 13, ONNX treats the axes from the attribute
-    `axis` to the last one as a single axis.
+    Before opset 13, ONNX treats the axes from the attribute `axis` to the last one as a single axis.
     """
     name, shape = node.inputs[0], writer.graph.get_shape(node.inputs[0])
     rank = len(shape)
@@ -71,8 +70,7 @@ def lower_reduction(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
 def lower_lrn(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower LRN: y = x / (bias + alpha / size * sum of x² over `size` channels) ^ beta.
 
-    The sum is an average pool over the channels of x². The power t ^ -beta is computed by RSQRT and SQRT, or by EXP and
-    LOG.
+    The sum is an average pool over the channels of x².
     """
     size, alpha = node.get_attribute("size"), node.get_attribute("alpha", 1e-4)
     beta, bias = node.get_attribute("beta", 0.75), node.get_attribute("bias", 1.0)

@@ -1,8 +1,7 @@
 """Generation of those C++ sources of a microcontroller's firmware that differ between devices.
 
 These are the models as arrays, the resolver (which registers the operators with TFLite-micro), the size of the memory,
-and the tables of the program, which list the device's work for a frame (inference request). The same device gives the
-same text.
+and the tables of the program, which list the device's work for a frame (inference request).
 """
 
 from __future__ import annotations
@@ -52,7 +51,6 @@ class SegmentCopies:
 
 
 def make_data_header(name: str, data: bytes) -> str:
-    """Return the text of model_NAME_data.h, the C++ header that declares the array with a model."""
     return (
         f"{GENERATED_NOTE}#pragma once\n\n#include <cstddef>\n\n"
         f"constexpr std::size_t k_model_{name}_bytes = {len(data)};\n"
@@ -77,9 +75,8 @@ def get_resolver_method(code: str) -> str:
 
 
 def make_resolver(codes: Sequence[str]) -> str:
-    """Return the text of resolver.cc, which registers exactly the operators `codes` with TFLite-micro."""
     adds = "".join(f"    if (operators.{get_resolver_method(code)}() != kTfLiteOk) return nullptr;\n" for code in codes)
-    # A device that only forwards tensors has no operators, but the C++ template needs a number of at least 1.
+    # A device that only forwards tensors has no operators, but the C++ template needs at least 1.
     count = max(1, len(codes))
     return (
         f'{GENERATED_NOTE}#include "resolver.h"\n\n#include "tensorflow/lite/micro/micro_mutable_op_resolver.h"\n\n'
@@ -93,8 +90,10 @@ def make_resolver(codes: Sequence[str]) -> str:
 def make_arena_header(layout: MemoryLayout, peers: int, incoming: int) -> str:
     """Return the text of arena.h, with the size of a device's memory and the lengths of two tables.
 
-    `peers` is the number of devices that this device exchanges tensors with. `incoming` is the number of tensors that
-    it receives for a frame (inference request).
+    Args:
+        layout: The device's memory.
+        peers: Number of devices that this device exchanges tensors with.
+        incoming: Number of tensors that it receives for a frame (inference request).
     """
     sizes = {"kMemoryBytes": layout.size_bytes, "kPeerSlots": peers, "kIncomingSlots": incoming}
     lines = "".join(f"constexpr std::size_t {key} = {max(value, 1)};\n" for key, value in sizes.items())
@@ -159,7 +158,7 @@ def make_program_source(
 def _make_table(head: str, entries: Sequence[str], none: str) -> str:
     """Return the text of a constant C++ array; `head` is its type and name.
 
-    C++ has no arrays of length 0. Therefore, an array without entries gets the unused entry `none`.
+    C++ has no arrays of length 0, so an array without entries gets the unused entry `none`.
     """
     lines = "".join(f"    {entry},\n" for entry in entries or [none])
     return f"const {head}[] = {{\n{lines}}};"
@@ -206,9 +205,9 @@ def _make_copy_literal(copy: StridedCopy, tensors: Mapping[str, int]) -> str:
 def _make_transfer_table(
     kind: str, transfers: Sequence[tuple[Transfer, str]], peers: Sequence[str], tensors: Mapping[str, int]
 ) -> str:
-    """Return the C++ table of a device's transfers: the indices of each transfer, its peer and its tensor.
+    """Return the C++ table of a device's transfers: the indices of each transfer, of its peer and of its tensor.
 
-    `kind` is "Incoming" or "Outgoing". `transfers` has pairs of a transfer and its peer, the device at its other end.
+    `kind` is "Incoming" or "Outgoing". `transfers` are pairs of a transfer and its peer, the device at its other end.
     """
     entries = [
         f"{{{transfer.index}, {peers.index(peer)}, {tensors[transfer.value.name]}}}" for transfer, peer in transfers

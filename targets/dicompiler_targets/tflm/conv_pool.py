@@ -30,8 +30,7 @@ class WindowAxis:
         span: Number of elements from the first to the last element of a window, including the gaps of dilations.
         stride: Number of elements from the start of a window to the start of the next window.
         begin_pad: Number of padding elements at the beginning.
-        end_pad: Number of padding elements at the end, as the node declares it. `needed_end_pad` is the number that
-            the last window reads.
+        end_pad: Number of padding elements at the end, as the node declares it.
     """
 
     extent: int
@@ -85,7 +84,7 @@ def make_window_axes(graph: SegmentGraph, node: SegmentNode, kernel: Sequence[in
 def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0) -> int:
     """Add an operation that puts padding of `value` around an image; return the tensor index of the result.
 
-    `index` is the tensor index of the image. The windows along height and width determine the amount of padding.
+    `index` is the tensor index of the image. `windows` are its windows along height and width.
     """
     shape = list(writer.get_shape(index))
     amounts = [[0, 0], *([axis.begin_pad, axis.needed_end_pad] for axis in windows), [0, 0]]
@@ -103,13 +102,10 @@ def add_pad(writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], val
 def choose_padding(
     writer: TfliteWriter, index: int, windows: Sequence[WindowAxis], value: float = 0.0
 ) -> tuple[int, int]:
-    """Choose TFLite's padding (SAME or VALID) for an operator with the given `windows`, or add a PAD.
+    """Return the image for an operator with these `windows`, and TFLite's number of the padding (SAME or VALID).
 
-    If SAME or VALID gives these windows on the tensor `index`, the image is this tensor. Otherwise, a PAD puts padding
-    of `value` around the tensor. Then, the image is the result of the PAD, and the TFLite padding is VALID.
-
-    Returns:
-        The index of the image's tensor, and TFLite's number of the padding.
+    The image is the tensor `index` if SAME or VALID gives these windows. Otherwise, it is the result of a PAD with
+    `value`.
     """
     if all(axis.is_valid for axis in windows):
         return index, VALID_PADDING
@@ -192,7 +188,7 @@ def lower_conv_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
 def make_zero_bias(writer: TfliteWriter, count: int, x: int, quantization: QuantizationParams | None) -> int:
     """Add a bias of `count` zeros, because LiteRT requires a bias; return the index of its tensor.
 
-    `x` is the index of the convolution's input tensor. `quantization` is the quantization of the weights.
+    `x` is the index of the convolution's input tensor. `quantization` is that of the weights.
     """
     source = writer.tensors[x].quantization
     if quantization is None or source is None:
@@ -204,7 +200,8 @@ def make_zero_bias(writer: TfliteWriter, count: int, x: int, quantization: Quant
 def make_pool_axes(graph: SegmentGraph, node: SegmentNode) -> tuple[WindowAxis, WindowAxis]:
     """Return the windows of a pool along height and width.
 
-    Raise DicompilerError if the pool returns indices or has dilations.
+    Raises:
+        DicompilerError: The pool returns indices or has dilations.
     """
     if len([name for name in node.outputs if name]) > 1:
         raise make_refusal(node, "its second output is used", "TFLite-micro has no indices; use target sockets")
@@ -218,7 +215,7 @@ def add_pool(
 ) -> None:
     """Add the operator `code` (MAX_POOL_2D or AVERAGE_POOL_2D) that computes the node's output.
 
-    `x` is the tensor index of the input image, and `padding` is TFLite's padding, SAME or VALID.
+    `x` is the tensor index of the input image, and `padding` is TFLite's number of SAME or VALID.
     """
     output = writer.add_output(node.output, "image")
     values = {"Padding": padding, "StrideW": windows[1].stride, "StrideH": windows[0].stride}
@@ -253,7 +250,7 @@ def lower_global_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
 
 _WINDOW_OPERATORS = ("Conv", "ConvTranspose", "MaxPool", "AveragePool", "GlobalAveragePool", "GlobalMaxPool")
 _AXIS_ATTRIBUTE_DEFAULTS = {"kernel_shape": 1, "strides": 1, "dilations": 1, "output_padding": 0}
-"""Attributes with one number for each axis. The values are the numbers for the axis that `widen_windows` adds."""
+"""Attributes with one number for each axis, and the number for the axis that `widen_windows` adds."""
 
 
 def widen_windows(graph: SegmentGraph) -> SegmentGraph:

@@ -15,14 +15,13 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, AxisForm, TfliteWriter,
 def get_axis_position(axis: int, rank: int, form: AxisForm) -> int:
     """Return the position of an ONNX axis in a TFLite tensor with `rank` axes.
 
-    `form` is the axis order of the tensor: "plain" is ONNX's order, and "image" has channels last.
+    `form` is its order of axes: "plain" is ONNX's order, and "image" has channels last.
     """
     axis %= rank
     return NCHW_TO_NHWC.index(axis) if form == "image" else axis
 
 
 def lower_concat(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Concat to the TFLite operator CONCATENATION."""
     form = find_common_form(writer, node.inputs, node.output)
     rank = len(writer.graph.shapes[node.output])
     inputs = [writer.require_tensor(name, form) for name in node.inputs]
@@ -32,9 +31,10 @@ def lower_concat(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def read_integers(writer: TfliteWriter, node: SegmentNode, index: int, key: str) -> list[int] | None:
-    """Return a parameter of a node: the values of input `index`, or attribute `key` in older opsets.
+    """Return a parameter of a node: the values of input `index`, or attribute `key` in older opsets, or None.
 
-    Return None if the node has neither. Raise DicompilerError if the input is not constant.
+    Raises:
+        DicompilerError: The input is not constant.
     """
     if node.has_input(index):
         value = writer.graph.constants.get(node.inputs[index])
@@ -90,8 +90,7 @@ def lower_split(writer: TfliteWriter, node: SegmentNode) -> None:
 def lower_reshape(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Reshape, Flatten, Squeeze or Unsqueeze to RESHAPE in ONNX's order of axes.
 
-    If an image is flattened to a matrix, no operation is added here, because FULLY_CONNECTED can read the image itself.
-    If another operator reads the matrix, `TfliteWriter.require_tensor` adds the RESHAPE.
+    An image that is flattened to a matrix gets no RESHAPE here, because FULLY_CONNECTED can read the image itself.
     """
     name, shape = node.inputs[0], writer.graph.shapes[node.output]
     source = writer.graph.get_shape(name)
@@ -104,9 +103,8 @@ def lower_reshape(writer: TfliteWriter, node: SegmentNode) -> None:
 def lower_transpose(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower Transpose to at most one TRANSPOSE.
 
-    The TFLite graph stores a tensor in one of two forms (axis orders): as an image (channels last) or plain (ONNX's
-    order). The TRANSPOSE reads the form in which the input is stored. It writes an output with four axes as an image,
-    and any other output plain. So no second transpose is needed.
+    It reads the input in the order of axes in which it is stored: as an image (channels last) or plain (ONNX's order).
+    An output with four axes is stored as an image, all others plain.
     """
     name = node.inputs[0]
     rank = len(writer.graph.get_shape(name))

@@ -15,10 +15,10 @@ _FUSED_OPTIONS = {"ADD": "Add", "SUB": "Sub", "MUL": "Mul", "DIV": "Div"}
 
 
 def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) -> AxisForm:
-    """Return the form (axis order) in which an operation reads the tensors `names` and writes `output`.
+    """Return the order of axes in which an operation reads the tensors `names` and writes `output`.
 
-    The form is "image" (channels last) or "plain" (ONNX's order). For results with four axes, it is the form of the
-    first operand that has four axes and is not constant, or "image" if there is none. All other results are plain.
+    It is "image" (channels last) or "plain" (ONNX's order). Results with four axes have the order of the first operand
+    that has four axes and is not constant. All other results are plain.
     """
     rank = len(writer.graph.shapes[output])
     if rank != 4:
@@ -28,7 +28,7 @@ def find_common_form(writer: TfliteWriter, names: Sequence[str], output: str) ->
 
 
 def read_operand(writer: TfliteWriter, name: str, form: AxisForm, rank: int) -> int:
-    """Return the tensor index of an operand in the given form (axis order), with `rank` axes.
+    """Return the tensor index of an operand with `rank` axes in the order `form`: "image" (channels last) or "plain".
 
     Leading axes of length 1 are added, as ONNX's broadcasting does.
     """
@@ -60,7 +60,7 @@ def add_binary(writer: TfliteWriter, code: str, inputs: Sequence[int], output: i
 def add_scalar_chain(writer: TfliteWriter, x: int, steps: Sequence[tuple[str, float]]) -> int:
     """Apply operations one after another to the tensor with index `x`; return the result's tensor index.
 
-    Each step is a pair: the name of a TFLite operator, and its second operand, a number.
+    Each step is the name of a TFLite operator, and its second operand, a number.
     """
     for code, number in steps:
         output = writer.add_like(x, writer.get_shape(x))
@@ -87,7 +87,7 @@ def lower_variadic(code: str, writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_unary(code: str, options: str, writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower an operator with one input to the TFLite operator `code`, which computes the same.
+    """Lower an operator with one input to the TFLite operator `code`.
 
     `options` is the name of the TFLite operator's options table without "Options", or "".
     """
@@ -133,7 +133,6 @@ def lower_clip(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_leaky_relu(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower LeakyRelu to the TFLite operator LEAKY_RELU."""
     x, form = writer.require_known_form(node.inputs[0])
     slope = node.get_attribute("alpha", 0.01)
     writer.add_operation("LEAKY_RELU", [x], [writer.add_output(node.output, form)], "LeakyRelu", Alpha=slope)

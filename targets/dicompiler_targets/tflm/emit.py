@@ -41,11 +41,11 @@ class CompiledDevice:
 
     Attributes:
         program: The device's part of the program.
-        hoisted_segments: Segments (ONNX submodels) of the device. Slices and Concats at their inputs and outputs are
-            replaced by copies that the device's program makes.
+        hoisted_segments: Segments (ONNX submodels) of the device, in which Slices and Concats at inputs and outputs are
+            replaced by copies.
         lowered_models: The TFLite model of each segment; None if the segment only copies data.
         models: The distinct models of the device. Segments with equal models share one.
-        needed_arenas: For each distinct model, the smallest arena in bytes.
+        needed_arenas: For each distinct model, the smallest arena (working memory of TFLite-micro) in bytes.
         layout: Memory layout of the device.
         peers: The devices that this device exchanges tensors with.
     """
@@ -66,12 +66,10 @@ class CompiledDevice:
 
     @property
     def operators(self) -> tuple[str, ...]:
-        """TFLite's names of the operators in all models of the device, sorted."""
         return tuple(sorted({code for model in self.lowered_models if model is not None for code in model.operators}))
 
     @property
     def sizes(self) -> DeviceSizes:
-        """RAM and flash that the device needs."""
         return DeviceSizes(
             max(self.models.arena_bytes, default=0),
             max(self.needed_arenas, default=0),
@@ -84,8 +82,10 @@ class CompiledDevice:
 def compile_devices(program: Program, margin: float) -> tuple[CompiledDevice, ...]:
     """Compile the segments of all devices to TFLite models, and plan the memory of each device.
 
-    `margin` is the fraction by which arenas (working memory of TFLite-micro for a model) are larger than necessary:
-    0.05 adds 5 %. Raise DicompilerError if TFLite-micro cannot express or run a segment.
+    `margin` is the fraction by which arenas (working memory of TFLite-micro) are larger than necessary: 0.05 adds 5 %.
+
+    Raises:
+        DicompilerError: TFLite-micro cannot express or run a segment.
     """
     for value in (*program.inputs, *program.outputs, *(t.value for t in program.transfers)):
         if value.shape is None:
@@ -165,7 +165,6 @@ def write_program(program: Program, margin: float, boards: Mapping[str, Host], d
 
 
 def _make_files(program: Program, device: CompiledDevice) -> Iterable[tuple[str, bytes]]:
-    """Yield name and content of each file in a device's directory."""
     yield from read_runtime_sources("tflm", (".cc", ".h", ".txt")).items()
     for name, data in device.model_files.items():
         yield f"model_{name}.tflite", data
@@ -210,7 +209,6 @@ def _make_manifest(program: Program, device: CompiledDevice) -> Json:
 
 
 def _describe_segment(device: CompiledDevice, index: int) -> Json:
-    """Return the manifest's entry for a segment, with the copies before and after its model runs."""
     segment, k, moves = (
         device.program.segments[index],
         device.models.model_of_segment[index],
@@ -237,8 +235,8 @@ def _describe_copy(copy: StridedCopy) -> Json:
 def _collect_copies(hoisted: HoistedSegment, views: Container[str] = ()) -> codegen.SegmentCopies:
     """Return the copies that a device makes before and after it runs the model of a segment.
 
-    Tensors in `views` lie inside another tensor, so they need no copy. In the copies, an index denotes an input or
-    output of the model, and a name denotes a tensor of the device.
+    An index in a copy is an input or output of the model, and a name is a tensor of the device. Tensors in `views` are
+    parts of another tensor, so they need no copy.
     """
     inner = hoisted.segment
     ports = {name: i for i, name in enumerate(inner.outputs)} if inner is not None else {}

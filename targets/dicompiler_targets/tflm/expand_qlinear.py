@@ -29,7 +29,7 @@ DYNAMIC_OPERATORS = (
     "DynamicQuantizeMatMul",
     "MatMulIntegerToFloat",
 )
-"""Operators of networks whose activations are quantized at run time, which TFLite-micro does not support."""
+"""Operators that quantize activations at run time, which TFLite-micro does not support."""
 
 
 @dataclass
@@ -53,17 +53,17 @@ class _QLinearRewriter:
     def add_dequantized(self, node: onnx.NodeProto, index: int, axis: int | None = None) -> str:
         """Add a DequantizeLinear of input `index` of a node; return the name of its output.
 
-        The scale and the zero point are the next two inputs of the node. If the scale has several values, there is one
-        for each index along `axis`.
+        The scale and the zero point are the next two inputs of the node. A scale with several values is for the indices
+        along `axis`.
         """
         inputs = [name for name in node.input[index : index + 3] if name]
         attributes = {} if axis is None or self.get_constant(inputs[1]).size == 1 else {"axis": axis}
         return self.add_node("DequantizeLinear", node, inputs, f"{node.output[0]}/{index}", **attributes)
 
     def add_dequantized_bias(self, node: onnx.NodeProto, index: int, scales: tuple[int, int]) -> str:
-        """Add a DequantizeLinear of an int32 bias; return the name of its output.
+        """Add a DequantizeLinear of an int32 bias (input `index` of a node); return the name of its output.
 
-        The scale of the bias is the product of two scales. `scales` has their indices among the node's inputs.
+        `scales` has the indices of two inputs of the node. The scale of the bias is the product of their scales.
         """
         name, scale = node.input[index], f"{node.output[0]}/bias scale"
         of_x, of_w = (self.get_constant(node.input[i]).astype(np.float64) for i in scales)
@@ -110,8 +110,7 @@ def _rewrite_gemm(rewriter: _QLinearRewriter, node: onnx.NodeProto) -> None:
 def _rewrite_binary(op: str, rewriter: _QLinearRewriter, node: onnx.NodeProto) -> None:
     """Rewrite a node with two operands to the float32 operator `op`.
 
-    The node's inputs are the two operands, each followed by its scale and zero point, and then the scale and the zero
-    point of the output.
+    The node's inputs are two operands and the output, each with its scale and zero point (the output has only these).
     """
     axis = 1 if op == "MatMul" else None
     inputs = [rewriter.add_dequantized(node, 0), rewriter.add_dequantized(node, 3, axis)]
@@ -146,10 +145,10 @@ def _make_refusal(node: onnx.NodeProto, cause: str, remedy: str) -> DicompilerEr
 
 
 def expand_qlinear(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> onnx.ModelProto:
-    """Return the model with operators in QDQ form instead of QLinear operators.
+    """Return the model with operators in QDQ form (float, between DequantizeLinear and QuantizeLinear).
 
-    In QDQ form, float operators are between DequantizeLinear and QuantizeLinear nodes. Raise DicompilerError, which
-    names the node, if a scale is not constant or activations are quantized at run time.
+    Raises:
+        DicompilerError: A scale is not constant, or activations are quantized at run time. The error names the node.
     """
     for node in model.graph.node:
         if node.op_type in DYNAMIC_OPERATORS:

@@ -96,10 +96,7 @@ def serialize_model(
     inputs: Sequence[int],
     outputs: Sequence[int],
 ) -> bytes:
-    """Return the .tflite file of a graph; `inputs` and `outputs` are indices in `tensors`.
-
-    The same arguments give the same bytes.
-    """
+    """Return the .tflite file of a graph; `inputs` and `outputs` are indices in `tensors`."""
     schema, flatbuffers = import_optional("tflite"), import_optional("flatbuffers")
     builder = flatbuffers.Builder(1024)
     constants = [tensor.data for tensor in tensors if tensor.data is not None]
@@ -138,7 +135,6 @@ def serialize_model(
 
 
 def collect_operator_codes(operations: Sequence[TfliteOperation]) -> tuple[str, ...]:
-    """Return the distinct operator names of the operations, sorted."""
     return tuple(sorted({operation.code for operation in operations}))
 
 
@@ -178,8 +174,7 @@ def _write_offsets(builder: Any, values: Sequence[int]) -> int:
 
 
 def _write_tensor(schema: Any, builder: Any, tensor: TfliteTensor, buffer: int) -> int:
-    # The tensor's name is not written, so that the models of two equal tiles are equal files, which a device stores
-    # once.
+    # Without the tensor's name, the models of two equal tiles are equal files, which a device stores once.
     values: dict[str, Any] = {"Shape": _write_integers(builder, tensor.shape)}
     if tensor.quantization is not None:
         quantization = tensor.quantization
@@ -194,8 +189,7 @@ def _write_tensor(schema: Any, builder: Any, tensor: TfliteTensor, buffer: int) 
 
 def _write_operator_code(schema: Any, builder: Any, code: str) -> int:
     number = getattr(schema.BuiltinOperator, code)
-    # New readers use the larger of the fields BuiltinCode and DeprecatedBuiltinCode. Old readers know only the latter
-    # field, which has one byte.
+    # Old readers know only the field DeprecatedBuiltinCode, which has one byte. New readers use the larger field.
     return _write_table(
         schema, builder, "OperatorCode", DeprecatedBuiltinCode=min(number, 127), Version=1, BuiltinCode=number
     )

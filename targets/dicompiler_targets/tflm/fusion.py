@@ -1,7 +1,7 @@
 """Fusion of normalization, bias and activation into the operator before them.
 
-TFLite-micro has no BatchNormalization. A bias or activation that is an option of another operator needs neither an
-additional operation nor an additional tensor. Examples:
+TFLite-micro has no BatchNormalization. A bias or activation that is an option of another operator saves an operation
+and a tensor. Examples:
 
     Conv → BatchNormalization ⇒ Conv;   Conv → Add(constant) ⇒ Conv with bias;   Conv → Relu ⇒ Conv with activation
 """
@@ -23,8 +23,7 @@ _ACTIVATION_FUSING_OPERATORS = ("Conv", "Gemm", "MatMul", "Add", "Sub", "Mul", "
 def fuse_operators(graph: SegmentGraph) -> SegmentGraph:
     """Return the graph with normalizations, biases and activations fused into the nodes before them.
 
-    A node is fused into the node before it only if no other node reads the tensor between them, and if that tensor is
-    not an output of the segment (the graph's ONNX submodel).
+    A node is fused only if the tensor before it has no other reader and is not an output of the graph.
     """
     changed = True
     while changed:
@@ -133,7 +132,7 @@ def _scale_weights(
 ) -> tuple[SegmentNode, dict[str, NDArray[Any]]] | None:
     """Return a convolution or matrix product with scaled weights and bias, and the new constants.
 
-    The weights are multiplied by `factor`; the bias is multiplied by `factor`, and `shift` is added.
+    Weights and bias are multiplied by `factor`, and `shift` is added to the bias.
     """
     weight = graph.constants[before.inputs[1]].astype(np.float64)
     bias = graph.constants[before.inputs[2]].astype(np.float64) if before.has_input(2) else np.zeros(1)

@@ -19,7 +19,7 @@ from dicompiler_targets.tflm.expand_qlinear import expand_qlinear
 from dicompiler_targets.tflm.flatbuffer import TFLITE_TYPES, QuantizationParams
 
 _HIGH_RANK_OPERATORS = ("Reshape", "Transpose")
-"""Operators whose tensors may have more than four axes, because they only move data, as in a channel shuffle."""
+"""Operators that may read and write tensors with more than four axes, as in a channel shuffle."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,6 @@ class SegmentNode:
         return self.outputs[0]
 
     def has_input(self, index: int) -> bool:
-        """Return True if the node has an input with this index that is not omitted."""
         return index < len(self.inputs) and self.inputs[index] != ""
 
     def get_attribute(self, name: str, default: Any = None) -> Any:
@@ -81,7 +80,6 @@ class SegmentGraph:
     quantizations: Mapping[str, QuantizationParams] = field(default_factory=dict)
 
     def map_readers(self) -> dict[str, list[SegmentNode]]:
-        """Return a dictionary: for each tensor, by name, the nodes that read it."""
         readers: dict[str, list[SegmentNode]] = {}
         for node in self.nodes:
             for name in dict.fromkeys(node.inputs):
@@ -89,19 +87,18 @@ class SegmentGraph:
         return readers
 
     def get_shape(self, name: str) -> Shape:
-        """Return the shape of a tensor or constant."""
         return self.constants[name].shape if name in self.constants else self.shapes[name]
 
 
 def make_refusal(node: SegmentNode, cause: str, remedy: str) -> DicompilerError:
-    """Return the error for a node that TFLite-micro cannot express, with the cause and the remedy."""
     return DicompilerError(f"target tflm: node {node.name!r} ({node.op}): {cause}: {remedy}")
 
 
 def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGraph:
     """Return the graph of a segment (an ONNX submodel of a device), for the lowering to TFLite.
 
-    Raise DicompilerError, which names the node, if a tensor has no static shape or a type that TFLite-micro lacks.
+    Raises:
+        DicompilerError: A tensor has no static shape, or a type that TFLite-micro lacks. The error names the node.
     """
     model = expand_qlinear(segment.model, weights)
     opset = next((o.version for o in model.opset_import if o.domain in ("", "ai.onnx")), 1)
@@ -128,7 +125,7 @@ def read_segment(segment: Segment, weights: Mapping[str, Weight]) -> SegmentGrap
 
 
 def select_needed(steps: Sequence[Any], outputs: Iterable[Any]) -> list[Any]:
-    """Return those nodes or operations of `steps` on which `outputs` (tensors) depend, in the same order."""
+    """Return those nodes or operations of `steps` on which the tensors `outputs` depend, in the same order."""
     wanted, chosen = set(outputs), []
     for step in reversed(steps):
         if wanted.intersection(step.outputs):
@@ -172,7 +169,7 @@ def _check_tensor(node: SegmentNode, name: str, kind: Any) -> None:
 def check_ranks(graph: SegmentGraph) -> None:
     """Raise DicompilerError, which names the node, if a tensor has more than four axes.
 
-    Tensors of Reshape and Transpose may have more, because these operators only move data.
+    Tensors of Reshape and Transpose may have more.
     """
     for node in graph.nodes:
         for name in (*node.inputs, *node.outputs):

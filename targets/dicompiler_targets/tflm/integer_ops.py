@@ -24,31 +24,32 @@ RESCALING_OPERATORS = {
     **{"Conv": (0, 1, 2), "Gemm": (0, 1, 2), "MatMul": (0, 1), "Add": (0, 1), "Sub": (0, 1), "Mul": (0, 1)},
     **dict.fromkeys(("AveragePool", "GlobalAveragePool", "ReduceMean"), (0,)),
 }
-"""Operators whose output may have another scale than the inputs, and the indices of their quantized inputs."""
+"""Operators with an output that may have another scale than the inputs, and the indices of their quantized inputs."""
 SCALE_PRESERVING_OPERATORS = (
     "MaxPool", "GlobalMaxPool", "Reshape", "Flatten", "Squeeze", "Unsqueeze",
     "Transpose", "Slice", "Concat", "Resize", "Identity",
 )  # fmt: skip
 """Operators that TFLite computes in int8 only if input and output have the same scale.
 
-If the network has different scales, a QUANTIZE converts the output. For Concat, it converts each input whose scale
-differs from that of the output.
+If the network has different scales, a QUANTIZE converts the output (for Concat, the inputs).
 """
 FIXED_SCALE_OPERATORS = {"Softmax": (1 / 256, -128), "Sigmoid": (1 / 256, -128), "Tanh": (1 / 128, 0)}
 """Scale and zero point that TFLite requires for the int8 output of these operators.
 
-If the network has other values, the operator stays in float32."""
+If the network has other values, the operator stays in float32.
+"""
 DATA_MOVEMENT_OPERATORS = ("Reshape", "Flatten", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Concat", "Identity")
 
 
 def read_parameters(graph: SegmentGraph, node: SegmentNode) -> QuantizationParams:
     """Return scale and zero point of a QuantizeLinear or DequantizeLinear.
 
-    Raise DicompilerError if TFLite does not support them.
+    Raises:
+        DicompilerError: TFLite does not support them.
     """
     if any(name and name not in graph.constants for name in node.inputs[1:]) or node.get_attribute("block_size", 0):
-        # With the option --wire-dtype int8-block, devices send tensors as int8 with a scale for each block. The nodes
-        # that convert such tensors have "int8-block" in their names.
+        # The option --wire-dtype int8-block adds nodes with a scale for each block, which have "int8-block" in their
+        # names.
         is_wire_type = "int8-block" in node.name
         remedy = WIRE_DTYPE_REMEDY if is_wire_type else "use constants, one for each channel"
         raise make_refusal(node, "its scale is computed or given for each block", remedy)
@@ -79,10 +80,7 @@ class _QuantizedTensors:
 
 
 def convert_to_integer(graph: SegmentGraph) -> SegmentGraph:
-    """Return a graph in QDQ form with int8 operators instead, as far as TFLite-micro has them.
-
-    If an operator stays in float32, its quantized constants are converted to float32.
-    """
+    """Return a graph in QDQ form with int8 operators instead, as far as TFLite-micro has them."""
     ends = [node for node in graph.nodes if node.op in (DEQUANTIZE_OP, QUANTIZE_OP)]
     if not ends:
         return graph
@@ -106,10 +104,7 @@ def convert_to_integer(graph: SegmentGraph) -> SegmentGraph:
 
 
 def _propagate_params(graph: SegmentGraph, params: Mapping[str, QuantizationParams]) -> dict[str, QuantizationParams]:
-    """Return `params` (scale and zero point by tensor), extended to int8 tensors of nodes that only move data.
-
-    Such a node has the same quantization at its input and output.
-    """
+    """Return `params` (scale and zero point by tensor), extended to int8 tensors of nodes that only move data."""
     known = dict(params)
     for nodes in (graph.nodes, graph.nodes[::-1], graph.nodes):
         for node in nodes:
@@ -144,8 +139,8 @@ def _can_convert(graph: SegmentGraph, node: SegmentNode, last: SegmentNode, know
         scale, zero = FIXED_SCALE_OPERATORS[node.op]
         return bool(np.isclose(out.scale[0], scale, rtol=1e-6)) and out.zero_point == (zero,)
     if node.op in ("Conv", "Gemm"):
-        # TFLite requires constant int8 weights with zero point 0, and an int32 bias. The scale of the bias must be the
-        # scale of the input times the scale of the weights.
+        # TFLite requires constant int8 weights with zero point 0, and an int32 bias with the scale of the input times
+        # that of the weights.
         if any(name not in graph.constants for name in sources[1:]) or set(known.params[sources[1]].zero_point) != {0}:
             return False
         wanted = np.asarray(known.params[sources[1]].scale) * first.scale[0]
@@ -167,8 +162,8 @@ def _convert_node(
 ) -> tuple[SegmentGraph, list[SegmentNode]]:
     """Return the graph with the tensors of an integer version of `node`, and the nodes of this version.
 
-    `last` is the QuantizeLinear that reads the node's output. If the quantizations of inputs and output must be equal
-    but are not, nodes that change the quantization are added before or after the node.
+    `last` is the QuantizeLinear that reads the node's output. If TFLite requires equal quantizations of inputs and
+    output, nodes that change the quantization are added.
     """
     inputs = [known.dequantized[n].inputs[0] if n in known.dequantized else n for n in node.inputs]
     output, params = last.output, dict(graph.quantizations)
@@ -190,7 +185,6 @@ def _convert_node(
 
 
 def _dequantize_constants(graph: SegmentGraph) -> SegmentGraph:
-    """Return the graph with each DequantizeLinear of a constant replaced by a float constant."""
     constants, nodes = dict(graph.constants), list[SegmentNode]()
     for node in graph.nodes:
         if node.op == DEQUANTIZE_OP and node.inputs[0] in constants:

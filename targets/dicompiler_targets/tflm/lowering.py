@@ -38,9 +38,10 @@ from dicompiler_targets.tflm.writer import NCHW_TO_NHWC, TfliteWriter, get_natur
 MAX_COPY_LOOPS = 3
 """Maximum number of nested loops of a strided copy.
 
-Tensors have up to four axes. The last axis is contiguous and needs no loop."""
+Tensors have up to four axes. The last axis is contiguous and needs no loop.
+"""
 HOISTABLE_TYPES = (TensorProto.FLOAT, TensorProto.INT8, TensorProto.INT32, TensorProto.BOOL)
-"""Element types of tensors whose Slices and Concats can move out of a model: the types of TFLite-micro."""
+"""Element types of tensors that the device's program can slice and concatenate: the types of TFLite-micro."""
 _ANY_TYPE_LOWERINGS: Mapping[str, Callable[[TfliteWriter, SegmentNode], None]] = {
     **dict.fromkeys(("Identity", "Dropout"), elementwise.lower_alias),
     "Cast": elementwise.lower_cast,
@@ -146,10 +147,7 @@ def to_wire_shape(shape: Shape) -> Shape:
 
 
 def hoist_segment_copies(segment: Segment) -> HoistedSegment:
-    """Return the segment without the Slices and Concats at its inputs and outputs.
-
-    They become copies, which the device's program makes itself, without TFLite.
-    """
+    """Return the segment without the Slices and Concats at its inputs and outputs, and the copies that replace them."""
     return artifact_files.hoist_copies(segment, HOISTABLE_TYPES, MAX_COPY_LOOPS + 1)
 
 
@@ -158,8 +156,12 @@ def make_wire_copies(
 ) -> tuple[StridedCopy, ...]:
     """Return the copies that fill the tensor `target` with regions of other tensors.
 
-    `copied` lists the regions, and `values` describes the other tensors by name. In memory, tensors with four axes have
-    channels last.
+    In memory, tensors with four axes have channels last.
+
+    Args:
+        target: The tensor to fill: its name, or its index among the model's inputs or outputs.
+        copied: The regions.
+        values: Type and shape of the other tensors, by name.
     """
     return artifact_files.make_copies(target, copied, values, NCHW_TO_NHWC if len(copied.shape) == 4 else None)
 
@@ -167,7 +169,8 @@ def make_wire_copies(
 def lower_segment(segment: Segment, weights: Mapping[str, Weight]) -> LoweredModel:
     """Return the TFLite model of a segment (an ONNX submodel of a device).
 
-    Raise DicompilerError, which names the node, if TFLite-micro cannot express the segment.
+    Raises:
+        DicompilerError: TFLite-micro cannot express the segment. The error names the node.
     """
     graph = widen_windows(integer_ops.convert_to_integer(fuse_operators(read_segment(segment, weights))))
     check_ranks(graph)

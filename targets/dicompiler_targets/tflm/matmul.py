@@ -62,8 +62,7 @@ def _add_fully_connected(
 ) -> None:
     """Add the product of the node's input with the transpose of `rows`, a matrix of shape (N, K).
 
-    If the input is a flattened image, the K columns of `rows` are reordered to the image's order in memory, so that the
-    input needs no transpose.
+    If the input is a flattened image, the columns of `rows` are reordered instead of transposing the image.
     """
     name = node.inputs[0]
     image = writer.flattened_images.get(name)
@@ -84,17 +83,17 @@ def _add_product(
     output: int,
     activation: str,
 ) -> None:
-    """Add the product of a matrix of shape (M, K) and a constant weight, which has shape (M, N).
+    """Add the product of a matrix of shape (M, K) and a constant weight, with a result of shape (M, N).
 
-    In float32, the product is a FULLY_CONNECTED. In int8, it is a CONV_2D on M images of one pixel, because
-    TFLite-micro and LiteRT round the results of CONV_2D in the same way, but not those of FULLY_CONNECTED.
+    In int8, it is a CONV_2D on M images of one pixel, because TFLite-micro and LiteRT round FULLY_CONNECTED
+    differently.
 
     Args:
         writer: Writer of the TFLite graph.
-        x: Index of the left operand.
+        x: Tensor index of the left operand.
         weight: Name, rows (shape (N, K)) and quantization of the weight.
-        bias: Index of the bias; -1 for none.
-        output: Index of the tensor for the result.
+        bias: Tensor index of the bias; -1 for none.
+        output: Tensor index of the result.
         activation: TFLite's activation.
     """
     name, rows, quantization = weight
@@ -117,7 +116,7 @@ def _add_product(
 def lower_matmul(writer: TfliteWriter, node: SegmentNode) -> None:
     """Lower MatMul with a constant weight to FULLY_CONNECTED (in int8 CONV_2D), any other MatMul to BATCH_MATMUL.
 
-    With a constant weight, all left matrices are combined into one matrix, so that there is only one product.
+    With a constant weight, all left matrices are combined into one.
     """
     weight = writer.graph.constants.get(node.inputs[1])
     shape, out = writer.graph.get_shape(node.inputs[0]), writer.graph.shapes[node.output]

@@ -1,10 +1,7 @@
-"""The memory layout of a device: where its tensors and the arenas of its models lie in one common memory.
+"""The memory layout of a device: the offsets of its tensors and of the arenas of its models in one memory.
 
-An arena is the working memory of TFLite-micro for one model. A segment is an ONNX submodel of the device.
-
-An output of a segment is in memory from the step that computes it to its last reader. A graph input or a received
-tensor is in memory from the start of the frame (inference request) to its last reader. An arena is in memory while its
-model runs. Tensors and arenas share bytes if their lifetimes do not overlap.
+An arena is the working memory of TFLite-micro for one model. Tensors are in memory until their last reader, and arenas
+while their model runs. Tensors and arenas share bytes if their lifetimes do not overlap.
 """
 
 from __future__ import annotations
@@ -18,7 +15,7 @@ from dicompiler_targets.tflm.graph import get_type_name
 from dicompiler_targets.tflm.lowering import WireTensor, make_wire_copies, to_wire_shape
 
 BUFFER_ALIGNMENT_BYTES = 16
-"""Alignment of arenas, and of all tensors that do not lie inside another tensor."""
+"""Alignment of arenas, and of all tensors that are not a part of another tensor."""
 
 
 @dataclass(frozen=True)
@@ -39,31 +36,29 @@ class PlacedTensorBuffer:
 
     @property
     def end(self) -> int:
-        """Offset of the first byte after the tensor."""
         return self.offset + self.tensor.nbytes
 
 
 def make_wire_tensor(value: TensorSpec) -> WireTensor:
-    """Describe a tensor, which must have a static shape, in the form in which devices send it (channels last)."""
+    """Return a tensor of static shape in the form in which devices send it (channels last)."""
     assert value.shape is not None
     return WireTensor(value.name, get_type_name(value.dtype), to_wire_shape(value.shape))
 
 
 def list_received(device: DeviceProgram) -> tuple[int, ...]:
-    """Return the indices of the transfers (tensors of other devices) that a device receives."""
     return tuple(step.index for step in device.steps if step.kind == "receive")
 
 
 @dataclass(frozen=True)
 class MemoryLayout:
-    """The memory layout of a device: where tensors and arenas (working memory of models) lie.
+    """The memory layout of a device: the offsets of tensors and arenas (working memory of models).
 
     Attributes:
         buffers: The tensors with their offsets, by name.
         arena_offsets: For each segment, the offset of its model's arena in bytes; None if the segment only copies data.
         frees_arena: For each segment, True if tensors or other arenas may use the arena's bytes after the model ran.
         size_bytes: Bytes of the whole memory.
-        views: Names of tensors that lie inside another tensor, so that they need no copy.
+        views: Names of tensors that are a part of another tensor, so that they need no copy.
     """
 
     buffers: Mapping[str, PlacedTensorBuffer]
@@ -130,12 +125,9 @@ def plan_memory(
 
 
 def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[str, int]]:
-    """Return the outputs of segments that are a contiguous range of another tensor of the device.
+    """Return the outputs of segments that are a contiguous range of another tensor, such as rows of an image.
 
-    An example is a range of rows of an image. Such an output needs no memory and no copy.
-
-    Returns:
-        For each such output, by name and in the order of computation: the other tensor, and the offset in bytes in it.
+    The result has, by name and in the order of computation, the other tensor and the offset in it in bytes.
     """
     views: dict[str, tuple[str, int]] = {}
     for hoisted in hoisted_segments:
@@ -155,9 +147,12 @@ def _find_views(hoisted_segments: Sequence[HoistedSegment]) -> dict[str, tuple[s
 def _find_arena_spans(models: Sequence[int | None], times: Sequence[int], end: int) -> list[tuple[int, int, int]]:
     """Return (model, first step, last step) for each period in which a model's arena must stay in memory.
 
-    `models` and `times` have the model and the step of each segment, and `end` is the last step of a frame. A model
-    that runs several times, with no other model in between, keeps its arena. If the device has only one model, the
-    model keeps its arena from frame to frame.
+    A model that runs several times, with no other model in between, keeps its arena.
+
+    Args:
+        models: For each segment, the index of its model; None if it has none.
+        times: For each segment, its step.
+        end: The last step of a frame.
     """
     blocks: list[tuple[int, int, int]] = []
     for model, time in zip(models, times, strict=True):
@@ -182,17 +177,18 @@ _PLACEMENT_ORDERS: tuple[Callable[[_Lifetime], tuple[int, ...]], ...] = (
     lambda span: (span.first - span.last, -span.size, span.first),
     lambda span: (span.first, -span.last, -span.size),
 )
-"""Orders in which buffers (tensors and arenas) are placed: the largest first, the longest lifetime first, or in order
-of time. All orders are tried, and the smallest layout is used."""
+"""Orders in which tensors and arenas are placed: the largest first, the longest lifetime first, or in order of time.
+
+All orders are tried, and the smallest layout is used.
+"""
 
 
 def _place_spans(
     spans: Mapping[str | int, _Lifetime], order: Callable[[_Lifetime], tuple[int, ...]]
 ) -> dict[str | int, int]:
-    """Return the offset of each buffer (tensor or arena) in the device's memory.
+    """Return the offset in memory of each tensor and arena, placed one after another in the given order.
 
-    It is the lowest offset that is free during the buffer's lifetime. Buffers are placed one after another, sorted by
-    the key that `order` returns.
+    It is the lowest offset that is free during the lifetime.
     """
     placed: dict[str | int, int] = {}
     for name in sorted(spans, key=lambda n: (order(spans[n]), str(n))):
@@ -209,5 +205,4 @@ def _place_spans(
 
 
 def _get_end(spans: Mapping[str | int, _Lifetime], places: Mapping[str | int, int]) -> int:
-    """Return the bytes of memory that the placed buffers (tensors and arenas) need: their highest end."""
     return max((places[name] + span.size for name, span in spans.items()), default=0)

@@ -1,7 +1,7 @@
 """RAM and flash of devices, and the layers that need the most of them.
 
-Arenas (working memory of TFLite-micro for a model) are measured on this host, which has pointers of 8 bytes. The report
-also estimates their sizes on boards, which have pointers of 4 bytes.
+Arenas (working memory of TFLite-micro for a model) are measured on this host, which has pointers of 8 bytes. Their
+sizes on boards with pointers of 4 bytes are estimated.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ MEMORY_FORMAT = "dicompiler.tflm-memory/1"
 POINTER_SIZE_SHARE = 0.6
 """Size of an arena's records of tensors, nodes and operators with pointers of 4 bytes, divided by that with 8 bytes.
 
-The value is estimated from the fields of the records."""
+The value is estimated from the fields of the records.
+"""
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def make_memory_report(sizes: Mapping[str, DeviceSizes], boards: Mapping[str, Ho
     Args:
         sizes: The measured sizes, by device name.
         boards: The host of each device, by device name.
-        margin: The fraction by which the arenas in `sizes` are larger than necessary. It is only written to the file.
+        margin: The fraction by which the arenas in `sizes` are larger than necessary.
     """
     entries = []
     for device, device_sizes in sizes.items():
@@ -105,8 +106,7 @@ def make_footprint(
 def _get_activation_sizes(segment: Segment) -> dict[str, int]:
     """Return the bytes of a segment's tensors, by name.
 
-    The float output of a DequantizeLinear and the float input of a QuantizeLinear count with the size of the quantized
-    tensor, because TFLite-micro stores only the quantized tensor.
+    A float tensor that is dequantized or will be quantized counts as the quantized tensor, the only one that is stored.
     """
     sizes = segment_value_sizes(segment)
     for node in segment.model.graph.node:
@@ -118,10 +118,9 @@ def _get_activation_sizes(segment: Segment) -> dict[str, int]:
 
 
 def _find_heaviest_layer(segment: Segment, measure: Callable[[Segment], Mapping[str, int]]) -> str:
-    """Return a text with the layer of a segment's largest node, for the error if memory is too small.
+    """Return a text with the layer of a segment's largest node, by the bytes of its inputs and outputs.
 
-    The size of a node is the sum of the bytes of its inputs and outputs. `measure` returns the bytes of a segment's
-    tensors by name.
+    `measure` returns the bytes of a segment's tensors by name.
     """
     bytes_of, totals = measure(segment), dict[str, int]()
     for node in segment.model.graph.node:

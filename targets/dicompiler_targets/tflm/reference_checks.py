@@ -3,8 +3,7 @@
 All outputs must equal those of onnxruntime within a tolerance. Outputs of a quantized network must also be bit-equal to
 those of the unsplit network in TFLite-micro, and equal those of LiteRT within one step of the output's scale.
 
-onnxruntime multiplies a sum by a float and rounds once. TFLite's kernels multiply by an integer, round, shift, and
-round again. Results can therefore differ by one step, and later layers propagate these differences. LiteRT's reference
+onnxruntime rounds a scaled sum once, TFLite's kernels twice, so that results can differ by one step. LiteRT's reference
 kernels compute as TFLite-micro does; LiteRT's optimized kernels do not.
 """
 
@@ -35,11 +34,7 @@ LITERT_MODULE = "ai_edge_litert.interpreter"
 
 
 def make_tolerances(model: Model) -> dict[str, Tolerance]:
-    """Return the tolerance of each output, for `Target.tolerances`.
-
-    In float32, the tolerance is 1e-4 of the largest magnitude in the reference. In a quantized network, it is
-    MAX_QUANTIZATION_STEPS quantization steps of the output; `quantized_tolerances` computes it.
-    """
+    """Return the tolerance of each output, for `Target.tolerances`."""
     outputs = model.proto.graph.output
     floats = [value.name for value in outputs if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
     return quantized_tolerances(model) or {name: Tolerance(FLOAT_TOLERANCE) for name in floats}
@@ -48,10 +43,15 @@ def make_tolerances(model: Model) -> dict[str, Tolerance]:
 def check_quantized(
     model: Model, whole: Callable[[], Program], inputs: Mapping[str, NDArray[Any]], result: RunResult
 ) -> tuple[Check, ...]:
-    """Compare the outputs of a quantized network with two references, for `Target.extra_checks`.
+    """Compare the outputs of a quantized network with the unsplit network in TFLite-micro and in LiteRT.
 
-    The references are the unsplit network in TFLite-micro and in LiteRT. `whole` makes the program of the unsplit
-    network, and `result` has the outputs. Return no checks for a network that is not quantized.
+    The result is () for a network that is not quantized.
+
+    Args:
+        model: The network.
+        whole: Makes the program of the unsplit network.
+        inputs: The inputs of the first frame.
+        result: The outputs to check.
     """
     if not any(node.op_type in QUANTIZATION_OPERATORS for node in model.proto.graph.node):
         return ()
@@ -84,8 +84,11 @@ def _compare_outputs(
 ) -> list[Check]:
     """Return a check for each output of each device, which compares it with `reference`.
 
-    If `allowed`, the tolerances by output name, is None, outputs must be bit-equal. `name` describes the reference in
-    the names of the checks.
+    Args:
+        name: Description of the reference in the names of the checks.
+        reference: The reference outputs by name.
+        result: The outputs to check.
+        allowed: Tolerances by output name; None if outputs must be bit-equal.
     """
     frames = result.outputs_by_device[:1] or ({"": result.outputs[0]},)
     return [
@@ -108,7 +111,6 @@ class ModelRuntime(ABC):
         self.model = model
 
     def run(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-        """Run the model on inputs by name, and return its outputs by name."""
         values = [inputs[tensor.name] for tensor in self.model.inputs]
         outputs = self._run([value.transpose(NCHW_TO_NHWC) if value.ndim == 4 else value for value in values])
         plain = [value.transpose(NHWC_TO_NCHW) if value.ndim == 4 else value for value in outputs]
@@ -122,7 +124,8 @@ class ModelRuntime(ABC):
 class MicroRuntime(ModelRuntime):
     """A model in TFLite-micro, with more memory than it needs.
 
-    Creating the object raises RunError if TFLite-micro rejects the model.
+    Raises:
+        RunError: TFLite-micro rejects the model.
     """
 
     def __init__(self, model: LoweredModel) -> None:

@@ -2,8 +2,8 @@
 
     nearest → RESIZE_NEAREST_NEIGHBOR, or GATHER along each axis;   linear → RESIZE_BILINEAR
 
-Along each axis, an output pixel is a weighted mean of two input pixels. The weights depend on TFLite's options
-align_corners and half_pixel_centers. The lowering uses the options that give the weights of the ONNX node.
+Along each axis, an output pixel is a weighted mean of two input pixels. The lowering uses those options of TFLite
+(align_corners, half_pixel_centers) that give the weights of the ONNX node.
 """
 
 from __future__ import annotations
@@ -24,8 +24,11 @@ _COORDINATE_MODES = ((False, False), (False, True), (True, False))
 def _source_positions(node: SegmentNode, extent: int, out: int, scale: float) -> NDArray[Any]:
     """Return the position of each output pixel among the input pixels along an axis, as ONNX defines it.
 
-    `extent` and `out` are the numbers of input and output pixels. `scale` is the node's scale along the axis; by
-    default, `out` / `extent`.
+    Args:
+        node: The Resize or Upsample.
+        extent: Number of input pixels.
+        out: Number of output pixels.
+        scale: The node's scale along the axis.
     """
     x = np.arange(out, dtype=np.float64)
     mode = node.get_attribute("coordinate_transformation_mode", "half_pixel" if node.op == "Resize" else "asymmetric")
@@ -54,10 +57,13 @@ def _nearest_pixels(node: SegmentNode, x: NDArray[Any], extent: int) -> NDArray[
 def _tflite_positions(extent: int, out: int, aligns_corners: bool, has_half_pixels: bool) -> NDArray[Any]:
     """Return the position of each output pixel in the input along an axis, as TFLite computes it.
 
-    TFLite uses single precision. `extent` and `out` are the numbers of input and output pixels. `aligns_corners` and
-    `has_half_pixels` are TFLite's options align_corners and half_pixel_centers. RESIZE_NEAREST_NEIGHBOR uses the
-    returned positions. If `has_half_pixels` is True, RESIZE_BILINEAR uses the positions minus 0.5, which the caller
-    must subtract.
+    If `has_half_pixels` is True, RESIZE_BILINEAR uses the positions minus 0.5, which the caller must subtract.
+
+    Args:
+        extent: Number of input pixels.
+        out: Number of output pixels.
+        aligns_corners: TFLite's option align_corners.
+        has_half_pixels: TFLite's option half_pixel_centers.
     """
     factor = (extent - 1) / (out - 1) if aligns_corners and out > 1 else extent / out
     x = np.arange(out, dtype=np.float32) + np.float32(0.5 if has_half_pixels else 0.0)
@@ -119,8 +125,7 @@ def lower_resize(writer: TfliteWriter, node: SegmentNode) -> None:
 def can_resize_integers(graph: SegmentGraph, node: SegmentNode) -> bool:
     """Return True if TFLite-micro resizes 8-bit integers as precisely as floats.
 
-    In mode linear on integers, TFLite-micro rounds positions to multiples of 1/1024 pixel. The result is as precise as
-    with floats only if all positions are such multiples.
+    In mode linear, TFLite-micro rounds positions to multiples of 1/1024 pixel, so all positions must be such multiples.
     """
     extents, outs = graph.get_shape(node.inputs[0]), graph.shapes[node.output]
     aligns_corners = node.get_attribute("coordinate_transformation_mode") == "align_corners"

@@ -51,11 +51,7 @@ class TflmDevice:
 
 
 def run_artifact(directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-    """Run an artifact in this process, for `Target.run`.
-
-    Frames (inference requests) are computed one after another. For each frame, the devices take turns: each executes
-    steps until it needs a tensor that has not been sent yet.
-    """
+    """Run an artifact in this process, for `Target.run`, one frame (inference request) after another."""
     if options.keys is not None or options.start_manually or options.hosts is not None:
         raise UsageError("run: target 'tflm' runs all devices in this process: omit --keys, --start-manually and hosts")
     document = load_artifact(directory)
@@ -201,10 +197,9 @@ def _run_segment(device_state: TflmDevice, index: int) -> None:
 def _run_model(
     device_state: TflmDevice, segment: Mapping[str, Any], input_bytes: Mapping[str, ByteArray]
 ) -> dict[int, ByteArray]:
-    """Run the model of a segment, and return the bytes of the model's outputs, by index of the output.
+    """Run the model of a segment, and return the bytes of its outputs, by index of the output.
 
-    Outputs that are not copied to a tensor of the device are omitted. `input_bytes` has the bytes of the segment's
-    inputs by name.
+    `input_bytes` has the bytes of the segment's inputs by name. Outputs that are not copied to a tensor are omitted.
     """
     interpreter = device_state.models[segment["model"]]
     for port in sorted({copy["target"] for copy in segment["input_copies"]}):
@@ -242,7 +237,7 @@ def _to_wire(array: NDArray[Any]) -> bytes:
 def _from_wire(data: bytes, stored: Mapping[str, Any], value: Mapping[str, Any]) -> NDArray[Any]:
     """Convert the bytes of a tensor, as devices send it, to an array in ONNX's order of axes.
 
-    `stored` describes the tensor in the form in which devices send it (channels last), and `value` in ONNX's order.
+    `stored` describes the tensor with channels last, and `value` in ONNX's order.
     """
     array: NDArray[Any] = np.frombuffer(data, stored["dtype"]).reshape(stored["shape"])
     plain = array.transpose(NHWC_TO_NCHW) if array.ndim == 4 else array

@@ -50,8 +50,7 @@ class TflmTarget(Target):
     def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:
         """Measure the RAM and flash that each device needs.
 
-        The sizes of arenas (working memory of TFLite-micro for a model) are found by trials on this host. The RAM also
-        has the tensors outside of the arenas, and the flash has the models.
+        Arenas (working memory of TFLite-micro) are measured by trials on this host.
         """
         from dicompiler_targets.tflm.emit import compile_devices
         from dicompiler_targets.tflm.memory_report import make_footprint

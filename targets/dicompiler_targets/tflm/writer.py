@@ -2,8 +2,7 @@
 
 A tensor has one of two forms: "image" (four axes with channels last: N, H, W, C) or "plain" (ONNX's order of axes).
 Between operators and between devices, tensors with four axes are images, and all others are plain. A tensor is
-converted to the other form only if an operator needs it, and at most once. If the order of the bytes is the same in
-both forms, the conversion is a RESHAPE.
+converted to the other form only if an operator needs it, and at most once.
 """
 
 from __future__ import annotations
@@ -34,10 +33,7 @@ NHWC_TO_NCHW = (0, 3, 1, 2)
 
 
 def get_natural_form(shape: Shape) -> AxisForm:
-    """Return the axis order of a segment's input or output with this shape.
-
-    It is "image" (channels last) for four axes, else "plain" (ONNX's order).
-    """
+    """Return "image" (channels last) for four axes, else "plain" (ONNX's order)."""
     return "image" if len(shape) == 4 else "plain"
 
 
@@ -46,12 +42,9 @@ def permute(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
 
 
 def merge_transpose_axes(shape: Shape, order: Sequence[int]) -> tuple[Shape, tuple[int, ...]]:
-    """Describe a transpose with as few axes as possible.
+    """Return shape and order of a transpose without axes of length 1, and with adjacent axes merged.
 
-    Axes of length 1 are dropped, and axes that stay next to each other are merged.
-
-    Returns:
-        Shape and order of the smaller transpose; the order is sorted if the transpose does not move any byte.
+    The order is sorted if the transpose does not move any byte.
     """
     kept = [axis for axis in order if shape[axis] != 1]
     groups: list[list[int]] = []
@@ -75,29 +68,30 @@ class TfliteWriter:
         self.flattened_images: dict[str, str] = {}
         """For each matrix that is an image flattened from axis 1 on, by name: the image's name.
 
-        `require_tensor` adds the RESHAPE from the image to the matrix only when an operator needs the matrix."""
+        `require_tensor` adds the RESHAPE from the image to the matrix only when an operator needs the matrix.
+        """
         self._tensor_indices: dict[tuple[str, AxisForm], int] = {}
         self._constants: dict[tuple[str, Shape, bytes, QuantizationParams | None], int] = {}
         self._reshape_sources: dict[int, int] = {}
-        """For each result of a RESHAPE (an index of a tensor), the input of the RESHAPE.
+        """For each result of a RESHAPE (a tensor index), the input of the RESHAPE.
 
-        A second RESHAPE of the result reads that input directly, so that no chain of RESHAPEs is built."""
+        A second RESHAPE reads that input directly, so that no chain of RESHAPEs is built.
+        """
         for name in graph.inputs:
             self.add_output(name, get_natural_form(graph.shapes[name]))
 
     # -- finding and adding tensors
 
     def get_form(self, name: str) -> AxisForm:
-        """Return the form (axis order) in which the TFLite graph already has a tensor.
+        """Return the form (axis order) in which the TFLite graph has a tensor: "image" (channels last) or "plain".
 
-        If the graph has both forms, return "image" (channels last) for four axes, else "plain" (ONNX's order).
+        If the graph has both, it is "image" for four axes, else "plain".
         """
         known = get_natural_form(self.graph.get_shape(name))
         other: AxisForm = "plain" if known == "image" else "image"
         return other if (name, other) in self._tensor_indices and (name, known) not in self._tensor_indices else known
 
     def get_shape(self, index: int) -> Shape:
-        """Return the shape of the TFLite tensor with this index, in the axis order of the TFLite graph."""
         return self.tensors[index].shape
 
     def add_tensor(self, name: str, dtype: str, shape: Shape, quantization: QuantizationParams | None = None) -> int:
@@ -173,10 +167,7 @@ class TfliteWriter:
         self.operations.append(TfliteOperation(code, tuple(inputs), tuple(outputs), options, values))
 
     def add_reshape(self, index: int, shape: Shape, output: int | None = None) -> int:
-        """Add a RESHAPE of the tensor with this index, and return the tensor index of the result.
-
-        If the shape does not change and there is no `output`, no operation is added.
-        """
+        """Add a RESHAPE of the tensor with this index if the shape changes; return the result's tensor index."""
         source = self._reshape_sources.get(index, index)
         if output is None and tuple(shape) in (self.get_shape(source), self.get_shape(index)):
             return source if self.get_shape(source) == tuple(shape) else index
@@ -210,8 +201,7 @@ class TfliteWriter:
     def finish(self) -> tuple[bytes, tuple[str, ...], int]:
         """Return the .tflite file, the names of the operators that it uses, and the peak bytes of its tensors.
 
-        Outputs with four axes have channels last, all others have ONNX's order of axes. If an output is an input, a
-        constant or the same tensor as another output, a RESHAPE copies it to a separate tensor.
+        Outputs with four axes have channels last, all others have ONNX's order of axes.
         """
         inputs = [self.require_tensor(name, get_natural_form(self.graph.shapes[name])) for name in self.graph.inputs]
         outputs: list[int] = []
@@ -241,10 +231,7 @@ class TfliteWriter:
     def _count_activation_bytes(
         self, operations: Sequence[TfliteOperation], inputs: Sequence[int], outputs: Sequence[int]
     ) -> int:
-        """Return the maximum bytes of tensors that exist at the same time, without constants.
-
-        A tensor exists from the operation that computes it to the last operation that reads it.
-        """
+        """Return the maximum bytes of tensors that exist at the same time, without constants."""
         first = dict.fromkeys(inputs, 0)
         last = dict(first)
         for time, operation in enumerate(operations, 1):

@@ -1,11 +1,11 @@
 // Executes the steps of a rank (running a segment, sending a tensor, and so on) for the frames in flight. It always
 // executes the next step of the oldest frame that can continue.
 //
-// A role is the normal plan, a replica or a failure plan. A frame does not overtake another frame of the same role.
-// Otherwise, the tensors of a transfer would not be sent in frame order.
+// A role is the normal plan, a replica or a failure plan. A frame does not overtake another frame of the same role,
+// because the tensors of a transfer must be sent in frame order.
 //
-// A worker thread executes the steps, while the main thread sends and receives. If only one frame is in flight, the
-// main thread executes a step itself if the step was short the last time, because waking the worker would take as long.
+// A worker thread executes the steps, while the main thread sends and receives. The main thread executes short steps
+// itself if only one frame is in flight, because waking the worker would take as long.
 #pragma once
 
 #include <chrono>
@@ -26,17 +26,16 @@ using Clock = std::chrono::steady_clock;
 // Returns the seconds from `start` to now.
 double seconds_since(Clock::time_point start);
 
-// Work for the main thread: tensors that must be sent (`send` is an index in Rank::sends), and frames whose last step
-// has been executed.
+// Work for the main thread: tensors to send (`send` is an index in Rank::sends), and frames of which all steps are
+// done.
 struct ExecutorEvents {
     struct Send { std::size_t frame, send; };
     std::vector<Send> sends;
     std::vector<std::size_t> executed_frames;
 };
 
-// An activity of a rank for one frame. `kind` is "run", "send" or "wait". `index` is the index of the segment in
-// ExecutionTimes::segments for "run", and the index of the transfer for "send" and "wait". It is -1 for a wait that no
-// transfer causes, such as a wait for a state of the previous frame.
+// An activity of a rank for one frame: "run", "send" or "wait". `index` is the index of the segment in
+// ExecutionTimes::segments for "run", else that of the transfer. It is -1 for a wait that no transfer causes.
 struct TimelineEntry {
     const char* kind;
     long index;
@@ -116,8 +115,8 @@ private:
     std::vector<std::vector<std::vector<std::size_t>>> needed_receives_;
     // For each step of each role: its duration in seconds the last time.
     std::vector<std::vector<double>> last_seconds_;
-    // The value of each state for the next frame, and the number of frames that have stored a value. A rank with states
-    // has only one role.
+    // The value of each state (a tensor that is kept for the next frame), and the number of frames that have stored a
+    // value.
     std::vector<std::vector<char>> stored_states_;
     std::vector<std::size_t> store_counts_;
     // For each role: the index of its first segment in ExecutionTimes::segments.
@@ -128,7 +127,7 @@ private:
     ExecutorEvents pending_events_;
     ExecutionTimes times_;
     bool is_busy_ = false, is_stopping_ = false;
-    // The wait that began last. It is recorded in the timeline if the last frame was in flight when it began.
+    // The last wait that began. It is recorded in the timeline if the last frame was in flight when it began.
     TimelineEntry wait_{};
     bool is_waiting_ = false, is_recorded_ = false;
     std::exception_ptr failure_;

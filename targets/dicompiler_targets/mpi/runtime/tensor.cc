@@ -8,8 +8,7 @@ namespace {
 
 using Loops = std::vector<StridedCopy::Loop>;
 
-// Returns the offset behind the last copied byte, if the first one is at offset `begin`. `stride` selects the strides
-// in the source or in the target.
+// Returns the end of the copied bytes in the source or in the target, selected by `stride`. `begin` is their start.
 std::size_t end_offset(const StridedCopy& copy, std::size_t begin, std::size_t StridedCopy::Loop::*stride) {
     for (const auto& loop : copy.loops) begin += (loop.count - 1) * loop.*stride;
     return begin + copy.run_bytes;

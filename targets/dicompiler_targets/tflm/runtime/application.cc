@@ -1,5 +1,5 @@
 // An application for a first test on a host. It reads the inputs from input0.bin, input1.bin … and writes the outputs
-// to output0.bin … . A file holds its frames one after another. On a board, read your sensor here instead.
+// to output0.bin … . A file has its frames one after another. On a board, read your sensor here instead.
 #include "application.h"
 
 #include <cstdio>

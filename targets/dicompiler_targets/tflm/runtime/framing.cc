@@ -48,7 +48,7 @@ bool FramedTransport::Send(int outgoing, const void* data) {
          Write(transfer.peer, crc, kCrcBytes);
 }
 
-// Writes all bytes, and receives meanwhile. Otherwise, two peers that send to each other would block forever.
+// Writes all bytes, and receives meanwhile, because two peers that send to each other would block forever otherwise.
 bool FramedTransport::Write(int peer, const unsigned char* data, std::size_t bytes) {
   while (bytes > 0) {
     const long count = WriteSome(peer, data, bytes);
@@ -88,7 +88,7 @@ bool FramedTransport::ReceiveFrom(int peer, bool* progressed) {
   if (stream.ended) return true;
   if (stream.received < kHeaderBytes) {
     const long count = ReadSome(peer, stream.header + stream.received, kHeaderBytes - stream.received);
-    // A peer may end before this device does. That is a failure only if a transfer from it is still awaited.
+    // A peer may end before this device does. That is a failure only if a tensor from it is still missing.
     stream.ended = count < 0;
     if (stream.ended) return true;
     stream.received += static_cast<std::size_t>(count);

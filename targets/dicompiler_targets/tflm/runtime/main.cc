@@ -22,8 +22,7 @@ int loaded_model = -1;
 
 unsigned char* GetData(int tensor) { return memory + kTensors[tensor].offset; }
 
-// Destroys the interpreter. The destructor accesses the arena, so tensors and other arenas may use this memory only
-// afterwards.
+// Destroys the interpreter. Its destructor accesses the arena, so only afterwards other data may use this memory.
 void Unload() {
   if (interpreter != nullptr) interpreter->~MicroInterpreter();
   interpreter = nullptr;
@@ -55,7 +54,7 @@ bool ReceiveInputs(const Segment& segment) {
   return true;
 }
 
-// Returns true if the copy lies within the source and the target.
+// Returns true if the copy is within the source and the target.
 bool IsInside(const Copy& copy, std::size_t source_bytes, std::size_t target_bytes) {
   std::size_t source_end = copy.source_offset + copy.run_bytes, target_end = copy.target_offset + copy.run_bytes;
   for (int i = 0; i < 3; ++i) {

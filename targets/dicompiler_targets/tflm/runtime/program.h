@@ -19,9 +19,8 @@ struct Model {
   std::size_t arena_bytes;
 };
 
-// A strided copy: blocks of `run_bytes` contiguous bytes, repeated by three nested loops, the outermost first.
-// `source`, `target`: a tensor, or the number of one of the model's inputs or outputs. The offsets are those of the
-// first byte.
+// A strided copy: blocks of `run_bytes` contiguous bytes, repeated by three nested loops, the outermost first. `source`
+// and `target` are indices of tensors, or of the model's inputs or outputs. The offsets are those of the first byte.
 struct Copy {
   int source;
   int target;
@@ -35,7 +34,7 @@ struct Copy {
 
 // A segment: the run of a model, with the copies before it (from tensors into the model's inputs) and after it (from
 // the model's outputs to tensors, and from tensors to tensors). Segments of equal shape, such as tiles, share a model.
-// `inputs`: the tensors that the segment waits for.
+// `inputs` are the tensors that the segment waits for.
 struct Segment {
   int model;                 // -1: no model is run
   std::size_t arena_offset;
@@ -50,14 +49,14 @@ struct Segment {
   int tensor_copy_count;
 };
 
-// A tensor that is sent to or received from a peer. `index`: the transfer's number in the whole cluster.
+// A tensor that is sent to or received from a peer. `index` is the transfer's number in the whole cluster.
 struct Transfer {
   std::uint16_t index;
   int peer;
   int tensor;
 };
 
-// An input or output of the network. `index`: its number among the network's inputs or outputs.
+// An input or output of the network. `index` is its number among the network's inputs or outputs.
 struct NetworkTensor {
   int index;
   int tensor;

@@ -5,7 +5,7 @@
 
 namespace dicompiler {
 
-// Returns the resolver, or null if an operator cannot be registered.
+// Returns null if an operator cannot be registered.
 const tflite::MicroOpResolver* GetResolver();
 
 }  // namespace dicompiler
