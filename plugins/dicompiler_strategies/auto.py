@@ -41,7 +41,7 @@ MAX_MOVED_LAYERS = 32
 MAX_RUNS = 2500
 """Largest number of runs (sequences of consecutive layers) that one step of the local search tries to move."""
 PLAN_LAYER_DEVICE_S = 2.2e-8
-"""Seconds that the reference computer needs to evaluate a plan, divided by layers · devices²."""
+"""Seconds that the reference computer needs to evaluate a plan, for each pair of a layer and a device."""
 MIN_GAIN = 1e-6
 """The local search ends when a step improves the objective by less than this fraction."""
 
@@ -288,7 +288,7 @@ class _AutoSearch:
         return name in QUICK_STRATEGIES or self.search.best is None or self._has_time(name)
 
     def _has_time(self, step: str) -> bool:
-        """Return True if the budget is not exceeded; otherwise add `step` to the omitted steps."""
+        """Return True if the budget is not exceeded; otherwise record that the search omits `step`."""
         if not self.search.budget.is_exceeded():
             return True
         self.left_out.append(step)

@@ -220,7 +220,7 @@ class StageEstimates:
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the layer that needs the most RAM, and the bytes that it needs at least.
+        """Return the bytes of RAM that the most demanding layer needs at least, and this layer.
 
         All splits are considered that were estimated before, and fused tiles that are as short as possible, up to
         `most` tiles.

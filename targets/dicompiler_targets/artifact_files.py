@@ -368,8 +368,8 @@ def _concat_copied_tensors(parts: Sequence[CopiedTensor], axis: int) -> CopiedTe
 def _find_hoistable_outputs(segment: Segment, nodes: Sequence[onnx.NodeProto], movable: Collection[str]) -> set[str]:
     """Return the tensors that are only copied into segment outputs, so that they can be hoisted.
 
-    `movable` has the outputs of all nodes that only move data. It must not be hoisted if a node that stays in the model
-    reads it or its source, because the source would stay in memory for longer.
+    `movable` has the outputs of all nodes that only move data. Such an output is not hoisted if a node that stays in
+    the model reads it or its source, because the source would stay in memory for longer.
     """
     readers: dict[str, list[str]] = {}
     for node in nodes:

@@ -42,7 +42,7 @@ def make_engine(name: str) -> Engine:
 def convert_segments(program: Program, hoisted: Sequence[Sequence[Sequence[HoistedSegment]]]) -> DeviceNetworks:
     """Convert the segments that the engines of their devices can compute; onnxruntime computes the others.
 
-    Warnings name the segments that an engine computes differently, and the causes why others are not converted.
+    Warnings state the causes if segments are not converted.
 
     Args:
         program: The program of all devices.

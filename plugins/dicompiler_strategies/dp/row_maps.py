@@ -131,7 +131,7 @@ def find_height_axis(layers: LayerGraph, layer: Layer) -> int | None:
 
 @memoized
 def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
-    """Return the row map of every layer that has rows, by layer name."""
+    """Return, by layer name, the input rows that each layer with rows reads for given output rows."""
     known: dict[object, RowMap] = {}
     result = {}
     for layer in layers.layers:

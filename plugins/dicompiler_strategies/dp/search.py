@@ -21,7 +21,7 @@ from dicompiler_strategies.dp.device_team import DeviceTeam, TensorForm
 from dicompiler_strategies.tables.choice_footprints import Floats
 
 SUMMED_OBJECTIVES = ("latency", "energy", "communication")
-"""Objectives that are sums over runs. Throughput and memory are maxima over devices, which cannot be added up."""
+"""Objectives that are sums over runs of layers. Throughput and memory are maxima over devices."""
 
 FormState = tuple[tuple[str, TensorForm], ...]
 """Name and form of each tensor that later layers still read. The form is its distribution over the devices."""
@@ -177,14 +177,14 @@ def _last_readers(graph: LayerGraph) -> dict[str, int]:
 
 
 def _open_tensors(state: FormState, last: Mapping[str, int], position: int) -> FormState:
-    """Return the entries of `state` whose tensors a layer at `position` or later reads."""
+    """Return the entries (tensor, distribution over devices) of `state` that a layer at `position` or later reads."""
     return tuple([entry for entry in state if last.get(entry[0], 0) > position])
 
 
 def _deliver_outputs(
     team: DeviceTeam, pricing: RunPricing, forms: Mapping[str, TensorForm], node: _PathNode
 ) -> _PathNode:
-    """Return the end of a path after the network's outputs were sent to the sinks.
+    """Return the end of a path (a sequence of runs of layers) after the network's outputs were sent to the sinks.
 
     Args:
         team: The devices that compute the runs.

@@ -253,7 +253,7 @@ def candidate_counts(most: int, layers: int) -> tuple[int, ...]:
 
 
 def _plan_and_excess(problem: Problem, path: RunPath) -> tuple[Plan, Floats]:
-    """Return the plan of a solution, and the bytes that each host lacks for it (0: it fits)."""
+    """Return the plan of a path (a sequence of runs of layers), and the bytes that each host lacks for it."""
     hosts = [host.name for host in problem.platform.hosts]
     limits = np.array([host.memory for host in problem.platform.hosts], np.float64)
     used = np.zeros(len(hosts))

@@ -160,8 +160,8 @@ def interval_traffic(flows: NetworkFlows, positions: Sequence[int]) -> IntervalT
 def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_source: bool, is_sink: bool) -> Floats:
     """Return the largest number of bytes of tensors that the device of each possible stage stores at once.
 
-    Entry [i, j] of the result is for the layers positions[i] to positions[j] - 1. It may be too large if more layers
-    than positions exist, because all tensors between two positions count as stored at the same time.
+    Entry [i, j] of the result is for the layers positions[i] to positions[j] - 1. It may be too large if several layers
+    are between two positions, because all their tensors count as stored at the same time.
 
     Args:
         flows: The tensors with their readers.

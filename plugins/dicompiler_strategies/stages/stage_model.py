@@ -260,7 +260,7 @@ class _ModelBuilder:
         return kinds
 
     def _list_units(self, kinds: Sequence[DeviceKind]) -> Iterator[tuple[int, ...]]:
-        """Yield the number of devices of each kind in each unit: single devices first, then several devices in turn."""
+        """Yield the devices of each unit (one device, or several that take frames in turn) as a number of each kind."""
         singles = [tuple(int(i == k) for k in range(len(kinds))) for i in range(len(kinds))]
         yield from singles
         if not self.rules.takes_turns or self.rules.order or self.is_memory or self.problem.layers.states:

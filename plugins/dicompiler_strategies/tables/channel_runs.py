@@ -30,7 +30,7 @@ from dicompiler.plugin_api.regions import (
 from dicompiler.plugin_api.utilities import memoized
 
 MAX_LOAD_RATIO = 1.05
-"""Largest load of the busiest device, relative to the most even cut.
+"""Largest acceptable load of the busiest device, as a multiple of its load in the most even cut.
 
 Layers that are cut by channels together can be cut into different numbers of equal units, such as heads of an
 attention. Among the acceptable cuts, the one that computes the fewest elements twice is used.
@@ -116,7 +116,7 @@ def find_run_before(layers: LayerGraph, last: Layer) -> ChannelRun | None:
 
 
 def cut_channel_run(layers: LayerGraph, run: ChannelRun, weights: Sequence[float]) -> ChannelRunCut:
-    """Cut layers that are cut by channels together into shares proportional to `weights`, one for each device.
+    """Cut the layers of a run, which are cut by channels together, into shares proportional to `weights`.
 
     Units that cannot be cut further, such as heads of an attention, stay whole.
     """

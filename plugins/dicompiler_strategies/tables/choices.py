@@ -210,7 +210,7 @@ def rows_for_source(problem: Problem, layer: Layer, devices: Sequence[Device]) -
 def find_first_layers(layers: LayerGraph) -> dict[str, Layer]:
     """Return the layers with multiplications that read only a network input, and the layers that reshape their output.
 
-    Each name maps to the first layer itself.
+    Keys are layer names, and values are the layers with multiplications.
     """
     found: dict[str, Layer] = {}
     for layer in layers.layers:

@@ -55,7 +55,7 @@ class NcnnEngine(Engine):
         return EngineFiles(files.network + f"{PRECISION_KEY}{self.precision}\n".encode(), files.weights)
 
     def unsupported_nodes(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> Mapping[int, str]:
-        """Return, by index of the node, the reason why ncnn cannot compute it exactly."""
+        """Return, by index, the nodes that ncnn cannot compute exactly, each with the reason."""
         return find_unsupported_nodes(model, weights)
 
     def extra_memory(self, segments: Sequence[Segment]) -> int:

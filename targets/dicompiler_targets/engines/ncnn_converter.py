@@ -88,7 +88,7 @@ def convert_to_ncnn(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> En
 
 
 def find_unsupported_nodes(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> dict[int, str]:
-    """Return, by index of the node, the reason why it has no exact counterpart in ncnn."""
+    """Return, by index, the nodes without an exact counterpart in ncnn, each with the reason."""
     return _Converter(model, weights).find_unsupported()
 
 
@@ -123,7 +123,7 @@ class _Converter:
         convert_node(self, node, _attributes(node))
 
     def find_unsupported(self) -> dict[int, str]:
-        """Return, by index of the node, the reason why it cannot be converted to ncnn.
+        """Return, by index, the nodes that cannot be converted to ncnn, each with the reason.
 
         Do not use the converter's layers afterwards, because the layers of these nodes are missing.
         """
@@ -167,7 +167,7 @@ class _Converter:
         """Return the shape of the ncnn blob for a tensor, which is the tensor's shape without its batch axis.
 
         Raises:
-            UnsupportedByEngine: The tensor has not 2 to 4 axes, another batch size than 1 or an axis of length 0.
+            UnsupportedByEngine: The tensor does not have 2 to 4 axes, its batch size is not 1, or an axis has length 0.
         """
         shape: Shape | None = self.shapes.get(name)
         if shape is None or not 2 <= len(shape) <= 4 or shape[0] != 1 or 0 in shape:

@@ -79,7 +79,7 @@ class MpiArtifact:
         return tuple((value["name"], value["dtype"], files[value["name"]]) for value in values)
 
     def find_roles(self, down: Collection[str]) -> tuple[int, int] | None:
-        """Return the first role and the number of roles of the plan that does not use the devices in `down`.
+        """Return (first role, number of roles) of the plan that does not use the devices in `down`.
 
         A role is the normal plan, a failure plan or a replica. Of several plans, the one that excludes the fewest
         devices is used. The result is None if there is none.

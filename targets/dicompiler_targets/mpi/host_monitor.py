@@ -19,7 +19,7 @@ from dicompiler.plugin_api.artifacts import DeviceLocation, ssh
 DEFAULT_HEARTBEAT_S = 2.0
 """Default seconds between two heartbeats. A restart of mpirun takes seconds, so earlier detection would gain little."""
 MAX_MISSED_HEARTBEATS = 3
-"""Number of heartbeats in a row that a host may miss, or in which a rank may be stopped, before it has failed."""
+"""Number of heartbeats in a row that a host may miss, or that may report a stopped rank, before it counts as failed."""
 START_SCRIPT = 'echo $$ >"$0"; exec "$@"'
 """A shell script that writes the rank's process ID to a file and starts it. Arguments: the file, the rank's command."""
 HEARTBEAT_SCRIPT = f"""

@@ -72,7 +72,7 @@ def make_run_script(placements: Sequence[RankPlacement]) -> str:
 
 
 def place_ranks(program: Program, platform: Platform | None, threads: int) -> tuple[RankPlacement, ...]:
-    """Return the placement of each rank (MPI process), which is the index of a device in the program.
+    """Return the placement of each rank (MPI process); rank i runs device i of the program.
 
     The name of a device may list its cores, as in AutoDiCE: `nx01_arm012` or `nx01_cpu10-11`. Other devices get the
     next free cores of their host. A GPU gets one core for its process.

@@ -28,7 +28,7 @@ _arena_cache: dict[bytes, int] = {}
 
 
 def measure_arenas(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
-    """Return the bytes of the smallest arena of each model, a multiple of 16, less than 64 bytes above the minimum.
+    """Return the bytes of an arena that suffices for each model: less than 64 bytes above the minimum.
 
     Args:
         models: Contents of the .tflite files.

@@ -110,7 +110,8 @@ def _rewrite_gemm(rewriter: _QLinearRewriter, node: onnx.NodeProto) -> None:
 def _rewrite_binary(op: str, rewriter: _QLinearRewriter, node: onnx.NodeProto) -> None:
     """Rewrite a node with two operands to the float32 operator `op`.
 
-    The node's inputs are two operands and the output, each with its scale and zero point (the output has only these).
+    The node's inputs are, in this order: the first operand, its scale and zero point; the same for the second operand;
+    the scale and zero point of the output.
     """
     axis = 1 if op == "MatMul" else None
     inputs = [rewriter.add_dequantized(node, 0), rewriter.add_dequantized(node, 3, axis)]

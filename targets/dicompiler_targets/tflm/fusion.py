@@ -23,7 +23,7 @@ _ACTIVATION_FUSING_OPERATORS = ("Conv", "Gemm", "MatMul", "Add", "Sub", "Mul", "
 def fuse_operators(graph: SegmentGraph) -> SegmentGraph:
     """Return the graph with normalizations, biases and activations fused into the nodes before them.
 
-    A node is fused only if the tensor before it has no other reader and is not an output of the graph.
+    A node is fused only if the tensor between the two nodes has no other reader and is not an output of the graph.
     """
     changed = True
     while changed:

@@ -28,7 +28,7 @@ BlobShape shape_of_blob(const std::string& path, const Tensor& tensor) {
     const auto dims = shape.size() - 1;
     if (tensor.type != Type::float32 || shape.empty() || shape[0] != 1 || dims < 1 ||
         dims > MAX_MAT_DIMS) {
-        throw Error(path + ": its tensor '" + tensor.name + "' of shape " + to_string(shape) + " is not one of ncnn");
+        throw Error(path + ": its tensor '" + tensor.name + "' of shape " + to_string(shape) + " cannot be in ncnn");
     }
     const auto size = [&](std::size_t from_last) {
         return from_last < dims ? static_cast<int>(shape[shape.size() - 1 - from_last]) : 1;

@@ -31,7 +31,7 @@ std::string find_entry(const std::string& header, const std::string& key, char e
     const auto found = header.find("'" + key + "':");
     const auto start = found == std::string::npos ? found : header.find_first_not_of(' ', found + key.size() + 3);
     const auto stop = start == std::string::npos ? start : header.find(end, start + 1);
-    if (stop == std::string::npos) throw Error(place + ": it does not hold a plain array");
+    if (stop == std::string::npos) throw Error(place + ": it is not a plain numpy array");
     return header.substr(start, stop - start);
 }
 
