@@ -1,8 +1,6 @@
-"""A fast model that evaluates thousands of plans at once. In these plans, each layer is whole on one device.
+"""A fast model that evaluates thousands of plans at once, in which each layer is whole on one device.
 
-The strategy `genetic` uses the model in the first level of its search; the second level evaluates a few plans one by
-one. The strategy `auto` uses it to move layers. `build_batched_model` derives it from a problem, and
-`BatchedModel.evaluate` returns times, bytes, memory and energy.
+The strategy `genetic` uses the model in its search, and the strategy `auto` uses it to move layers between devices.
 """
 
 from __future__ import annotations
@@ -30,10 +28,10 @@ from dicompiler_strategies.tables.link_loads import RuntimeArrays, build_runtime
 Array = NDArray[np.float64]
 Positions = NDArray[np.intp]
 _ReaderRow = tuple[int, Positions]
-"""A reader of a tensor: the position of the layer (SINK_READER for a sink), and its device in each plan."""
+"""A reader of a tensor: the layer's position (SINK_READER for a sink), and its device in each plan."""
 
 CHUNK_PLANS = 2048
-"""Number of plans that are evaluated at once, so that the arrays fit into the processor's cache."""
+"""Number of plans that are evaluated at once: their arrays fit into the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -69,10 +67,7 @@ class PlanEstimates:
     host_memory: Array
 
     def objective(self, name: str) -> Array:
-        """Return the value of the objective `name` for each plan; lower values are better.
-
-        For throughput, the value is the time between frames.
-        """
+        """Return the value of an objective for each plan. Lower is better: throughput is seconds per frame."""
         values: dict[str, Array] = {
             "latency": self.latency_s,
             "throughput": self.period_s,
@@ -87,27 +82,26 @@ class PlanEstimates:
 
 @dataclass(frozen=True)
 class BatchedModel:
-    """A fast model of a problem, which evaluates many plans at once from facts that do not depend on the plan.
+    """A fast model of a problem, which evaluates many plans of whole layers at once.
 
-    In each plan, every layer is whole on one device. The results are those of `Problem.estimate`, with five exceptions:
+    The results are those of `Problem.estimate`, with five exceptions:
 
-    - Layers on one device may read regions of a tensor that overlap without being equal. All received elements then
-      stay in memory until the last of these layers is computed. The true memory is never larger.
+    - Layers on one device may read different, overlapping regions of a tensor. All received elements then stay in
+      memory until the last of these layers is computed. The true memory is never larger.
     - The runtime costs of messages to several devices are added up.
     - If elements are smaller than a byte, the bytes of a message are not rounded up.
-    - All elements that the same layers read count as one message, instead of one message for each box of elements.
-    - Inputs from several sources on a switch are sent one after another.
-
-    The index of a pair of devices is sender · number of devices + receiver.
+    - All elements with the same readers count as one message, instead of one message for each box of elements.
+    - Inputs from several sources (devices with the network's inputs) on a switch are sent one after another.
 
     Attributes:
         problem: The problem.
         flows: Tensors and the layers that read them.
         seconds: Seconds of each layer on each device, of shape (layers, devices).
-        byte_seconds: Seconds to send a byte, for each pair of devices.
-        message_seconds: Seconds to send a message in addition to its bytes, for each pair of devices.
-        latency: Latency of the network plus that of the receiver's runtime in seconds, for each pair of devices.
-        link_latency: Latency of the network alone in seconds, for each pair of devices.
+        byte_seconds: Seconds to send a byte. This and the next three arrays have the index sender · number of devices +
+            receiver.
+        message_seconds: Seconds to send a message in addition to its bytes.
+        latency: Latency in seconds of the network and the receiver's runtime.
+        link_latency: Latency in seconds of the network alone.
         runtimes: Seconds that the runtime of each device takes for messages and calls.
     """
 
@@ -121,10 +115,10 @@ class BatchedModel:
     runtimes: RuntimeArrays = field(repr=False)
 
     def evaluate(self, assignments: NDArray[Any]) -> PlanEstimates:
-        """Return estimated latencies and other metrics of many plans.
+        """Return the estimates of many plans.
 
-        `assignments` has the shape (plans, layers): for each layer of each plan, the position of its device in the
-        platform.
+        Args:
+            assignments: Position of each layer's device in the platform, of shape (plans, layers).
         """
         rows = np.asarray(assignments, np.intp)
         starts = range(0, max(1, len(rows)), CHUNK_PLANS)
@@ -132,19 +126,19 @@ class BatchedModel:
         return PlanEstimates(*(np.concatenate([chunk[name] for chunk in chunks]) for name in chunks[0]))
 
     def plan(self, assignment: NDArray[Any]) -> Plan:
-        """Return the plan of whole layers in which layer i is on the platform's device number assignment[i]."""
+        """Return the plan in which all of layer i is on device number `assignment[i]` of the platform."""
         devices = self.problem.platform.devices
         pairs = zip(self.problem.layers.layers, assignment, strict=True)
         return self.problem.build_plan({layer.name: (Part(devices[d].name),) for layer, d in pairs})
 
     @cached_property
     def host_matrix(self) -> Array:
-        """A matrix of shape (hosts, devices): entry [h, d] is 1 if device d is on host h, else 0."""
+        """A matrix of shape (hosts, devices): 1 if the device is on the host, else 0."""
         return np.ascontiguousarray(device_host_matrix(self.problem.platform).T)
 
     @cached_property
     def weight_bytes(self) -> Array:
-        """Bytes of each layer's constants; a constant that several layers read is counted for the first of them."""
+        """Bytes of each layer's constants. A constant of several layers is counted for the first of them."""
         total = np.zeros(len(self.seconds))
         for nbytes, layers in self.flows.weights:
             total[layers[0]] += nbytes
@@ -152,17 +146,16 @@ class BatchedModel:
 
     @cached_property
     def source_and_sink_positions(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Positions of the sources and of the sinks in the platform's list of devices."""
+        """Platform positions of the sources (devices with the inputs) and of the sinks (with the outputs)."""
         position = {device.name: i for i, device in enumerate(self.problem.platform.devices)}
         sources, sinks = source_and_sink(self.problem)
         return tuple(position[name] for name in sources), tuple(position[name] for name in sinks)
 
     @cached_property
     def nearest_sources(self) -> Positions:
-        """For each device, the platform position of the source from which it gets the network's inputs.
+        """For each device, the platform position of the source that sends it the network's inputs.
 
-        This is the device itself if it is a source, otherwise the first source on its host, otherwise the first source
-        of all.
+        This is the device itself, otherwise the first source on its host, otherwise the first source.
         """
         devices, (sources, _) = self.problem.platform.devices, self.source_and_sink_positions
         senders = []
@@ -177,7 +170,7 @@ class BatchedModel:
 
 
 def build_batched_model(problem: Problem) -> BatchedModel:
-    """Return the fast model of a problem, for plans of whole layers. This takes tens of ms for a large network."""
+    """Return the fast model of a problem. This takes tens of milliseconds for a large network."""
     layers, devices = problem.layers, problem.platform.devices
     seconds = [problem.cost_model.seconds_table(layers, layer, [LayerShare()], devices) for layer in layers.layers]
     link_latency = problem.platform.transfer_times[2].ravel()
@@ -188,8 +181,8 @@ def build_batched_model(problem: Problem) -> BatchedModel:
 class _Batch:
     """Evaluation of at most CHUNK_PLANS plans at once.
 
-    Plans are the last axis of every array. Arrays over devices and plans are flat: the index of device d in plan p is
-    d · number of plans + p.
+    Plans are the last axis of every array. In arrays of devices and plans, which are flat, device d in plan p has the
+    index d · number of plans + p.
     """
 
     def __init__(self, model: BatchedModel, assignments: Positions) -> None:
@@ -205,19 +198,19 @@ class _Batch:
             np.zeros(size),
             np.zeros(size),
         )  # Seconds of each device's messages on links.
-        self.input_bytes = np.zeros(size)  # Bytes of network inputs that a source keeps in memory for its own layers.
-        self.forwarded_inputs = np.zeros(size)  # Bytes of network inputs that a source only sends, and then frees.
+        self.input_bytes = np.zeros(size)  # Bytes of network inputs that a source keeps for its own layers.
+        self.forwarded_inputs = np.zeros(size)  # Bytes of network inputs that a source sends and then frees.
         self.peak = np.zeros(size)
-        # For each layer, the bytes of tensors that its device frees after it has computed the layer.
+        # Bytes of tensors that the layer's device frees after it has computed the layer.
         self.released = np.zeros((layers, plans))
         # Latency in seconds of the transfers of each layer's output; the last row is for the network's inputs.
         self.layer_latency = np.zeros((layers + 1, plans))
-        # For each plan, the largest latency in seconds of the links that it uses.
+        # Largest latency in seconds of the links that the plan uses.
         self.largest_latency = np.zeros(plans)
         self.frame_seconds = np.zeros(plans)
 
     def run(self) -> dict[str, NDArray[Any]]:
-        """Evaluate the plans, and return the fields of `PlanEstimates` by name, in their order."""
+        """Return the fields of `PlanEstimates` by name, in their order."""
         for flow in self.model.flows.flows:
             if flow.producer == INPUT_PRODUCER:
                 self._keep_input(flow)
@@ -244,11 +237,16 @@ class _Batch:
         return rows
 
     def _release(self, flow: TensorFlow, owners: Positions) -> NDArray[np.bool_]:
-        """Count the bytes that are freed when the device that computed a tensor no longer needs it.
+        """Add a tensor's bytes to `released` of the last layer on its own device that reads it.
 
-        `owners` has this device (or the source of a network input) in each plan. The tensor is freed after the last
-        layer on this device that reads it. It is never freed if the device is a sink and the tensor is a network
-        output. The result is True for each plan in which nothing on this device reads the tensor.
+        A network output on a sink is never released.
+
+        Args:
+            flow: The tensor.
+            owners: In each plan, the device that computes the tensor, or the source of a network input.
+
+        Returns:
+            True for each plan in which nothing on this device reads the tensor.
         """
         unread = np.ones(len(self.plan_numbers), bool)
         for layer, devices in reversed(self._reader_rows(flow, range(len(flow.readers)))):
@@ -261,8 +259,8 @@ class _Batch:
     def _keep_input(self, flow: TensorFlow) -> None:
         """Count the memory of a network input on its sources.
 
-        A source keeps the input until the last layer on this source has read it. An input that the source only sends is
-        freed after the first layer of the network.
+        A source keeps the input for its own layers. An input that it only sends is freed after the network's first
+        layer.
         """
         for source in self.model.source_and_sink_positions[0]:
             owners = np.full(len(self.plan_numbers), source)
@@ -277,8 +275,7 @@ class _Batch:
     def _send_tensor(self, flow: TensorFlow, group: ReaderGroup) -> None:
         """Count the transfers and the memory of a tensor that is sent to the readers in `group`.
 
-        Each element of the tensor is sent once to every device that reads it. A device frees all received elements
-        after it has computed its last reader.
+        Each element is sent once to every device with readers. The device frees all of them after its last reader.
         """
         rows = {i: self._reader_rows(flow, (i,)) for i in group.readers}
         for piece in group.shared_bytes:
@@ -294,8 +291,7 @@ class _Batch:
     ) -> Iterator[tuple[int, Positions, NDArray[np.bool_]]]:
         """Yield each reader of a tensor, its device in each plan, and a mask of plans in which it receives the tensor.
 
-        `rows` has the readers. A reader receives the tensor unless its device already has it. The device has it if it
-        computed the tensor, is the tensor's source, or computes an earlier reader in `rows`.
+        It receives nothing if its device computes the tensor, is its source, or has an earlier reader in `rows`.
         """
         before: list[Positions] = []
         for layer, devices in rows:
@@ -312,8 +308,10 @@ class _Batch:
     def _received_bytes(self, group: ReaderGroup, rows: Mapping[int, list[_ReaderRow]], devices: Positions) -> Array:
         """Return, for each plan, the bytes of a tensor that a device receives for the readers in `group`.
 
-        `devices` has the device in each plan. `rows` has the readers (layers or sinks), with their devices in each
-        plan.
+        Args:
+            group: Readers (layers or sinks) of overlapping regions.
+            rows: The readers with their devices in each plan, by index of the reader.
+            devices: The receiving device in each plan.
         """
         total = np.zeros(len(self.plan_numbers))
         for piece in group.shared_bytes:
@@ -324,7 +322,7 @@ class _Batch:
         return total
 
     def _count_transfer(self, flow: TensorFlow, devices: Positions, nbytes: int, chosen: Positions) -> None:
-        """Count a transfer of `nbytes` bytes of the tensor `flow` in those plans that have the numbers `chosen`.
+        """Count a transfer of `nbytes` bytes of a tensor, in the plans with the numbers `chosen`.
 
         `devices` has the receiver in each plan.
         """
@@ -351,8 +349,7 @@ class _Batch:
             self.compute[self._flat_index(self.layer_devices[layer])] += seconds
             self.frame_seconds += seconds
         for nbytes, layers in self.model.flows.weights:
-            # A constant that several layers on a device read is stored only once, so it is counted for the first of
-            # them.
+            # A device stores a constant of several layers once. Count it for the first of them.
             for i, layer in enumerate(layers):
                 is_first = np.ones(len(self.plan_numbers), bool)
                 for earlier in layers[:i]:
@@ -361,11 +358,8 @@ class _Batch:
         self.frame_seconds += self.layer_latency.sum(axis=0)
 
     def _find_peaks(self) -> None:
-        """Find the largest number of bytes of tensors on each device at any time.
-
-        This number only changes when the device computes a layer. The buffer of a received tensor exists from the start
-        of the frame.
-        """
+        """Compute the largest number of bytes of tensors on each device at any time."""
+        # The buffers of received tensors exist from the start of the frame. Other changes are at computed layers.
         used_bytes = self.input_bytes + self.received + self.forwarded_inputs
         produced = dict.fromkeys(self.model.flows.live_layers, 0)
         for flow in self.model.flows.flows:

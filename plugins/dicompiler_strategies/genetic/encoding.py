@@ -1,7 +1,7 @@
 """Chromosomes: arrays of integers (genes) that encode plans, with crossover and mutation.
 
-A decoded plan is a row with one integer for each layer. If each layer runs on one device, this integer is the device's
-position in the platform. Otherwise, it is the number of one of the layer's choices (ways to split the layer).
+A decoded plan is a row with one integer for each layer: the platform position of its device if layers stay whole,
+otherwise the number of one of the layer's choices (ways to split it).
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Genes = NDArray[np.intp]
-"""An array with a chromosome or a decoded plan in each row."""
+"""An array whose rows are chromosomes or decoded plans."""
 START_STEP_SIZES = 4
-"""Number of step sizes (1, 2, 4, … layers) by which a mutation moves the start of a group of consecutive layers."""
+"""Number of distances (1, 2, 4, … layers) by which a mutation may move the first layer of a group."""
 
 
 @dataclass(frozen=True)
@@ -35,34 +35,31 @@ class Encoding(ABC):
 
     @abstractmethod
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Return each chromosome (encoded plan) with one or a few genes changed."""
+        """Return the chromosomes, each with one or a few genes changed."""
 
     def decode(self, genes: Genes) -> Genes:
-        """Return the plan that each chromosome encodes; by default, its genes are the plan."""
+        """Return the plan of each chromosome. By default, the genes are the plan."""
         return genes
 
     def encode(self, rows: Genes) -> Genes:
-        """Return a chromosome of each plan, or of a similar plan if the encoding cannot express it."""
+        """Return a chromosome for each plan, or for a similar plan if the encoding cannot express it."""
         return rows
 
     def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
-        """Return children with the father's genes between two random positions, and the mother's genes elsewhere."""
+        """Return children with the father's genes between two random positions, and otherwise the mother's."""
         inside = _random_spans(rng, len(mothers), mothers.shape[1])
         return np.where(inside, fathers, mothers)
 
 
 def _random_spans(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
-    """Return a mask of shape (count, length) that is True between two random positions of each row."""
+    """Return a mask of shape (count, length): True between two random positions of each row."""
     ends = np.sort(rng.integers(0, length + 1, (count, 2)), axis=1)
     positions = np.arange(length)
     return (positions >= ends[:, :1]) & (positions < ends[:, 1:])
 
 
 def _random_mask(rng: np.random.Generator, count: int, length: int) -> NDArray[np.bool_]:
-    """Return a random mask of shape (count, length) that is True at least once in each row.
-
-    One random position of each row is True, and each other position is True with probability 1 / length.
-    """
+    """Return a mask of shape (count, length): True with probability 1 / length, and at least once in each row."""
     chosen = rng.random((count, length)) < 1 / length
     chosen[np.arange(count), rng.integers(0, length, count)] = True
     return chosen
@@ -93,8 +90,7 @@ class SplitPointEncoding(Encoding):
 
         starts 0 2 4 5 | devices 1 2 3 4   means   1 1 2 2 3 4 4 4
 
-    Starts are sorted, and the first one is 0. If a mutation moves the start of a group, the group keeps its device, so
-    that few layers change. A group that starts with the same layer as the next group is empty.
+    Starts are sorted, and the first one is 0. A group that starts with the same layer as the next group is empty.
 
     Attributes:
         devices: Platform positions of the devices that may be used.
@@ -105,31 +101,22 @@ class SplitPointEncoding(Encoding):
     groups: int
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Return random chromosomes: groups of consecutive layers that start at random layers, on random devices.
-
-        Each device has about equally many groups: the numbers differ by at most one.
-        """
+        """Return random chromosomes, in which the devices have equally many groups, or differ by one."""
         starts = rng.integers(0, self.layers, (count, self.groups))
         turns = -(-self.groups // len(self.devices))
         devices = np.tile(np.asarray(self.devices, np.intp), (count, turns))
         return self._sort_groups(starts, rng.permuted(devices, axis=1)[:, : self.groups])
 
     def cross(self, rng: np.random.Generator, mothers: Genes, fathers: Genes) -> Genes:
-        """Return children that combine the plans of both parents.
-
-        In a random span of layers, a child has the father's devices, and in all other layers the mother's.
-        """
+        """Return children with the father's devices in a random span of layers, and otherwise the mother's."""
         inside = _random_spans(rng, len(mothers), self.layers)
         return self.encode(np.where(inside, self.decode(fathers), self.decode(mothers)))
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Return each chromosome with one or a few groups changed. A group has consecutive layers on one device.
+        """Return the chromosomes, each with one or a few groups of layers changed.
 
-        There are three kinds of changes:
-
-        - The first layer (start) of a group moves by a small or a random distance.
-        - A group gets another device.
-        - Two groups swap their devices.
+        A change moves the start of a group by a small or a random distance, gives a group another device, or swaps the
+        devices of two groups.
         """
         starts, devices = (array.copy() for array in self._split_genes(genes))
         count = len(genes)
@@ -147,20 +134,16 @@ class SplitPointEncoding(Encoding):
         return self._sort_groups(starts, np.where(kind == 3, swapped, devices))
 
     def decode(self, genes: Genes) -> Genes:
-        """Return the plan of each chromosome, which has groups of consecutive layers.
-
-        A layer is on the device of the last group that starts at or before the layer.
-        """
+        """Return the device of each layer: that of the last group that starts at or before the layer."""
         starts, devices = self._split_genes(genes)
         group = (starts[:, :, None] <= np.arange(self.layers)).sum(axis=1) - 1
         return np.take_along_axis(devices, group, axis=1)
 
     def encode(self, rows: Genes) -> Genes:
-        """Return a chromosome of each plan; its groups are the plan's runs (consecutive layers on one device).
+        """Return a chromosome for each plan, with a group for each run of consecutive layers on one device.
 
-        If a plan has more runs than there are groups, the shortest runs are joined to the runs before them. Unused
-        groups come first and have no layers. Each unused group gets a device that has no layers in the plan, so that a
-        single mutation can give layers to this device.
+        If there are too many runs, the shortest are joined to the runs before them. Unused groups come first, empty,
+        with devices that have no layers. A single mutation can then give layers to such a device.
         """
         genes = np.empty((len(rows), 2 * self.groups), np.intp)
         for i, row in enumerate(rows):
@@ -188,9 +171,8 @@ class SplitPointEncoding(Encoding):
 class ChoiceEncoding(Encoding):
     """The encoding of tiled plans: for every layer, the number of one of its choices (ways to split it).
 
-    The label of a choice names the kind of split and the number of devices, such as "height 4". If consecutive layers
-    have equal labels, fewer bytes are sent between them. Random plans and mutations therefore use the same label for
-    several consecutive layers.
+    The label of a choice names the kind of split and the number of devices, such as "height 4". Random plans and
+    mutations use the same label for consecutive layers, because fewer bytes are then sent between them.
 
     Attributes:
         labels: Labels of all choices of each layer.
@@ -201,10 +183,9 @@ class ChoiceEncoding(Encoding):
     allowed: tuple[tuple[int, ...], ...]
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Return `count` random plans: up to four runs of consecutive layers, each with a random kind of split.
+        """Return `count` random plans of up to four runs, in each of which the layers are split in the same way.
 
-        The choices (ways to split) of the layers in a run have the same label, such as "height 4". A layer without
-        such a choice uses its first allowed choice.
+        A layer that cannot be split in this way uses its first allowed choice.
         """
         genes = np.tile(np.array([allowed[0] for allowed in self.allowed], np.intp), (count, 1))
         for row in genes:
@@ -214,10 +195,7 @@ class ChoiceEncoding(Encoding):
         return genes
 
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
-        """Return each plan with a new choice (way to split) for one layer, or for a short run of consecutive layers.
-
-        Each of the two happens with probability 1/2. The new choices of a run have the same label (kind of split).
-        """
+        """Return the plans, each with a new choice (way to split) for one layer or for a short run of layers."""
         genes = genes.copy()
         for row in genes:
             start = int(rng.integers(0, self.layers))
@@ -226,10 +204,9 @@ class ChoiceEncoding(Encoding):
         return genes
 
     def uniform_plans(self) -> Genes:
-        """Return one plan for each label of a choice, in which every layer that has such a choice uses it.
+        """Return one plan for each label such as "height 4", in which every layer with such a choice uses it.
 
-        A choice is one way to split a layer. Its label names the kind of split, such as "height 4". Labels are in
-        order of appearance. Layers without the label use their first allowed choice.
+        The other layers use their first allowed choice.
         """
         pairs = list(zip(self.labels, self.allowed, strict=True))
         names = dict.fromkeys(labels[number] for labels, allowed in pairs for number in allowed)
@@ -237,9 +214,9 @@ class ChoiceEncoding(Encoding):
         return np.array([[self.allowed[i][0] if n is None else n for i, n in enumerate(row)] for row in rows], np.intp)
 
     def _apply_label(self, rng: np.random.Generator, row: Genes, start: int, stop: int) -> None:
-        """Change a plan in place: layers `start` to `stop` − 1 get choices with the same label (kind of split).
+        """Set layers `start` to `stop` − 1 of a plan to choices with the same random label, such as "height 4".
 
-        The label is a random one among the allowed choices of these layers. A layer without the label is not changed.
+        Layers without such a choice stay as they are.
         """
         if start == stop:
             return

@@ -1,4 +1,4 @@
-"""Evaluation of plans on the two levels of the genetic search: many at once by a fast model, and then one by one."""
+"""Evaluation of plans in the two levels of the genetic search: many at once by a fast model, then one by one."""
 
 from __future__ import annotations
 
@@ -23,33 +23,28 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 MeasureFunction = Callable[[Plan], Metrics]
-"""A function that evaluates a plan. It returns MeasuredMetrics if the energy of each device was measured.
+"""A function that evaluates a plan. If it raises DicompilerError, the plan is omitted with a warning.
 
-If it raises DicompilerError, the plan is omitted with a warning.
+It returns MeasuredMetrics if the energy of each device was measured.
 """
 
 SPLIT_SHARE_RANGE = (0.35, 0.65)
-"""Range of the random fraction of a run that its device keeps, if the rest of the run moves to another device.
-
-A run is a sequence of consecutive layers on one device. The fraction refers to the run's seconds or weights.
-"""
+"""Range of the fraction that stays on the device if a run of consecutive layers is split over two devices."""
 
 UNMEASURED_VALUE = 1e30
-"""Value of each objective of a plan that could not be measured. The search cannot compute with infinite values."""
+"""Value of each objective of a plan that could not be measured. It must be finite for the search."""
 
 
 class PlanSpace(Protocol):
-    """Interface of a set of plans, with the fast model that evaluates them and the encoding as chromosomes.
+    """Interface of a set of plans, with a fast model that evaluates them and an encoding as chromosomes.
 
-    A plan is a row of integers, one for each layer; several plans are an array of shape (plans, layers). The classes
-    `WholeLayerSpace` and `TiledLayerSpace` implement this interface.
+    Plans are arrays of shape (plans, layers) with an integer for each layer.
     """
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
-        """Return the objectives `names` of each plan, shape (plans, names), and how much each plan exceeds the memory.
+        """Return the objectives of each plan, shape (plans, names), and its excess over the memory, shape (plans,).
 
-        The excess has the shape (plans,). It is the largest value of (needed − available) / available of all hosts,
-        which is at most 0 if the plan fits.
+        The excess is the largest value of (needed − available) / available of all hosts.
         """
 
     def plan(self, row: Genes) -> Plan:
@@ -59,22 +54,19 @@ class PlanSpace(Protocol):
         """Return the encoding of the plans that use only the `devices` fastest devices."""
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return `count` plans, each of which is a randomly changed plan of `rows`.
-
-        The plans `rows` are from a search with fewer devices. The new plans may use the `devices` fastest devices.
-        """
+        """Return `count` random changes of the plans `rows`. The result may use the `devices` fastest devices."""
 
     def seed_plans(self, devices: int) -> Genes:
-        """Return plans on at most `devices` devices that are good starting points, among them those on one device."""
+        """Return good starting points on at most `devices` devices, among them plans on one device."""
 
 
 @dataclass(frozen=True)
 class WholeLayerSpace:
-    """Plans of whole layers; a row has the platform position of each layer's device.
+    """Plans of whole layers, as rows with the platform position of each layer's device.
 
     Attributes:
         model: The fast model that evaluates many plans at once.
-        naive: Use AutoDiCE's naive encoding, instead of its split-point encoding.
+        naive: True for AutoDiCE's naive encoding, False for its split-point encoding.
     """
 
     model: BatchedModel
@@ -94,19 +86,14 @@ class WholeLayerSpace:
         return NaiveEncoding(layers, chosen) if self.naive else SplitPointEncoding(layers, chosen, len(chosen))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return `count` plans, each of which is a random plan of `rows` with layers moved to unused devices.
-
-        Unused are those of the `devices` fastest devices that have no layers. Each of them gets the second part of a
-        run (consecutive layers on one device): the run that takes longest, or the one with the most weights.
-        """
+        """Return `count` random plans of `rows`, in which unused ones of the `devices` fastest devices get layers."""
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
     def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:
-        """Return the plan `row` with layers moved to those of the `devices` fastest devices that have no layers.
+        """Return the plan `row` in which those of the `devices` fastest devices that have no layers get some.
 
-        A run is a sequence of consecutive layers on one device. For each device without layers, one run is split near
-        its middle, and the device gets the second half. This is the run with the most seconds, or the one with the most
-        weights; chance decides which.
+        Each of them gets the second half of the heaviest run (consecutive layers on one device), by seconds or by bytes
+        of weights at random.
         """
         row, by_time = row.copy(), rng.random() < 0.5
         for device in rng.permutation([device for device in self._fastest_devices(devices) if device not in row]):
@@ -119,11 +106,7 @@ class WholeLayerSpace:
         return row
 
     def seed_plans(self, devices: int) -> Genes:
-        """Return a plan with all layers on one device, for each of the `devices` fastest devices, and a balanced plan.
-
-        The balanced plan gives consecutive layers to each of these devices, such that the device that computes longest
-        takes the least time.
-        """
+        """Return a plan on each of the `devices` fastest devices alone, and a balanced pipeline over all of them."""
         from dicompiler_strategies.balanced_runs import balance_runs
 
         layers, chosen = len(self.model.problem.layers.layers), self._fastest_devices(devices)
@@ -139,17 +122,14 @@ class WholeLayerSpace:
 
 @dataclass(frozen=True)
 class TiledLayerSpace:
-    """Plans that split each layer in one of several ways (choices); a row has the number of each layer's choice.
+    """Plans that split each layer in one of several ways (choices), as rows with the number of each layer's choice.
 
     The fast model is that of `tables.cost_tables`, which simplifies:
 
-    - Latency: each layer begins when all devices have ended the layer before (a barrier).
-    - Time between frames: the larger one of two times, the computing time of the busiest device and the time to send
-      all bytes one after another.
+    - Latency: each layer begins when all devices have finished the layer before (a barrier).
+    - Time between frames: the computing time of the busiest device, or the time to send all bytes one after another.
     - Memory: only weights are counted.
     - Energy: the energy of the network is omitted.
-
-    The errors are corrected later, when the best plans are evaluated one by one.
 
     Attributes:
         tables: Costs of all choices of all layers.
@@ -199,20 +179,14 @@ class TiledLayerSpace:
         return self.tables.plan([int(number) for number in row])
 
     def encoding(self, devices: int) -> ChoiceEncoding:
-        """Return the encoding with the choices (ways to split a layer) on at most `devices` devices.
-
-        A layer without any of these choices keeps its first choice.
-        """
+        """Return the encoding of the ways to split layers over at most `devices` devices."""
         labels = tuple(tuple(choice.label for choice in choices) for choices in self.tables.choices)
+        # A layer without any such choice keeps its first choice.
         allowed = [[i for i, count in enumerate(counts) if count <= devices] or [0] for counts in self.device_counts]
         return ChoiceEncoding(len(labels), labels, tuple(map(tuple, allowed)))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return `count` plans, each of which is a random plan of `rows` with a random change.
-
-        The change gives new choices to one layer, or to a short run of consecutive layers. The new choices use at most
-        `devices` devices. The choices of a run have the same label (kind of split and number of devices).
-        """
+        """Return `count` plans: random plans of `rows` with one layer or a short run of layers split in another way."""
         return self.encoding(devices).mutate(rng, rows[rng.integers(len(rows), size=count)])
 
     def seed_plans(self, devices: int) -> Genes:
@@ -222,11 +196,16 @@ class TiledLayerSpace:
 def build_measuring_evaluator(
     problem: Problem, names: Sequence[str], build_plan: Callable[[Genes], Plan], measure: MeasureFunction | None
 ) -> Callable[[Genes], tuple[Array, Array]]:
-    """Return the function that evaluates plans one by one, for the second level of the search.
+    """Return a function that evaluates plans one by one, for the second level of the search.
 
-    The function takes decoded plans (rows of integers) and builds the plan of each row with `build_plan`. It evaluates
-    the plans with `measure`, or with `Problem.evaluate_all` if `measure` is None. It returns the objectives `names` of
-    each plan, and the fraction by which the plan exceeds a host's memory.
+    Args:
+        problem: The problem.
+        names: The objectives.
+        build_plan: Function that decodes a row of integers to a plan.
+        measure: Function that evaluates a plan; None for the simulator (`Problem.evaluate_all`).
+
+    Returns:
+        A function from rows to the objectives, shape (rows, names), and the relative excess over a host's memory.
     """
 
     def evaluate(rows: Genes) -> tuple[Array, Array]:
@@ -248,7 +227,7 @@ def _measure_or_error(measure: MeasureFunction, plan: Plan) -> Metrics | Dicompi
 def _objectives_and_excess(
     platform: Platform, names: Sequence[str], metrics: Metrics | DicompilerError
 ) -> tuple[list[float], float]:
-    """Return the objectives of one plan, and its largest relative excess over a host's memory."""
+    """Return the objectives of a plan, and the largest relative excess over a host's memory."""
     if isinstance(metrics, DicompilerError):
         log.warning("genetic: a plan is left out: %s", metrics)
         return [UNMEASURED_VALUE] * len(names), UNMEASURED_VALUE
@@ -257,5 +236,5 @@ def _objectives_and_excess(
 
 
 def _memory_limits(problem: Problem) -> Array:
-    """Return the bytes that each host has for weights and activations; at least 1, so that they can be divisors."""
+    """Return the bytes of each host for weights and activations; at least 1, because they are divisors."""
     return np.maximum(np.array(list(free_memory(problem).values()), np.float64), 1.0)

@@ -1,9 +1,8 @@
 """The exploration: a search for the Pareto front of plans, in stages on more and more devices.
 
-Each stage begins with the Pareto front of the previous stage. Its first level evaluates many plans with a fast model.
-Its second level evaluates the best plans one by one; in `genetic`, only the last stage has a second level. The method
-is that of Guo et al., "Automated Exploration and Implementation of Distributed CNN Inference at the Edge" (2022),
-section IV-B.
+Each stage begins with the front of the previous one. It evaluates many plans with a fast model (first level), and then
+the best ones one by one (second level). In `genetic`, only the last stage has a second level. Method: Guo et al.,
+"Automated Exploration and Implementation of Distributed CNN Inference at the Edge" (2022), section IV-B.
 """
 
 from __future__ import annotations
@@ -37,10 +36,9 @@ from dicompiler_strategies.genetic.evaluators import (
 from dicompiler_strategies.genetic.nsga2 import Array, Evaluate, EvolutionSettings, ParetoRows, evolve, select_spread
 
 MAX_SEED_SHARE = 1 / 4
-"""Largest fraction of a stage's first population that is copied from the Pareto front of the previous stage.
+"""Largest fraction of a stage's first population that is copied from the front of the previous stage.
 
-A stage is a genetic search on some of the devices; the next stage has more devices. The rest of the population consists
-of changed copies of the copied plans.
+The rest of the population are changed copies of these plans.
 """
 
 
@@ -50,15 +48,12 @@ def _help_metadata(text: str) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ExplorationOptions:
-    """Options of an exploration (the genetic search for a Pareto front of plans)."""
+    """Options of the genetic search for a Pareto front of plans."""
 
     as_printed: ClassVar[bool] = False
-    """Search as the paper describes it: begin with random plans, and evaluate the best plans of every stage one by one.
-
-    A stage is a genetic search on some of the devices; the next stage has more devices.
-    """
+    """True for the paper's method: begin with random plans, and evaluate the best plans of every stage one by one."""
     default_generations: ClassVar[int] = 150
-    """Default of the option `generations`: the number of generations of all stages (searches) together."""
+    """Default of the option `generations`."""
 
     objectives: tuple[str, ...] = field(
         default=AUTODICE_OBJECTIVES,
@@ -109,7 +104,6 @@ class ExplorationOptions:
 
     @property
     def total_generations(self) -> int:
-        """Number of generations of all stages together; a stage is a genetic search on some of the devices."""
         return self.generations or self.default_generations
 
 
@@ -120,13 +114,17 @@ def explore(
     progress: ProgressCallback | None = None,
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> ParetoFront:
-    """Return the Pareto front of the plans of a problem.
+    """Return the Pareto front of the plans of a problem. Ctrl-C ends the search with the front so far.
 
     There are K = ⌈log2 N⌉ stages for N computing devices, unless the options give another number. Stage k searches on
-    the ⌈N / 2^(K − k)⌉ fastest devices, and begins with the front of stage k − 1. Its first level evaluates many plans
-    with a fast model. A second level evaluates the best plans one by one with `measure`, by default with
-    `Problem.evaluate_all`. Ctrl-C ends the search; the front so far is then returned, marked as interrupted. If
-    `is_stopped` returns True, each remaining stage has one generation.
+    the ⌈N / 2^(K − k)⌉ fastest devices, and begins with the front of stage k − 1.
+
+    Args:
+        problem: The problem.
+        options: Options of the search.
+        measure: Function that evaluates a plan in the second level. Default: the simulator (`Problem.evaluate_all`).
+        progress: Called with a text about the current step.
+        is_stopped: If it returns True, each remaining stage has one generation.
     """
     space: PlanSpace
     if options.encoding == "tiles":
@@ -141,11 +139,15 @@ def explore(
 
 
 def plan_stages(devices: int, count: int, generations: int) -> tuple[tuple[int, int], ...]:
-    """Return the number of devices and the number of generations of each stage of the search.
+    """Return (number of devices, number of generations) of each stage of the search.
 
-    There are `count` stages; 0 means the logarithm to base 2 of the number of devices, rounded up. Each stage has half
-    as many devices as the next stage. The total number `generations` is divided in proportion to the cube of the number
+    Each stage has half as many devices as the next. The generations are divided in proportion to the cube of the number
     of devices, because there are few plans on few devices. Stages without a generation are omitted.
+
+    Args:
+        devices: Number of computing devices.
+        count: Number of stages; 0 for the rounded-up logarithm to base 2 of `devices`.
+        generations: Number of generations of all stages together.
     """
     count = count or max(1, (devices - 1).bit_length())
     sizes = [max(1, -(-devices // 2**k)) for k in reversed(range(count))]
@@ -165,10 +167,11 @@ class _StagedSearch:
     is_stopped: Callable[[], bool]
 
     def run(self) -> tuple[ParetoRows, str, int]:
-        """Search stage by stage; return the last Pareto front, the source of its values, and the plans evaluated.
+        """Search stage by stage.
 
-        The source is "analytic" if the fast model computed the values, and "measured" if plans were evaluated one by
-        one. The last value is the number of plans that all stages evaluated.
+        Returns:
+            The last Pareto front; the source of its values, "analytic" (fast model) or "measured" (one by one); the
+            number of evaluated plans.
         """
         options = self.options
         plan = plan_stages(len(self.problem.platform.computing_devices), options.stages, options.total_generations)
@@ -201,11 +204,12 @@ class _StagedSearch:
         return front, level, evaluations
 
     def _seed_population(self, front: ParetoRows, devices: int, stage: int) -> Genes:
-        """Return the plans with which a stage begins: plans of the previous stage's front, and variants of them.
+        """Return the first plans of a stage: plans of the previous stage's front, and changed copies of them.
 
-        Plans of the Pareto front `front` are chosen such that they differ much in their objectives. The variants may
-        use the `devices` fastest devices, which are more than in the previous stage. `stage` is the index of the stage
-        that begins.
+        Args:
+            front: The front, of which plans with very different objectives are chosen.
+            devices: Number of devices that the changed copies may use.
+            stage: Index of the stage that begins.
         """
         rows = front.rows[select_spread(front.objectives, max(1, round(self.options.population * MAX_SEED_SHARE)))]
         rng = np.random.default_rng([self.options.seed, stage, 0])
@@ -214,10 +218,10 @@ class _StagedSearch:
     def _run_measured_level(
         self, encoding: Encoding, front: ParetoRows, stage: int, name: str
     ) -> tuple[ParetoRows, str]:
-        """Evaluate some plans of a Pareto front one by one, and continue the search from them.
+        """Evaluate plans with very different objectives one by one, and continue the search from them.
 
-        The plans are chosen such that they differ much in their objectives. The result is the new front and "measured".
-        If the user interrupts the evaluation, the result is the given front, marked as interrupted, and "analytic".
+        Returns:
+            The new front and "measured"; after Ctrl-C, the given front and "analytic".
         """
         assert self.measure is not None
         options = self.options

@@ -1,7 +1,4 @@
-"""The genetic algorithm NSGA-II over chromosomes (encoded plans). The library pymoo selects parents and survivors.
-
-`evolve` returns the plans that no other plan dominates (the Pareto front).
-"""
+"""The genetic algorithm NSGA-II over chromosomes (encoded plans). The library pymoo selects parents and survivors."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from dicompiler_strategies.genetic.encoding import Encoding, Genes
 
 Array = NDArray[np.float64]
 Evaluate = Callable[[Genes], tuple[Array, Array]]
-"""A function from plans to their objectives, which are minimised, and to the violation of a limit.
+"""A function from plans to their objectives and their violations of a limit.
 
-Plans have the shape (plans, layers), objectives (plans, objectives), and violations (plans,). A plan with a violation
-of 0 or less keeps the limit.
+Plans have the shape (plans, layers), objectives (plans, objectives), and violations (plans,). A violation of 0 or less
+means that the plan keeps the limit.
 """
 
 MAX_MATING_ROUNDS = 8
-"""Number of attempts in a generation to create enough children whose plans were not evaluated before."""
+"""Number of attempts in a generation to create enough plans that were not evaluated before."""
 
 
 @dataclass(frozen=True)
@@ -46,16 +43,14 @@ class EvolutionSettings:
 
 @dataclass(frozen=True)
 class ParetoRows:
-    """Plans that no other plan dominates; if all plans exceed the limit, the plan that exceeds it least.
-
-    In the strategy `genetic`, the limit is the hosts' memory.
+    """Plans that no other plan dominates. If all exceed the limit: the plan that exceeds it least.
 
     Attributes:
         rows: The plans, of shape (plans, layers).
         objectives: Their objectives, of shape (plans, objectives).
         violations: How much each plan exceeds the limit, shape (plans,); 0 or less if it keeps the limit.
         evaluations: Number of plans that were evaluated.
-        interrupted: True if the search was stopped with Ctrl-C.
+        interrupted: True if Ctrl-C stopped the search.
     """
 
     rows: Genes
@@ -74,10 +69,10 @@ def evolve(
     progress: Callable[[int, int], None],
     is_stopped: Callable[[], bool] = lambda: False,
 ) -> ParetoRows:
-    """Return the Pareto front that the search finds from the plans `seeds` and from random plans.
+    """Return the Pareto front that a genetic search finds.
 
-    Ctrl-C ends the search with the result of the last complete generation. While the first generation is evaluated,
-    there is no result, and Ctrl-C raises KeyboardInterrupt.
+    Ctrl-C ends the search with the result of the last complete generation. In the first generation, it raises
+    KeyboardInterrupt.
 
     Args:
         encoding: Encoding of plans as chromosomes.
@@ -110,7 +105,7 @@ def evolve(
     try:
         for generation in range(1, settings.generations + 1):
             offspring = algorithm.ask()
-            # Crossover and mutation have found no plan that is not known yet, so the search ends.
+            # Crossover and mutation have found no new plan.
             if offspring is None or not len(offspring):
                 break
             if generation > 1:
@@ -129,7 +124,7 @@ def evolve(
 
 
 def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.random.Generator) -> Genes:
-    """Return the chromosomes of the plans `seeds` and of random plans, `count` in all, without duplicates."""
+    """Return `count` different chromosomes: of the plans `seeds`, and of random plans."""
     genes = encoding.sample(rng, count)
     if len(seeds):
         genes = np.concatenate((encoding.encode(seeds), genes))
@@ -137,7 +132,7 @@ def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.rand
 
 
 def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
-    """Return the positions of the rows (plans, or objectives of plans) that are not in `known`, and add them to it."""
+    """Return the positions of the rows that are not in `known` (bytes of rows), and add these rows to `known`."""
     positions = []
     for i, row in enumerate(np.ascontiguousarray(rows)):
         key = row.tobytes()
@@ -148,19 +143,15 @@ def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
 
 
 def _find_new_points(objectives: Array, known: Array) -> list[int]:
-    """Return the positions of the rows of `objectives` that are neither in `known` nor equal to an earlier row.
+    """Return the positions of rows (objectives of a plan) that are neither in `known` nor equal to an earlier row.
 
-    A row has the objectives of one plan. Only the plans of the returned rows may enter the population, because several
-    plans with equal objectives would displace other plans.
+    Only these plans enter the population, because many plans with equal objectives would displace others.
     """
     return _take_new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
 
 
 def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
-    """Return the plans of pymoo's population `optimum`, sorted by their objectives.
-
-    Of several plans with equal objectives, only one is returned.
-    """
+    """Return pymoo's population `optimum` as plans sorted by objectives, one for each point."""
     objectives, violations = np.asarray(optimum.get("F"), float), np.asarray(optimum.get("G"), float)[:, 0]
     _, positions = np.unique(objectives, axis=0, return_index=True)
     rows = encoding.decode(np.asarray(optimum.get("X"), np.intp)[positions])
@@ -168,10 +159,7 @@ def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows
 
 
 class _Mating:
-    """Mating operator for pymoo: tournaments select the parents; children come from crossover and mutation.
-
-    Children whose plans are known already are omitted.
-    """
+    """Mating operator for pymoo: tournaments select parents; crossover and mutation create new plans."""
 
     def __init__(self, encoding: Encoding, settings: EvolutionSettings, rng: np.random.Generator) -> None:
         from pymoo.algorithms.moo.nsga2 import binary_tournament
@@ -182,7 +170,7 @@ class _Mating:
         self.selection = TournamentSelection(func_comp=binary_tournament)
 
     def do(self, problem: Any, population: Any, count: int, **options: Any) -> Any:
-        """Return a pymoo population of `count` children, or of fewer ones if not enough new plans are found."""
+        """Return a pymoo population of `count` children, or fewer if not enough new plans are found."""
         from pymoo.core.population import Population
 
         genes = np.asarray(population.get("X"), np.intp)
@@ -198,10 +186,7 @@ class _Mating:
         return Population.new(X=np.concatenate(children))
 
     def _make_children(self, mothers: Genes, fathers: Genes) -> Genes:
-        """Return one child of each pair of parents.
-
-        A child that equals its mother is always mutated, unless the probability of mutations is 0.
-        """
+        """Return one child of each pair of parents. A child that equals its mother is mutated."""
         crossed = self.rng.random(len(mothers)) < self.settings.crossover
         children = np.where(crossed[:, None], self.encoding.cross(self.rng, mothers, fathers), mothers)
         mutated = (self.rng.random(len(mothers)) < self.settings.mutation) | (children == mothers).all(axis=1)
@@ -211,15 +196,15 @@ class _Mating:
 
 
 def select_spread(objectives: Array, count: int) -> list[int]:
-    """Return the positions of `count` points that differ much in their objectives, in ascending order.
+    """Return the positions of `count` points with very different objectives, in ascending order.
 
-    The best point in each objective is selected first. Then, the point that is farthest from all selected points is
-    added, until there are `count`. Distances are relative to the range of each objective. `objectives` has the shape
-    (points, objectives).
+    After the best point in each objective, the point farthest from all selected points is added repeatedly.
+    `objectives` has the shape (points, objectives).
     """
     if len(objectives) <= count:
         return list(range(len(objectives)))
     low, high = objectives.min(axis=0), objectives.max(axis=0)
+    # Distances are relative to the range of each objective.
     scaled = (objectives - low) / np.where(high > low, high - low, 1.0)
     chosen = list(dict.fromkeys(int(i) for i in scaled.argmin(axis=0)))[:count]
     distance = np.min([np.linalg.norm(scaled - scaled[i], axis=1) for i in chosen], axis=0)

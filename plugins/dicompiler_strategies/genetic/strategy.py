@@ -38,11 +38,10 @@ class Genetic(ExplorationOptions, Strategy):
         return front if self.as_printed else add_quick_plans(front, problem)
 
     def plan(self, problem: Problem) -> Plan:
-        """Search for a Pareto front, and return its best plan for the problem's objective.
+        """Return the best plan for the problem's objective from a Pareto front.
 
-        The front has an axis for each term of the problem's objective, and one for each name in the option
-        `objectives`. The memory of the front's plans is then computed exactly. Plans that exceed a host's memory are
-        skipped, unless all plans of the front do.
+        The front has the terms of this objective as additional axes. Plans that exceed a host's memory are skipped,
+        unless all of them do.
 
         Raises:
             DicompilerError: The search found no plan that fits the hosts' memory.

@@ -1,6 +1,6 @@
 """The tensors of a network with the layers that read them, and the bytes that each of these layers needs.
 
-These facts are the same for all plans of whole layers. `find_flows` derives them from a layer graph.
+They are the same for all plans of whole layers.
 """
 
 from __future__ import annotations
@@ -15,16 +15,14 @@ from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.regions import ShareTask, contains, full_region, intersect, make_share_task, volume
 
 SINK_READER = -1
-"""Entry among the readers of a tensor for a sink, which receives the network's outputs. Layers have positions ≥ 0."""
+"""Reader of a network output: a sink (device that receives the outputs) instead of a layer position."""
 INPUT_PRODUCER = -1
-"""Producer of a network input, which no layer computes. Layers have positions ≥ 0."""
+"""Producer of a network input, instead of a layer position."""
 
 
 @dataclass(frozen=True)
 class SharedBytes:
-    """Some bytes of a tensor, with all their readers. Each of these readers needs all of the bytes.
-
-    A reader is a layer that reads the tensor, or a sink.
+    """Some bytes of a tensor that the same readers (layers or sinks) need.
 
     Attributes:
         nbytes: Number of bytes.
@@ -37,10 +35,9 @@ class SharedBytes:
 
 @dataclass(frozen=True)
 class ReaderGroup:
-    """Readers of a tensor that need overlapping regions of it.
+    """Readers of overlapping regions of a tensor.
 
-    A device stores all elements that it received for these readers until the last of the readers on this device is
-    computed.
+    A device keeps all elements that it received for these readers until it has computed the last of them.
 
     Attributes:
         readers: The readers, as indices in `TensorFlow.readers`.
@@ -75,8 +72,8 @@ class NetworkFlows:
     Attributes:
         live_layers: Positions of the layers that contribute to the network's outputs.
         flows: The outputs of these layers, and the network's inputs.
-        weights: For each set of layers that read the same constants, a pair: the bytes of these constants, and the
-            positions of the layers. If only one layer reads a constant, the set has one layer.
+        weights: For each set of layers that read the same constants: the bytes of the constants, and the positions of
+            the layers.
     """
 
     live_layers: tuple[int, ...]
@@ -85,7 +82,6 @@ class NetworkFlows:
 
 
 def find_flows(layers: LayerGraph) -> NetworkFlows:
-    """Return the tensors of a network, with their readers and the bytes that each reader needs."""
     tasks = [make_share_task(layers, layer, LayerShare()) for layer in layers.layers]
     live = _find_live_layers(layers, tasks)
     readers: dict[str, list[tuple[int, Region]]] = {}
@@ -152,11 +148,15 @@ def _overlapping_groups(needs: Sequence[Region]) -> tuple[tuple[int, ...], ...]:
 def _split_by_readers(
     layers: LayerGraph, name: str, needs: Sequence[Region], group: Sequence[int]
 ) -> tuple[SharedBytes, ...]:
-    """Return, for each set of readers of a tensor, the bytes that these readers and no others need.
+    """Return, for each set of readers of a tensor, the bytes that exactly these readers need.
 
-    `needs` has the region that each reader needs, and `group` the indices of the readers in it. The borders of all
-    regions divide the tensor into cells. Each cell is needed as a whole or not at all by each reader.
+    Args:
+        layers: The layer graph.
+        name: Name of the tensor.
+        needs: The region that each reader needs.
+        group: Indices of the readers that are considered.
     """
+    # The edges of all regions divide the tensor into cells. A reader needs all of a cell or nothing of it.
     borders = [sorted({edge for i in group for edge in needs[i][axis]}) for axis in range(len(needs[group[0]]))]
     elements: dict[tuple[int, ...], int] = {}
     for cell in itertools.product(*(tuple(itertools.pairwise(edges)) for edges in borders)):

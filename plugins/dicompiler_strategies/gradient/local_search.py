@@ -1,10 +1,9 @@
-"""Local search on selections: change single layers, then sequences of layers, as long as the cost falls.
+"""Local search: change the splits of single layers, then of sequences of layers, as long as the cost falls.
 
-    ObjectiveTables + selections, shape (plans, layers) → selections that no change of one layer or of a short
-    sequence of layers improves
+    ObjectiveTables + selections, shape (plans, layers) → improved selections
 
-A choice is one way to split a layer over devices. A selection represents a plan: it has the number of one choice for
-each layer.
+A choice is one way to split a layer over devices. A selection represents a plan: the number of one choice for each
+layer.
 """
 
 from __future__ import annotations
@@ -23,10 +22,10 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 
 _MAX_SWEEPS = 50
 _PRICE_ROUNDS = 16
-# Largest number of layers that change together. Fused layers must change together, because the extra rows (halo) of a
-# layer depend on those of the next layer.
+# Largest number of layers that change together. Fused layers must, because their extra rows (halos) depend on each
+# other.
 _MAX_RUN_LAYERS = 6
-# Largest number of elements of a temporary array. Larger computations are done in blocks, to limit the memory.
+# Largest number of elements of a temporary array. Larger computations are done in blocks.
 _MAX_BLOCK_ELEMENTS = 1 << 22
 
 
@@ -34,10 +33,9 @@ _MAX_BLOCK_ELEMENTS = 1 << 22
 class LocalSearch:
     """Local search for selections with the least cost: one layer or a few layers change at a time.
 
-    The cost is Σ node + Σ edge plus a penalty for exceeded memory limits. Here, node is the cost of a layer's choice
-    (way to split it), and edge is the cost of the choices of two connected layers. Selections are arrays of shape
-    (plans, layers) with the number of each layer's choice. When the budget is used up, the methods return the current
-    selections.
+    A selection has the number of one choice (way to split it) for each layer. The cost is Σ node (of choices) + Σ edge
+    (of choices of two connected layers), plus a penalty for exceeded memory limits. When the budget is used up, the
+    methods return the current selections.
 
     Attributes:
         tables: The costs of all choices, and the memory limits.
@@ -49,10 +47,7 @@ class LocalSearch:
 
     @cached_property
     def _neighbours(self) -> tuple[tuple[tuple[int, Floats], ...], ...]:
-        """For each layer a, the layers b that are connected to it, each with the costs of all pairs of choices.
-
-        A choice is one way to split a layer. A table of costs has the shape (choices of b, choices of a).
-        """
+        """For each layer a: (b, costs of shape (choices of b, choices of a)) for each connected layer b."""
         joined: list[list[tuple[int, Floats]]] = [[] for _ in self.tables.node]
         for (i, j), table in self.tables.edge.items():
             joined[i].append((j, self._transposed_edges[i, j]))
@@ -60,7 +55,7 @@ class LocalSearch:
         return tuple(map(tuple, joined))
 
     def penalised_cost(self, selections: Selections) -> Floats:
-        """Return the cost of each plan, with the penalty for exceeded memory limits, shape (plans,)."""
+        """Return the cost of each plan, shape (plans,), with the penalty for exceeded memory limits."""
         costs = self.tables.values(selections)
         if len(self.tables.limits):
             costs = costs + self.tables.excess_price * self.tables.relative_excess(self.tables.weight_loads(selections))
@@ -69,8 +64,7 @@ class LocalSearch:
     def run(self, selections: Selections, elite: int = 8) -> Selections:
         """Return improved selections without duplicates, the cheapest first.
 
-        A selection has one choice (way to split the layer) for each layer. First, single layers are changed in all
-        selections. Then sequences of layers are changed, but only in the `elite` cheapest selections.
+        Sequences of layers are changed only in the `elite` cheapest selections.
         """
         single = self.rank(self.improve_layers(selections))
         best = single[:elite]
@@ -84,11 +78,10 @@ class LocalSearch:
         return self.rank(np.concatenate((best, single[elite:])))
 
     def price_memory(self, selections: Selections) -> Selections:
-        """Return the given selections (plans), and those found while prices of memory are adapted (dual ascent).
+        """Return the given selections, and those found while prices of memory are adapted (dual ascent).
 
-        Each byte of weights on a host has a price, which rises while the host has too many weights and falls otherwise.
-        In each round, `improve_runs` sets all layers to cheaper choices (ways to split them), one short sequence of
-        layers after another. It minimises the cost in the tables plus the price of all weights.
+        Each byte of weights on a host has a price, which rises while the host has too many weights, and falls
+        otherwise.
         """
         tables, met = self.tables, [selections]
         unit = tables.loss_scale / np.maximum(tables.limits, 1.0)
@@ -100,16 +93,12 @@ class LocalSearch:
         return np.unique(np.concatenate(met), axis=0)
 
     def rank(self, selections: Selections) -> Selections:
-        """Return the selections (plans) without duplicates, the cheapest first."""
+        """Return the selections without duplicates, the cheapest first."""
         once = np.unique(selections, axis=0)
         return once[np.argsort(self.penalised_cost(once), kind="stable")]
 
     def improve_layers(self, selections: Selections) -> Selections:
-        """Return the selections (plans) after each layer was set to its best choice (way to split it), layer by layer.
-
-        The other layers are fixed while a layer is set. All layers are set from first to last and back, until no layer
-        changes.
-        """
+        """Set one layer after another to its best choice (way to split it), until no layer changes."""
         current = selections.copy()
         layers = range(len(self.tables.node))
         for _ in range(_MAX_SWEEPS):
@@ -129,11 +118,10 @@ class LocalSearch:
 
     @cached_property
     def _paths(self) -> tuple[tuple[int, ...], ...]:
-        """For each layer, the sequence of at most _MAX_RUN_LAYERS layers that begins with it.
+        """For each layer, a sequence of at most _MAX_RUN_LAYERS layers that begins with it, if there is any.
 
-        Each layer of a sequence reads the layer before it and is connected to no other layer of the sequence except the
-        next one. Dynamic programming therefore finds the best choices (ways to split the layers). Sequences of a single
-        layer are omitted.
+        Each layer reads the layer before it, and is connected to no other layer of the sequence. Dynamic programming
+        can therefore find the best choices.
         """
         readers: dict[int, list[int]] = {}
         for i, j in self.tables.edge:
@@ -152,16 +140,18 @@ class LocalSearch:
         return tuple(paths)
 
     def improve_runs(self, selections: Selections, prices: Floats | None = None) -> Selections:
-        """Return the selections after each sequence of layers was set to its best choices, one after another.
+        """Set one sequence of layers after another to its best choices (ways to split its layers).
 
-        A choice is one way to split a layer. In a sequence, each layer reads the layer before it. All other layers are
-        fixed while a sequence is set. `prices` are the costs of a byte of weights on each limited host, shape (plans,
-        limited hosts). If they are given, they are added to the cost, and the memory limits are not enforced. Without
-        prices, no change violates a limit that was satisfied before.
+        Without `prices`, no change violates a memory limit that was satisfied before.
+
+        Args:
+            selections: The selections.
+            prices: Cost of a byte of weights on each limited host, shape (plans, limited hosts). It is added to the
+                cost, and memory limits are then ignored.
         """
         current = selections.copy()
-        # Without memory limits, the best ways to split a sequence of layers depend only on how the layers around it are
-        # split. Sequences that are known to be split in the best way are therefore skipped.
+        # Without memory limits, the best choices of a sequence depend only on the choices of the layers around it. Skip
+        # sequences that are known to be optimal for these.
         can_skip = prices is None and not len(self.tables.limits)
         for path in self._paths:
             rows = np.arange(len(current))
@@ -179,32 +169,26 @@ class LocalSearch:
 
     @cached_property
     def _known_optimal(self) -> set[tuple[int, bytes]]:
-        """Keys of sequences of layers whose choices are known to be the best ones for the choices around them.
-
-        A key consists of the sequence's choices (ways to split its layers) and those of all layers connected to it.
-        """
+        """Keys (see `_surroundings_key`) of sequences of layers that are split in the best way."""
         return set()
 
     @cached_property
     def _run_surroundings(self) -> dict[int, Selections]:
-        """For each sequence of layers, by its first layer: its layers, and all layers that are connected to them."""
+        """For each sequence of layers, by its first layer: its layers, and all layers connected to them."""
         return {
             path[0]: np.array(sorted({*path, *(b for a in path for b, _ in self._neighbours[a])}))
             for path in self._paths
         }
 
     def _surroundings_key(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
-        """Return a cache key for `path`, a sequence of layers.
-
-        It consists of the choices (ways to split them) of these layers, and of all layers that are connected to them.
-        """
+        """Return a cache key for a sequence of layers: the choices of its layers and of all connected layers."""
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
-        """Return the selections (plans) with the best choices along a sequence of layers, by dynamic programming.
+        """Return the selections with the best choices along a sequence of layers, by dynamic programming.
 
-        A choice is one way to split a layer. `prices` are the prices of a byte of weights, shape (plans, limited
-        hosts). If it is None, the memory limits are enforced instead.
+        `prices` are the costs of a byte of weights, shape (plans, limited hosts). If None, memory limits are enforced
+        instead.
         """
         costs = []
         for k, layer in enumerate(path):
@@ -233,23 +217,20 @@ class LocalSearch:
 
     @cached_property
     def _transposed_edges(self) -> dict[LayerEdge, Floats]:
-        """The tables of pairs of connected layers, transposed, because a minimum over the last axis is faster."""
+        """Transposed cost tables of connected layers, because a minimum over the last axis is faster."""
         return {edge: np.ascontiguousarray(table.T) for edge, table in self.tables.edge.items()}
 
     def _work_of(self, plans: int, layers: Sequence[int]) -> tuple[int, int]:
-        """Return the work to find the best ways to split the layers `layers` in a number `plans` of plans.
-
-        The work consists of the number of array elements and the number of NumPy calls.
-        """
+        """Return the work to improve some layers in a number of plans: array elements, and NumPy calls."""
         elements = sum(len(self.tables.node[a]) * (1 + len(self._neighbours[a])) for a in layers)
         pairs = sum(self.tables.edge[pair].size for pair in pairwise(layers))
         loads = len(self.tables.node) if len(self.tables.limits) else 0
         return plans * (elements + pairs + 4 * loads), 2 * len(layers) + loads // 4
 
     def _choice_costs(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
-        """Return the cost of each choice (way to split it) of layer `a` in each plan, shape (plans, choices of a).
+        """Return the cost of each choice of layer `a`, shape (plans, choices of a).
 
-        The cost includes the transfers to and from the connected layers, except for the layers in `without`.
+        It includes the transfers to and from connected layers, except those in `without`.
         """
         costs = np.repeat(self.tables.node[a][None], len(selections), axis=0)
         for b, table in self._neighbours[a]:
@@ -259,11 +240,11 @@ class LocalSearch:
 
 
 def _better_choices(costs: Floats, current: Selections) -> Selections:
-    """Return the cheapest choice (way to split it) of a layer in each plan, or the current choice.
+    """Return the cheapest choice (way to split a layer) in each plan, or the current one if none is clearly cheaper.
 
-    The current choice is returned if no other choice is clearly cheaper.
-
-    `costs` has the shape (plans, choices), and `current` the number of the current choice in each plan.
+    Args:
+        costs: Costs of shape (plans, choices).
+        current: Number of the current choice in each plan.
     """
     rows = np.arange(len(costs))
     best = costs.argmin(axis=1)

@@ -1,9 +1,8 @@
-"""The objective of a problem as tables: a cost for each choice of a layer and for each pair of connected choices.
+"""The objective of a problem as tables: a cost for each choice of a layer, and for each pair of connected choices.
 
     CostTables + objective → one ObjectiveTables (latency), or one for each set of powered devices (energy)
 
-A choice is one way to split a layer. Powered devices are those that draw idle power during the frame. The tables also
-have the memory limits of the hosts.
+A choice is one way to split a layer. Powered devices are those that draw idle power during the frame.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ TABLE_OBJECTIVES = ("latency", "energy")
 
 
 def check_objective(strategy: str, objective: str) -> None:
-    """Raise UsageError if the objective is not one of `TABLE_OBJECTIVES`. `strategy` is the name for the message."""
+    """Raise UsageError if the objective is not one of TABLE_OBJECTIVES. `strategy` begins the message."""
     if objective not in TABLE_OBJECTIVES:
         known = " or ".join(TABLE_OBJECTIVES)
         close = did_you_mean(objective, TABLE_OBJECTIVES)
@@ -39,20 +38,19 @@ def check_objective(strategy: str, objective: str) -> None:
 class ObjectiveTables:
     """The problem "choose one way to split each layer such that Σ node + Σ edge is least, within the hosts' memory".
 
-    The tables may lack some of the choices of the cost tables. A selection is a vector with the number of each layer's
-    choice. A limited host is a host for which some selection has more weights than fit into its memory.
+    A selection has the number of one choice (way to split it) for each layer. A limited host is a host whose memory is
+    too small for the weights of some selection.
 
     Attributes:
         node: For each layer, the cost of each of its choices in s or J, an array of shape (choices,).
         edge: For each pair (i, j) of connected layers, the cost of each pair of their choices in s or J, an array of
             shape (choices of i, choices of j).
-        kept_choices: For each layer, the number that each choice has in the cost tables.
+        kept_choices: For each layer, the numbers that its choices have in the cost tables, which may have more choices.
         weights: For each layer, the bytes of weights of each choice on each limited host, shape (choices, limited
             hosts).
         limits: Memory of the limited hosts in bytes, shape (limited hosts,).
-        families: For each layer, the family number of each choice, shape (choices,). Choices are in one family if they
-            have the same kind of split and number of devices, such as "grid 4". They may differ in extra rows (halos)
-            and in the sizes of the devices' parts (equal, or in proportion to speed or memory).
+        families: For each layer, the family number of each choice, shape (choices,). A family has the choices with the
+            same kind of split and number of devices, such as "grid 4".
     """
 
     node: tuple[Floats, ...]
@@ -63,37 +61,30 @@ class ObjectiveTables:
     families: tuple[Selections, ...]
 
     def values(self, selections: Selections) -> Floats:
-        """Return the cost Σ node + Σ edge of each selection (plan), shape (plans,).
+        """Return the cost Σ node + Σ edge of each selection, shape (plans,).
 
-        The costs `node` are those of single layers, and the costs `edge` those of pairs of connected layers.
-        `selections` has the shape (plans, layers).
+        `selections` has the shape (plans, layers): the number of each layer's choice (way to split it).
         """
         return sum_tables(self.node, self.edge, selections)
 
     def weight_loads(self, selections: Selections) -> Floats:
-        """Return the bytes of weights on each limited host for each selection (plan), shape (plans, limited hosts).
-
-        A host is limited if some plan has more weights than fit into its memory.
-        """
+        """Return the bytes of weights on each limited host, shape (plans, limited hosts)."""
         loads = np.zeros((len(selections), len(self.limits)))
         for layer_weights, column in zip(self.weights, selections.T, strict=True):
             loads += layer_weights[column]
         return loads
 
     def relative_excess(self, loads: Floats) -> Floats:
-        """Return the relative excess of each plan: (load − limit) / limit, summed over the hosts that lack memory.
+        """Return Σ max(0, load − limit) / limit over the limited hosts, for each plan.
 
-        `loads` are the bytes of weights on each limited host, shape (plans, limited hosts).
+        `loads` are bytes of weights, shape (plans, limited hosts).
         """
         over: Floats = (np.maximum(loads - self.limits, 0.0) / np.maximum(self.limits, 1.0)).sum(axis=-1)
         return over
 
     @cached_property
     def excess_price(self) -> float:
-        """Cost of a relative excess of 1 (twice as many weights as fit), in s or J.
-
-        It is so high that no gain outweighs a single byte above a limit.
-        """
+        """Cost in s or J of a relative excess of 1 over a host's memory, so high that no gain outweighs one byte."""
         worst = sum(float(table.max()) for table in self.node) + sum(float(table.max()) for table in self.edge.values())
         return 1e3 * worst * max(1.0, float(self.limits.max(initial=1.0)))
 
@@ -101,8 +92,7 @@ class ObjectiveTables:
     def loss_scale(self) -> float:
         """Unit of the normalised loss: the cost of the cheapest way to split a layer, averaged over layers.
 
-        Costs of pairs of connected layers are not counted. With this unit, learning rates do not depend on the size of
-        the network or the speed of the devices. If all these costs are 0, the mean of all costs is used.
+        With this unit, learning rates do not depend on the size of the network or the speed of the devices.
         """
         least = sum(float(table.min()) for table in self.node)
         most = sum(float(table.mean()) for table in (*self.node, *self.edge.values()))
@@ -112,13 +102,16 @@ class ObjectiveTables:
 def build_objective_tables(
     tables: CostTables, objective: str, reserve: Mapping[str, int] | None = None
 ) -> tuple[ObjectiveTables, ...]:
-    """Return one or more tables of the costs of all ways to split each layer, for an objective.
+    """Return the tables whose smallest minimum is the minimum of the objective.
 
-    The least of the minima of all tables is the minimum of the objective. For latency, there is one, with the costs of
-    the cost tables. For energy, there is one for each set of powered devices: the 1, 2, … fastest devices, and each
-    single device. The sets matter because each device that a plan uses draws idle power during the whole frame. The
-    values are exact for plans that use all devices of the set, and upper bounds for plans that use only some of them.
-    `reserve` are bytes of each host that weights must leave free.
+    For latency, there is one. For energy, there is one for each set of powered devices, because a device that a plan
+    uses draws idle power during the whole frame. Its costs are exact for plans that use the whole set, and upper bounds
+    for others.
+
+    Args:
+        tables: The costs of all choices (ways to split layers).
+        objective: "latency" or "energy".
+        reserve: Bytes of each host that weights must leave free, by host name.
     """
     check_objective("gradient", objective)
     whole = _latency_tables(tables, reserve or {})
@@ -144,18 +137,12 @@ def _latency_tables(tables: CostTables, reserve: Mapping[str, int]) -> Objective
 
 
 def _label_family(label: str) -> str:
-    """Return the kind of split and the number of devices in a label of a split: "height 4 +1 rate" → "height 4".
-
-    The extra rows ("+1") and the rule for the sizes of the devices' parts ("rate") are omitted.
-    """
+    """Return the kind of split and the number of devices: "height 4 +1 rate" → "height 4"."""
     return " ".join(label.split()[:2])
 
 
 def _device_sets(tables: CostTables) -> list[frozenset[str]]:
-    """Return the sets of powered devices to try: the 1, 2, … fastest devices, all devices, and each single device.
-
-    Powered devices are those that draw idle power during the frame.
-    """
+    """Return the sets of powered devices to try: the 1, 2, … fastest devices, all devices, and each single device."""
     devices = [device.name for device in devices_by_rate(tables.problem)]
     counts = tables.options.device_counts or range(2, len(devices) + 1)
     sizes = sorted({1, len(devices), *(count for count in counts if count <= len(devices))})
@@ -171,10 +158,10 @@ def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozense
     The energy is the sum of three terms:
 
     - (active power − idle power) · busy seconds of each device,
-    - the idle power of all powered devices (here, `members`, sources and sinks) during the whole frame,
+    - the idle power of `members`, sources and sinks during the whole frame,
     - the power of the network while bytes are sent.
 
-    Weights and memory limits are those of `whole`, the tables with the ways to split layers over all devices.
+    `whole` are the tables for latency, with the weights and memory limits.
     """
     problem = tables.problem
     source, sink = source_and_sink(problem)
@@ -208,10 +195,7 @@ def _energy_tables(tables: CostTables, whole: ObjectiveTables, members: frozense
 
 
 def mean_joules_per_byte(platform: Platform) -> float:
-    """Return the energy in J that sender and receiver need for one byte, averaged over pairs of devices.
-
-    Only devices on different hosts are counted, because devices of a host share its memory.
-    """
+    """Return the energy in J of sender and receiver for one byte, averaged over pairs of devices on different hosts."""
     pairs = [(a, b) for a in platform.devices for b in platform.devices if a.host != b.host]
     joules = [
         link.transfer_s(a.power_network + b.power_network)

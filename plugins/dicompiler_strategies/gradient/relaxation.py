@@ -2,16 +2,15 @@
 
     ObjectiveTables + DescentSettings → selections, shape (restarts, layers)
 
-A choice is one way to split a layer. Layer a has the costs node_a of its choices, and a logit W_a for each of them.
-Connected layers a and b have the costs edge_ab of all pairs of their choices. With the probabilities p_a =
-softmax(W_a), the loss is the expected cost
+A choice is one way to split a layer. Layer a has the costs node_a of its choices, and their logits W_a. Connected
+layers a and b have the costs edge_ab of pairs of choices. With the probabilities p_a = softmax(W_a), the loss is the
+expected cost
 
     L = Σ_a p_a · node_a + Σ_(a,b) p_aᵀ · edge_ab · p_b
 
-This is the loss of the DIAPASON paper, eq. (16), with two differences. A choice of the tables also fixes the devices,
-so that the paper's separate logits of devices (W_dev) are not needed. In the cost of a choice, devices compute at the
-same time. The paper's correction for this (superposition penalty) is therefore not needed either. All restarts are
-computed together in one array W of shape (restarts, n), where n is the number of choices of all layers.
+This is eq. (16) of the DIAPASON paper without its logits of devices (W_dev) and its superposition penalty: a choice
+also fixes the devices, and its cost accounts for devices that compute at the same time. All restarts are computed
+together, in an array W of shape (restarts, n) for the n choices of all layers.
 """
 
 from __future__ import annotations
@@ -26,26 +25,25 @@ from dicompiler.plugin_api.search import WorkBudget
 from dicompiler_strategies.gradient.objective_tables import ObjectiveTables, Selections
 from dicompiler_strategies.tables.choice_footprints import Floats
 
-FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # Temperature of the softmax in the first and the last iteration.
-MULTIPLICATIONS_PER_READ = 25  # In a matrix product, 25 multiplications take as long as reading one element.
+FIRST_TEMPERATURE, LAST_TEMPERATURE = 1.0, 0.2  # Temperature of the softmax in the first and last iteration.
+MULTIPLICATIONS_PER_READ = 25  # This many multiplications of a matrix product take as long as reading an element.
 # BLAS libraries use a single thread for matrix products with at most this number of multiplications.
 _MAX_SERIAL_MULTIPLICATIONS = 1 << 18
 
 
 @dataclass(frozen=True)
 class DescentSettings:
-    """Settings of the gradient descent.
+    """Settings of the gradient descent on logits W of choices (ways to split a layer).
 
-    W are the logits of the choices (ways to split a layer). A family of choices has all choices with the same kind of
-    split and the same number of devices.
+    A family has all choices with the same kind of split and the same number of devices.
 
     Attributes:
         learning_rate: Learning rate for the normalised loss (the loss divided by `ObjectiveTables.loss_scale`).
         iterations: Number of steps.
         restarts: Number of initial values of W, from which the descent runs independently.
         seed: Seed of the random numbers.
-        is_biased: Let each restart begin near a different family of choices.
-        bias: Number that is added to the initial W of the choices of this family.
+        is_biased: True to let each restart begin near a different family.
+        bias: Number that is added to the initial W of this family.
         noise: Largest random number in the initial W.
         memory_penalty: Loss for exceeding a host's memory by 100 %, in units of the normalised loss of a layer.
     """
@@ -62,26 +60,23 @@ class DescentSettings:
 
 @dataclass(frozen=True, eq=False)
 class FlatTables:
-    """Objective tables as flat arrays, with one column for each of the n choices of all layers together.
-
-    A choice is one way to split a layer.
-    """
+    """Objective tables as flat arrays. The n columns are the choices (ways to split a layer) of all layers."""
 
     tables: ObjectiveTables
 
     @cached_property
     def first_columns(self) -> Selections:
-        """Column of the first choice (way to split it) of each layer, shape (layers,)."""
+        """Column of the first choice of each layer, shape (layers,)."""
         return np.cumsum([0, *(len(costs) for costs in self.tables.node)])[:-1].astype(np.intp)
 
     @cached_property
     def column_layers(self) -> Selections:
-        """For each of the n columns (choices of layers: ways to split them), the position of the layer, shape (n,)."""
+        """Position of the layer of each column, shape (n,)."""
         return np.repeat(np.arange(len(self.tables.node)), [len(costs) for costs in self.tables.node])
 
     @cached_property
     def layer_columns(self) -> tuple[slice, ...]:
-        """For each layer, the range of columns with its choices (ways to split it)."""
+        """For each layer, the range of columns with its choices."""
         return tuple(
             slice(int(start), int(start) + len(costs))
             for start, costs in zip(self.first_columns, self.tables.node, strict=True)
@@ -96,24 +91,21 @@ class FlatTables:
         return np.concatenate(self.tables.weights)
 
     def softmax(self, W: Floats, temperature: float = 1.0) -> Floats:
-        """Return the probabilities of the choices (ways to split it) of each layer from their logits W.
-
-        They are the softmax of W / temperature. Both arrays have the shape (restarts, n), where n is the number of
-        choices of all layers.
-        """
+        """Return the probabilities softmax(W / temperature) of each layer's choices, shape (restarts, n) like W."""
         Z = W / temperature
         e: Floats = np.exp(Z - np.maximum.reduceat(Z, self.first_columns, axis=1)[:, self.column_layers])
         e /= np.add.reduceat(e, self.first_columns, axis=1)[:, self.column_layers]
         return e
 
     def loss_gradient(self, p: Floats, memory: float = 0.0) -> Floats:
-        """Return the gradient of the loss L by the probabilities `p`, an array of shape (restarts, n) like `p`.
+        """Return ∂L/∂p for the probabilities `p` of choices, both of shape (restarts, n).
 
-        A choice is one way to split a layer. The derivative by its probability is the choice's own cost, plus the mean
-        cost of each of its edges (transfers to or from a connected layer). For the choices of layer a, ∂L/∂p_a = node_a
-        + Σ_b edge_ab p_b + Σ_z p_z edge_za. The layers b read the output of layer a, and the layers z produce its
-        inputs. If a host has more weights than fit, each choice with weights on it has an additional cost. This cost is
-        `memory` times the weights of the choice, as a fraction of the host's limit.
+        For the choices of layer a, ∂L/∂p_a = node_a + Σ_b edge_ab p_b + Σ_z p_z edge_za. The layers b read the output
+        of layer a, and the layers z produce its inputs.
+
+        Args:
+            p: The probabilities.
+            memory: On a host with too many weights, the additional cost of weights as large as the host's limit.
         """
         g = np.repeat(self._node[None], len(p), axis=0)
         for (a, b), table in self.tables.edge.items():
@@ -127,36 +119,28 @@ class FlatTables:
     def centre_gradient(self, p: Floats, g: Floats) -> Floats:
         """Return `g` minus its mean over each layer's choices, weighted with their probabilities `p`.
 
-        A choice is one way to split a layer. If g is the gradient ∂L/∂p of the loss by the probabilities, p times the
-        result is the gradient ∂L/∂W by the logits. This holds for temperature 1.
+        If g is ∂L/∂p, p times the result is the gradient ∂L/∂W by the logits (for temperature 1).
         """
         centred: Floats = g - np.add.reduceat(p * g, self.first_columns, axis=1)[:, self.column_layers]
         return centred
 
     def likeliest_choices(self, p: Floats) -> Selections:
-        """Return the most probable choice (way to split it) of each layer, shape (restarts, layers).
-
-        If several choices are equally probable, the first one is taken.
-        """
+        """Return the most probable choice of each layer, shape (restarts, layers); the first of equal ones."""
         return np.stack([p[:, span].argmax(axis=1) for span in self.layer_columns], axis=1)
 
 
 def multiply_in_blocks(p: Floats, table: Floats) -> Floats:
-    """Return the matrix product p @ table, computed a few rows at a time.
-
-    BLAS libraries would distribute the whole product over threads. Threads cost more than they save if other processes
-    use the cores. They also change the order of summation, and with it the last bits of the result.
-    """
+    """Return the matrix product p @ table, computed a few rows at a time."""
+    # Small blocks keep BLAS single-threaded. Threads are slow on busy cores, and change the last bits of the result.
     step = max(1, _MAX_SERIAL_MULTIPLICATIONS // table.size)
     return np.concatenate([p[start : start + step] @ table for start in range(0, len(p), step)])
 
 
 class DescentInterrupted(KeyboardInterrupt):
-    """Raised if the user interrupts the descent.
+    """Raised if Ctrl-C interrupts the descent.
 
     Attributes:
-        selections: The most probable choice (way to split the layer) of each layer at that time, shape (restarts,
-            layers).
+        selections: The most probable choice (way to split it) of each layer at that time, shape (restarts, layers).
     """
 
     def __init__(self, selections: Selections) -> None:
@@ -167,13 +151,12 @@ class DescentInterrupted(KeyboardInterrupt):
 def minimise_relaxation(
     tables: ObjectiveTables, settings: DescentSettings, budget: WorkBudget | None = None
 ) -> Selections:
-    """Return the most probable choice (way to split the layer) of each layer after gradient descent.
+    """Return the most probable choice (way to split it) of each layer after gradient descent, shape (restarts, layers).
 
-    The result has the shape (restarts, layers). The descent ends after the last step, or when the budget is used up.
+    The descent on the expected cost L ends after the last step, or when the budget is used up.
 
-    The loss L is the expected cost if the choices have the probabilities p = softmax(W). Each step changes the logits W
-    by the natural gradient, which is the gradient in the Fisher metric of the softmax. It is ∂L/∂W without its factor
-    p. With the factor p, a choice that has become improbable would never return. Ctrl-C raises DescentInterrupted.
+    Raises:
+        DescentInterrupted: Ctrl-C was pressed.
     """
     flat = FlatTables(tables)
     W = initial_logits(tables, flat, settings)
@@ -186,6 +169,8 @@ def minimise_relaxation(
             temperature = FIRST_TEMPERATURE * (LAST_TEMPERATURE / FIRST_TEMPERATURE) ** (
                 step / max(1, settings.iterations - 1)
             )
+            # This is the natural gradient: ∂L/∂W without its factor p. With this factor, a choice that has become
+            # improbable would never return.
             p = flat.softmax(W, temperature)
             W -= settings.learning_rate / tables.loss_scale * flat.centre_gradient(p, flat.loss_gradient(p, memory))
     except KeyboardInterrupt:
@@ -196,9 +181,8 @@ def minimise_relaxation(
 def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentSettings) -> Floats:
     """Return the initial logits, shape (restarts, n): random noise, plus a bias for one family in each restart.
 
-    A family has all choices with the same kind of split and the same number of devices, such as channels over 3
-    devices. The i-th restart favours the i-th family of `families_by_value`. After the last family, the first one
-    follows again. The first restart with each family has no noise. n is the number of choices of all layers.
+    A family has all choices with the same kind of split and number of devices. The restarts favour the families in the
+    order of `families_by_value`, cyclically. The first restart with each family has no noise.
     """
     random = np.random.default_rng(settings.seed)
     W = random.uniform(0.0, settings.noise, (settings.restarts, len(flat.column_layers)))
@@ -212,11 +196,10 @@ def initial_logits(tables: ObjectiveTables, flat: FlatTables, settings: DescentS
 
 
 def families_by_value(tables: ObjectiveTables) -> Selections:
-    """Return the numbers of all families of choices (ways to split a layer), the one with the cheapest plan first.
+    """Return the numbers of all families of choices, the one with the cheapest plan first.
 
-    A family has all choices with the same kind of split and the same number of devices, such as channels over 3
-    devices. The plan of a family uses it in every layer, without extra rows. A layer that has no choice of the family
-    uses its cheapest choice.
+    A family has all choices with the same kind of split and number of devices, such as channels over 3 devices. Its
+    plan uses it in every layer that can be split in this way.
     """
     numbers: Sequence[int] = sorted({int(number) for families in tables.families for number in families})
     columns = []

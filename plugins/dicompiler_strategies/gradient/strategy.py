@@ -32,18 +32,16 @@ _SHARES_OF_PARTITION: Mapping[Partition, tuple[str, ...]] = {
     "proportional": ("rate",),
     "all": ("equal", "rate", "memory"),
 }
-# Largest number of multiplications of the descent, which limits the default number of restarts. There are at least
-# _MIN_RESTARTS restarts.
+# Limit on the multiplications of the descent, which determines the default number of restarts (at least _MIN_RESTARTS).
 _MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = 6e9, 8
-# Number of best selections (plans) that a search returns. If the best plan needs too much memory, the next search
-# begins with them.
+# Number of best plans that a search returns. If they need too much memory, the next search begins with them.
 _MAX_OTHER_SELECTIONS = 8
-# Largest number of searches that are repeated with less memory for weights, because a plan did not fit.
+# Largest number of further searches with less memory for weights, if a plan did not fit.
 _MAX_REPAIRS = 8
 
 
 def check_descent_options(options: Strategy, learning_rate: float) -> None:
-    """Raise UsageError if an option that `gradient` and `diapason` have in common is out of range."""
+    """Raise UsageError if a common option of `gradient` and `diapason` is out of range."""
     least = {"fusion_limit": 0, "iterations": 1, "restarts": 1, "seed": 0}
     for name, bound in least.items():
         value = getattr(options, name)
@@ -55,9 +53,7 @@ def check_descent_options(options: Strategy, learning_rate: float) -> None:
 
 @dataclass(frozen=True)
 class BestSelection:
-    """The best selection that a search found.
-
-    A selection has, for each layer, the number of one of its choices (ways to split the layer).
+    """The best selection that a search found: for each layer, the number of one way to split it.
 
     Attributes:
         selection: The selection.
@@ -125,7 +121,7 @@ class Gradient(Strategy):
             raise UsageError("gradient: option 'device_counts': expected integers of at least 2, such as 2,4")
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the best plan found, or the plan of the best single device if the simulator finds that better.
+        """Return the best plan found, or the plan of the best single device if the simulator prefers it.
 
         Raises:
             UsageError: The objective is neither latency nor energy.
@@ -142,17 +138,16 @@ class Gradient(Strategy):
         return self.plan_over_tables(build_cost_tables(problem, choices, budget), budget)
 
     def choice_set(self, problem: Problem) -> ChoiceSet:
-        """Return the ways to split layers (choices) that the options allow."""
         counts = self.device_counts or default_device_counts(len(problem.platform.computing_devices))
         return ChoiceSet(
             device_counts=counts, extra_rows=self.fusion_limit, shares=_SHARES_OF_PARTITION[self.partition]
         )
 
     def plan_over_tables(self, cost_tables: CostTables, budget: WorkBudget | None = None) -> Plan:
-        """Return the best plan that fits into memory, over the choices in the cost tables.
+        """Return the best plan in the cost tables that fits into memory.
 
-        A choice is one way to split a layer. The tables count the memory of weights, but not of activations. If weights
-        and activations together exceed the memory of a host, the search is repeated with less memory for weights.
+        The tables count only the memory of weights. If a plan exceeds the memory of a host, the search is repeated with
+        less memory for weights.
         """
         problem, budget = cost_tables.problem, budget or WorkBudget(self.budget)
         best = self.search_tables(cost_tables, budget=budget)
@@ -166,8 +161,8 @@ class Gradient(Strategy):
                 raise KeyboardInterrupt
             if not best.fits_memory:
                 break
-            # The missing bytes and a quarter more are reserved on the host. If that does not help, they are reserved on
-            # all hosts, because otherwise the excess may move to the next host.
+            # Reserve 5/4 of the missing bytes on the host. From the second time on, reserve them on all hosts, because
+            # otherwise the excess may move from host to host.
             reserved = {host: reserve.get(host, 0) + 5 * missing.get(host, 0) // 4 for host in {*reserve, *missing}}
             largest = max(reserved.values()) if reserve else 0
             reserve = {host.name: max(largest, reserved.get(host.name, 0)) for host in problem.platform.hosts}
@@ -184,14 +179,14 @@ class Gradient(Strategy):
         descent: bool = True,
         budget: WorkBudget | None = None,
     ) -> BestSelection:
-        """Return the best selection (one way to split each layer) by the objective of the problem.
+        """Return the best selection (one way to split each layer) for the objective of the problem.
 
         Args:
             cost_tables: The choices of each layer with their costs, and the problem.
-            hints: Selections that local search improves in addition to those that the descent finds.
+            hints: Further selections that local search improves.
             reserve: Bytes of memory that weights must leave free, by host name.
-            descent: Run the gradient descent; without it, only the hints are improved.
-            budget: Limit of the work; None means no limit.
+            descent: False to improve only the hints.
+            budget: Limit of the work; None for no limit.
         """
         best: BestSelection | None = None
         objectives = build_objective_tables(cost_tables, cost_tables.problem.objective, reserve)
@@ -209,10 +204,7 @@ class Gradient(Strategy):
         return best
 
     def _descent_settings(self, objectives: Sequence[ObjectiveTables]) -> DescentSettings:
-        """Return the settings of the descent on each of the tables `objectives`.
-
-        Large tables get fewer restarts. The restarts are divided among the tables.
-        """
+        """Return the settings of the descent on each table. Large tables and several tables get fewer restarts."""
         default = DescentSettings()
         work = (
             2
@@ -236,9 +228,13 @@ def _search_objective(
 ) -> BestSelection | None:
     """Return the best selection (one way to split each layer) by the costs in one ObjectiveTables.
 
-    The descent uses `settings`, or is omitted if they are None. Local search then improves the selections that the
-    descent found, and the selections `hints`. Hints with choices that are not in the tables are ignored. The result is
-    None if there is no descent and no hint is left.
+    The result is None without a descent and without valid hints.
+
+    Args:
+        tables: The costs.
+        settings: Settings of the descent; None to omit it.
+        hints: Further selections that local search improves. Those with choices that are not in the tables are ignored.
+        budget: Limit of the work.
     """
     placed = [place for hint in hints if (place := to_kept_numbers(tables.kept_choices, hint)) is not None]
     starts = np.array(placed, np.intp).reshape(-1, len(tables.node))
@@ -262,13 +258,11 @@ def _search_objective(
 
 
 def default_device_counts(devices: int) -> tuple[int, ...]:
-    """Return the numbers of devices to split layers over: 2 to 8, then in steps of a fifth to a third, and `devices`.
-
-    Fewer numbers keep the tables small. A table for two connected layers grows with the square of the number of choices
-    (ways to split a layer).
+    """Return the numbers of devices to split layers over: 2 to 8, then in growing steps, and `devices`.
 
     default_device_counts(20) → (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
     """
+    # Few numbers keep the tables small, whose size grows with the square of the number of choices.
     counts = list(range(2, min(devices, 8) + 1))
     while counts and counts[-1] < devices:
         counts.append(min(devices, counts[-1] + 2 * max(1, counts[-1] // 6)))
@@ -276,7 +270,7 @@ def default_device_counts(devices: int) -> tuple[int, ...]:
 
 
 def memory_error(strategy: str, problem: Problem, plan: Plan, note: str = "") -> DicompilerError:
-    """Return the error for a search whose best plan does not fit into memory; `note` is appended to the message."""
+    """Return the error for a search whose best plan does not fit into memory. `note` is appended to it."""
     need = describe_missing_memory(problem, plan)
     return DicompilerError(
         f"{strategy}: no plan was found that fits into memory: the best one needs {need}: use more memory or more "
