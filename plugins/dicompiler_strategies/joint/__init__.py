@@ -1,4 +1,4 @@
-"""The joint problem: choose one way to split each layer, for all layers at once, with a lower bound.
+"""The joint problem: choose one way to split each layer, for all layers at once.
 
-Exact variable elimination, Lagrangian relaxation and CP-SAT solve it for the strategy `cpsat`.
+Variable elimination, Lagrangian relaxation and CP-SAT solve it, with a lower bound, for the strategy `cpsat`.
 """

@@ -1,6 +1,6 @@
-"""The largest choice set (set of ways to split layers) whose cost tables fit into a budget of time and memory.
+"""The largest set of ways to split layers whose cost tables fit into a budget of time and memory.
 
-This module does not import the solver CP-SAT, so that strategies that do not need the solver start faster.
+This module does not import CP-SAT, so that strategies without this solver start faster.
 """
 
 from __future__ import annotations
@@ -17,15 +17,19 @@ from dicompiler_strategies.tables.cost_tables import FILLED_PARTS_PER_S
 from dicompiler_strategies.tables.link_loads import build_link_loads
 
 MAX_ARRAY_ELEMENTS = 1 << 23
-"""Largest number of elements of an array in the cost tables of a choice set (set of ways to split layers)."""
+"""Largest number of elements of an array in cost tables."""
 
 
 def affordable_choices(problem: Problem, options: ChoiceSet, seconds: float = math.inf) -> ChoiceSet:
-    """Return the choice set `options`, or a smaller one if its tables would be too large or take too long to fill.
+    """Return `options`, or a smaller choice set if its cost tables would be too large or take too long to compute.
 
-    A choice set describes the ways to split layers over devices that a search may use.
-    Filling the tables may take `seconds` on the computer on which `FILLED_PARTS_PER_S` was measured. The set is made
-    smaller step by step: first fewer numbers of extra rows, then fewer row cuts, then fewer numbers of devices.
+    A choice set describes the ways to split layers over devices that a search may use. It is made smaller step by step:
+    fewer numbers of extra rows, fewer row cuts, fewer numbers of devices.
+
+    Args:
+        problem: The problem.
+        options: The largest choice set.
+        seconds: Time limit, in seconds of the computer on which `FILLED_PARTS_PER_S` was measured.
     """
     is_uniform = build_link_loads(problem).is_uniform
     devices, layers = len(problem.platform.devices), problem.layers.layers

@@ -1,8 +1,7 @@
 """CP-SAT on the choices that the Lagrangian relaxation has not dropped.
 
 A choice is one way to split a layer; a selection has one choice for each layer. The CP-SAT model has a Boolean variable
-for each choice of a layer, and for each pair of choices of two connected layers. The solver returns a better selection,
-a better bound, or the proof that no better selection exists.
+for each choice, and for each pair of choices of two connected layers.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ from dicompiler_strategies.joint.lagrangian import RELATIVE_SLACK, RelaxedProble
 
 log = logging.getLogger("dicompiler")
 FIRST_MAX_PAIRS, MAX_PAIRS = 15_000, 200_000
-"""Largest number of pairs of choices in a CP-SAT model: in the first attempt, and afterwards.
+"""Largest number of pairs of choices (of two connected layers) in a CP-SAT model: at first, and later.
 
-A pair has one choice (way to split a layer) for each of two connected layers. If there are more pairs, the least
-promising choices are left out. The result then proves no bound.
+If there are more, the least promising choices are left out, and the result proves no bound.
 """
 COST_UNITS = 1 << 40
-"""The integer cost in CP-SAT that the best known value gets; CP-SAT accepts only integer costs.
+"""Integer to which the best known value is scaled, because CP-SAT accepts only integer costs.
 
-All costs are scaled by the same factor and rounded down, so that lower bounds stay valid.
+All costs are scaled by this factor and rounded down, so that lower bounds stay valid.
 """
 
 
@@ -56,7 +54,7 @@ class SolverResult:
     """The best selection (one way to split each layer), with a lower bound.
 
     Attributes:
-        best: Best selection, with the numbers that choices have in the cost tables; None if no selection is known.
+        best: Best selection, with the numbers that choices have in the cost tables; None if none is known.
         value: Objective value of the best selection.
         bound: Lower bound on the values of all selections.
         interrupted: True if Ctrl-C ended the search.
@@ -69,15 +67,19 @@ class SolverResult:
 
 
 def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool = False) -> SolverResult:
-    """Search for a selection better than the best one of a relaxation, or for a proof that there is none.
+    """Search for a better selection than the best one of a relaxation, or for a proof that there is none.
 
-    A selection has one choice (way to split the layer) for each layer. The first search is over the most promising
-    choices, which have the smallest lower bounds. The second search is over all choices that can still be in a better
-    selection. If the graph is too wide for variable elimination (`is_wide`), there is no second search. The bounds of
-    such a graph exclude hardly any choice, so that a model with all pairs of choices would take gigabytes of memory.
+    The first search is over the choices with the smallest lower bounds. The second one is over all choices that can
+    still be in a better selection.
+
+    Args:
+        relaxed: Result of the relaxation.
+        effort: Limits of CP-SAT.
+        is_wide: True if the graph is too wide for variable elimination. There is then no second search.
     """
     half = replace(effort, deterministic_s=effort.deterministic_s / 2)
     first = _solve_once(relaxed, half, FIRST_MAX_PAIRS)
+    # The bounds of a wide graph exclude hardly any choice. A model with all pairs would take gigabytes.
     if first.interrupted or (is_wide and first.best is not None):
         return first
     if first.best is None:
@@ -93,11 +95,7 @@ def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool
 
 
 def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -> SolverResult:
-    """Run CP-SAT on the model of a Lagrangian relaxation, and return the better result of CP-SAT and the relaxation.
-
-    The model is reduced to at most `max_pairs` pairs of choices. A pair has one choice (way to split a layer) for each
-    of two connected layers.
-    """
+    """Run CP-SAT with at most `max_pairs` pairs of choices. Return the better result of CP-SAT and the relaxation."""
     model = _truncate_choices(relaxed, max_pairs)
     is_complete = model is relaxed.model
     if any(not len(costs) for costs in model.node):
@@ -115,8 +113,7 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -
     if effort.budget.deadline < math.inf:
         parameters.max_time_in_seconds = max(0.1, effort.budget.seconds_to_deadline())
     parameters.num_workers, parameters.random_seed = effort.workers, effort.seed
-    # CP-SAT must interleave its workers in a fixed order, because the results of several workers would otherwise
-    # depend on their speed.
+    # Interleave the workers in a fixed order. Otherwise the result would depend on their speed.
     parameters.interleave_search = effort.workers > 1
     status, interrupted = run_solver(solver, solver_model.model, _SolutionLogger(scale / COST_UNITS, relaxed.bound))
     effort.budget.spend(solver.response_proto.deterministic_time)
@@ -129,9 +126,8 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -
     if is_complete and status == cp_model.INFEASIBLE:
         bound = value
     elif is_complete and status != cp_model.MODEL_INVALID:
-        # The solver's bound does not cover choices (ways to split a layer) that the relaxation dropped. Plans with
-        # dropped choices may have the value `relaxed.value`, but are not better. A bound on all plans is therefore at
-        # most `relaxed.value`.
+        # The solver's bound does not cover plans with choices that the relaxation dropped. They are not better than
+        # `relaxed.value`.
         bound = max(bound, min(solver.best_objective_bound * scale / COST_UNITS, relaxed.value, value))
         if status == cp_model.OPTIMAL:
             bound = max(bound, value * (1 - solver_model.terms / COST_UNITS))
@@ -141,18 +137,15 @@ def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -
 def run_solver(
     solver: cp_model.CpSolver, model: cp_model.CpModel, callback: cp_model.CpSolverSolutionCallback | None = None
 ) -> tuple[cp_model.CpSolverStatus, bool]:
-    """Return the status of the solver, and True if Ctrl-C ended it.
-
-    The solver runs in its own thread, because Python does not see Ctrl-C while the main thread is inside the solver.
-    The solver must not catch Ctrl-C either: the signal handler that it restores afterwards would kill the process.
-    """
+    """Return the status of the solver, and True if Ctrl-C ended it."""
+    # The solver must not catch Ctrl-C: the signal handler that it restores afterwards would kill the process. It runs
+    # in its own thread, because Python does not see Ctrl-C while the main thread is inside the solver.
     solver.parameters.catch_sigint_signal = False
     with ThreadPoolExecutor(1) as pool:
         future, interrupted = pool.submit(solver.solve, model, callback), False
         while True:
             try:
-                # The loop waits only a short time at once, because Python handles Ctrl-C only between two waits if
-                # another thread got the signal.
+                # Wait only briefly: if another thread got the signal, Python handles Ctrl-C between two waits.
                 return future.result(timeout=0.2), interrupted
             except TimeoutError:
                 continue
@@ -162,10 +155,9 @@ def run_solver(
 
 
 def _truncate_choices(relaxed: RelaxedProblem, max_pairs: int) -> JointModel:
-    """Return the relaxation's model, made smaller if it has more than `max_pairs` pairs of choices.
+    """Return the relaxation's model with at most about `max_pairs` pairs of choices.
 
-    A pair has one choice (way to split a layer) for each of two connected layers. A smaller model has, for each layer,
-    only the choices with the smallest lower bounds.
+    A smaller model has only the choices (ways to split it) of each layer with the smallest lower bounds.
     """
     model = relaxed.model
     max_choices = max((len(costs) for costs in model.node), default=0)
@@ -177,7 +169,7 @@ def _truncate_choices(relaxed: RelaxedProblem, max_pairs: int) -> JointModel:
 
 
 class _LinearSum:
-    """A linear expression of the CP-SAT model: a sum of Boolean variables, each multiplied by a number."""
+    """A linear expression of the CP-SAT model: a sum of Boolean variables times numbers."""
 
     def __init__(self) -> None:
         self.variables: list[cp_model.IntVar] = []
@@ -196,7 +188,7 @@ class _LinearSum:
 class _SolverModel:
     """The CP-SAT model of the joint problem: choose one way to split each layer, at the least cost.
 
-    CP-SAT accepts only integers, so costs are rounded to integer multiples of `unit`.
+    CP-SAT accepts only integers, so costs are rounded down to multiples of `unit`.
     """
 
     def __init__(self, model: JointModel, unit: float) -> None:
@@ -219,17 +211,19 @@ class _SolverModel:
         self.terms = len(cost.variables) + max((len(load.variables) for load in loads), default=0) + 1
         largest = self.model.new_int_var(0, 1 << 60, "")
         for load, limit in zip(loads, model.load_limits, strict=True):
-            # A load is an amount such as the bytes on a host. CP-SAT accepts only integers. Loads with a limit are
-            # bytes, which are integers already. Loads without a limit are rounded to multiples of `unit`.
+            # A load is an amount such as the bytes on a host. Limited loads are bytes, and so integers already.
             is_limited = math.isfinite(limit)
             self.model.add(load.in_units(1 if is_limited else unit) <= (math.floor(limit) if is_limited else largest))
         self.model.minimize(largest if model.is_minimax else cost.in_units(unit))
 
     def _add_pairs(self, rows: list[cp_model.IntVar], columns: list[cp_model.IntVar]) -> list[cp_model.IntVar]:
-        """Return a Boolean variable for each pair of choices (ways to split a layer) of two layers, row by row.
+        """Return a Boolean variable for each pair of choices of two layers, row by row.
 
-        `rows` has a variable for each choice of the first layer, and `columns` for each choice of the second layer.
-        Constraints make the variable of a choice equal to the sum of the variables of its pairs.
+        The variable of a choice is the sum of the variables of its pairs.
+
+        Args:
+            rows: Variables of the first layer's choices.
+            columns: Variables of the second layer's choices.
         """
         if len(rows) == 1:
             return columns
@@ -249,7 +243,7 @@ class _SolverModel:
 
 
 class _SolutionLogger(cp_model.CpSolverSolutionCallback):
-    """A callback of CP-SAT that logs the value, the bound and the gap of each better selection (plan)."""
+    """A callback of CP-SAT that logs the value, the bound and the gap of each better solution."""
 
     def __init__(self, unit: float, bound: float) -> None:
         super().__init__()

@@ -1,8 +1,6 @@
-"""The joint problem in numbers: the costs and the loads of every choice of every layer, with limits on the loads.
+"""The joint problem in numbers: the costs and loads of every choice (way to split a layer), with limits on the loads.
 
-The joint problem is to choose one way to split each layer, for all layers at once. A load is an amount that adds up
-over layers, such as the bytes on a host or the seconds of a link. `build_joint_model` derives a `JointModel` from cost
-tables and the problem's objective.
+A load is an amount that adds up over layers, such as the bytes on a host or the seconds of a link.
 """
 
 from __future__ import annotations
@@ -48,17 +46,17 @@ Numbers = NDArray[np.intp]
 class JointModel:
     """Costs to minimise by choosing one way to split each layer, under limits on loads.
 
-    A load is an amount that adds up over layers and edges, such as the bytes on a host or the seconds of a link. The
-    objective is the sum of all costs; if `is_minimax` is True, it is the largest load without a limit.
+    A load is an amount that adds up over layers and edges, such as the bytes on a host or the seconds of a link. An
+    edge is a pair of connected layers.
 
     Attributes:
         node: For each layer, the cost of each choice (way to split it).
-        edge: For each edge (i, j), a pair of connected layers, the costs of shape (choices of i, choices of j).
+        edge: For each edge (i, j), the costs of shape (choices of i, choices of j).
         node_loads: For each layer, the loads of shape (choices, loads).
-        edge_loads: For each edge (i, j) that causes loads, the amounts of the first k loads, of shape (choices of i,
-            choices of j, k). The edge adds nothing to the other loads.
+        edge_loads: For each edge (i, j) that causes loads, the first k loads, of shape (choices of i, choices of j, k).
+            The others are 0.
         load_limits: Limit of each load; infinite if there is none.
-        is_minimax: True if the objective is the largest load without a limit.
+        is_minimax: True if the objective is the largest load without a limit, instead of the sum of all costs.
         kept_choices: For each layer, the numbers that the model's choices have in the cost tables.
     """
 
@@ -75,10 +73,7 @@ class JointModel:
         return build_elimination_order([len(costs) for costs in self.node], list(self.edge))
 
     def selection_loads(self, selection: Sequence[int]) -> Floats:
-        """Return the amount of each load (such as the bytes on a host) under a selection (plan).
-
-        Layer i is split in the way number selection[i].
-        """
+        """Return the amount of each load (such as the bytes on a host) if layer i has choice number selection[i]."""
         loads = np.zeros(len(self.load_limits))
         if not len(self.load_limits):
             return loads
@@ -89,23 +84,22 @@ class JointModel:
         return loads
 
     def value(self, selection: Sequence[int]) -> float:
-        """Return the objective value of a selection (plan), in which layer i is split in way number selection[i]."""
+        """Return the objective value if layer i has choice number selection[i]."""
         if self.is_minimax:
             return float(self.selection_loads(selection).max())
         return float(sum_tables(self.node, self.edge, np.asarray([selection]))[0])
 
     def fits_limits(self, selection: Sequence[int]) -> bool:
-        """Return True if no load (such as the bytes on a host) of the selection (plan) exceeds its limit.
+        """Return True if no load (such as the bytes on a host) exceeds its limit, up to rounding errors.
 
-        Rounding errors are tolerated.
+        `selection` has the number of each layer's choice.
         """
         return bool((self.selection_loads(selection) <= self.load_limits * (1 + 1e-12)).all())
 
     def priced_tables(self, prices: Floats) -> tuple[tuple[Floats, ...], dict[LayerEdge, Floats]]:
-        """Return `node` and `edge` with price · load added for each load: the Lagrangian without its constant term.
+        """Return `node` and `edge` with price · load added for each load.
 
-        `node` has the costs of single layers, and `edge` those of pairs of connected layers. A load is an amount such
-        as the bytes on a host, and its price is a Lagrange multiplier.
+        The prices are Lagrange multipliers. The result is the Lagrangian without its constant term.
         """
         if not len(prices):
             return self.node, dict(self.edge)
@@ -114,9 +108,9 @@ class JointModel:
         return node, {**self.edge, **priced}
 
     def keep_choices(self, keep: Sequence[NDArray[np.bool_]]) -> JointModel:
-        """Return the model with only some choices (ways to split a layer).
+        """Return the model with the choices (ways to split a layer) for which a mask is True.
 
-        `keep` has an array of Booleans for each layer: True for the choices that remain.
+        `keep` has a mask for each layer.
         """
         kept = [np.flatnonzero(mask) for mask in keep]
         node_loads = zip(self.node_loads, kept, strict=True) if self.node_loads else ()
@@ -146,18 +140,17 @@ def build_joint_model(
 
     - latency: seconds if each layer begins when all devices have finished the layer before (the barrier model).
     - communication: bytes that are sent.
-    - energy: J. Each device draws active power while it computes, and idle power during the rest of the latency. The
-      power of the network is omitted.
+    - energy: J. Each device draws active power while it computes, and otherwise idle power. The power of the network is
+      omitted.
     - throughput: seconds of the busiest device or link (bytes and messages, without latency).
     - memory: bytes of weights on the fullest host.
 
     Args:
         tables: The cost tables.
         limits: Bytes that weights may occupy, by name of the host; None without limits.
-        powered: For energy, the devices that are switched on and so draw idle power; None for all. A solution of the
-            model must not use the other devices.
-        limited_layers: Positions of layers whose inputs and outputs must fit within the limits together with all
-            weights.
+        powered: For energy, the devices that draw idle power; None for all. The result does not exclude plans on other
+            devices.
+        limited_layers: Positions of layers whose inputs and outputs must fit together with all weights.
     """
     problem, host_matrix = tables.problem, device_host_matrix(tables.problem.platform)
     if problem.objective not in OBJECTIVES:
@@ -187,11 +180,10 @@ def build_joint_model(
 def _objective_tables(
     tables: CostTables, powered: Collection[str] | None
 ) -> tuple[tuple[Floats, ...], Mapping[LayerEdge, Floats]]:
-    """Return the costs of choices and of pairs of choices (`node` and `edge`) whose sum is the objective.
+    """Return the costs of choices and of pairs of choices (`node` and `edge`), whose sum is the objective.
 
-    A choice is one way to split a layer. If the objective is the largest of several loads (throughput, memory), all
-    costs are 0, because the objective is not a sum of costs. For energy, the devices `powered` draw idle power; None
-    means all devices.
+    If the objective is the largest load (throughput, memory), all costs are 0. `powered` are the devices that draw idle
+    power; None for all.
     """
     objective, devices = tables.problem.objective, tables.problem.platform.devices
     if objective == "latency":
@@ -209,7 +201,7 @@ def _objective_tables(
 
 
 def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
-    """Return, for each layer, the bytes of its inputs and outputs, an array of shape (choices, hosts).
+    """Return the bytes of each layer's inputs and outputs, arrays of shape (choices, hosts).
 
     A choice is one way to split the layer.
     """
@@ -226,10 +218,11 @@ def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
 
 
 def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
-    """Return the seconds for which each layer and each edge keeps each link of the network busy.
+    """Return the seconds for which each layer and each edge (pair of connected layers) occupies each network link.
 
-    An edge is a pair of connected layers. A choice is one way to split a layer. The array of a layer has the shape
-    (choices, links). The array of an edge (i, j) has the shape (choices of i, choices of j, links).
+    Returns:
+        For each layer, an array of shape (choices, links). For each edge (i, j), an array of shape (choices of i,
+        choices of j, links). A choice is one way to split a layer.
     """
     problem = tables.problem
     network, layers = build_link_loads(problem), problem.layers
@@ -246,8 +239,8 @@ def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floa
     edges = {
         edge: _edge_link_seconds(tables, network, edge, slots, cache) for edge, slots in find_edges(layers).items()
     }
-    # Plans must not send states, which stay on their device. A pair of ways to split two layers that would send a state
-    # therefore costs more than any plan on one device.
+    # A state (tensor for the next frame) must not be sent. A pair of choices that sends it costs more than any plan on
+    # one device.
     prohibitive_s = 2 * sum(float(compute.max()) for compute in tables.compute_seconds)
     for (i, j), slots in find_state_edges(layers).items():
         busy = np.where(_edge_link_seconds(tables, network, (i, j), slots, cache) > 0, prohibitive_s, 0.0)
@@ -262,18 +255,21 @@ def link_seconds(tables: CostTables) -> tuple[list[Floats], dict[LayerEdge, Floa
 def _edge_link_seconds(
     tables: CostTables, network: LinkLoads, edge: LayerEdge, slots: TensorSlots, cache: dict[tuple[object, ...], Floats]
 ) -> Floats:
-    """Return the seconds for which an edge keeps each link busy, of shape (producer choices, consumer choices, links).
+    """Return the seconds for which an edge occupies each link, of shape (producer choices, consumer choices, links).
 
-    An edge joins the layer that produces a tensor and a layer that reads it. A choice is one way to split a layer.
-    `cache` has earlier results, so that edges of equal structure are computed once.
+    Args:
+        tables: The cost tables.
+        network: The loads of the links.
+        edge: Positions of the layer that produces tensors, and of the layer that reads them.
+        slots: For each of these tensors, the index among the producer's outputs and the consumer's inputs.
+        cache: Earlier results, because many edges have equal structure.
     """
     producer, consumer = (tables.footprints[i] for i in edge)
     key = (producer, consumer, slots)
     if key not in cache:
         busy = np.zeros((len(producer.final_seconds), len(consumer.final_seconds), network.byte_seconds.shape[1]))
         for held, shares, needs, item_bytes in flows_on_edge(tables.problem.layers, edge, slots, tables.footprints):
-            # The loop takes one choice (way to split it) of the producing layer at a time. An array for all choices
-            # and all pairs of devices would be too large.
+            # One choice of the producing layer at a time, because an array for all of them would be too large.
             for p in range(len(busy)):
                 row = slice(p, p + 1)
                 busy[row] += network.busy_seconds(bytes_between_devices(held[row], shares[row], needs, item_bytes))

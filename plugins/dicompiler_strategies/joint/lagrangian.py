@@ -1,13 +1,12 @@
 """Lagrangian relaxation: prices on the loads replace limits, and variable elimination solves the rest exactly.
 
-A selection has one choice (way to split the layer) for each layer. A load is an amount that a selection causes, such as
-the bytes on a host. A limit on load r is replaced by a price λ_r ≥ 0 for each unit of the load. The prices give a lower
-bound on the cost of every selection within the limits:
+A selection has one choice (way to split it) for each layer. It causes loads, amounts such as the bytes on a host. A
+price λ_r ≥ 0 for each unit of load r replaces the limit on this load. The prices give a lower bound on the cost of
+every selection within the limits:
 
     min over selections of [cost + Σ_r λ_r · load_r] − Σ_r λ_r · limit_r
 
-Subgradient steps on the prices raise the bound. A choice is dropped if every selection with this choice is worse than
-the best known selection.
+Subgradient steps on the prices raise the bound. Choices that cannot be in a better selection are dropped.
 """
 
 from __future__ import annotations
@@ -26,23 +25,21 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 
 log = logging.getLogger("dicompiler")
 RELATIVE_SLACK = 1e-9
-"""Relative difference below which values count as equal: sums of floats in different orders differ by less."""
+"""Relative difference below which values count as equal, because of rounding errors."""
 
 
 @dataclass(frozen=True, eq=False)
 class RelaxedProblem:
     """The result of a Lagrangian relaxation of the joint problem: choose one way to split each layer.
 
-    A selection has one choice (way to split the layer) for each layer.
+    A selection has one choice (way to split it) for each layer.
 
     Attributes:
         bound: Lower bound on all selections within the limits.
-        best: Best selection found, with the numbers that choices have in the cost tables; None if no selection within
-            the limits is known.
+        best: Best selection found within the limits, with the numbers that choices have in the cost tables, or None.
         value: Objective value of the best selection.
         model: Model with the choices that a better selection may still have.
-        choice_bounds: For each layer, a lower bound for each of its choices in the model: no selection with this choice
-            has a lower value.
+        choice_bounds: For each layer and each of its choices in the model, a lower bound on the selections with it.
     """
 
     bound: float
@@ -59,10 +56,15 @@ class RelaxedProblem:
 def coordinate_descent(
     model: JointModel, selection: Sequence[int], budget: WorkBudget | None = None, rounds: int = 20
 ) -> tuple[int, ...]:
-    """Improve a selection layer by layer until no single change improves it or the budget is exceeded.
+    """Improve a selection (one way to split each layer) until no change of one layer improves it.
 
-    A selection has one way to split each layer. A change is an improvement if it reduces the excess over the limits, or
-    keeps the excess and reduces the objective value.
+    A change must reduce the excess over the limits, or keep the excess and reduce the objective value.
+
+    Args:
+        model: The model.
+        selection: Number of each layer's choice.
+        budget: Limit of the work; None for no limit.
+        rounds: Largest number of rounds over all layers.
     """
     chosen, budget = list(selection), budget or WorkBudget()
     edges_of: list[list[LayerEdge]] = [[] for _ in chosen]
@@ -84,8 +86,7 @@ def coordinate_descent(
                     load[:, : table.shape[2]] += table[:, chosen[j]] if i == v else table[chosen[i]]
             totals = loads - load[chosen[v]] + load
             excess = np.maximum(totals - model.load_limits, 0).sum(axis=1)
-            # A small fraction of the mean load is added to the largest load (such as the bytes on a host). Otherwise
-            # loads below the largest one would never fall.
+            # The small fraction of the mean lets loads below the largest one fall too.
             value = totals.max(axis=1) + 1e-6 * totals.mean(axis=1) if model.is_minimax else cost
             best = int(np.lexsort((value, excess))[0])
             if (excess[best], value[best]) < (excess[chosen[v]], value[chosen[v]]):
@@ -97,7 +98,7 @@ def coordinate_descent(
 
 
 class _PriceSearch:
-    """The state of the search for the best prices: the model, the best bound so far, and the best selection so far.
+    """The state of the search for the best prices: the model, the best bound, and the best selection so far.
 
     A price is a Lagrange multiplier of a load, an amount such as the bytes on a host. A selection has one way to split
     each layer.
@@ -109,8 +110,7 @@ class _PriceSearch:
         self.best: tuple[int, ...] | None = None
         self.choice_bounds: tuple[Floats, ...] = ()
         self.is_limited = np.isfinite(model.load_limits)
-        # Loads (such as the bytes on a host) without a limit get the limit 0 here, because later computations need
-        # finite numbers. `is_limited` masks these loads.
+        # Loads without a limit get the limit 0, because computations need finite numbers. `is_limited` masks them.
         self.finite_limits = np.where(self.is_limited, model.load_limits, 0.0)
         self.load_scale = np.where(self.finite_limits > 0, self.finite_limits, 1.0)
         for selection in start:
@@ -129,21 +129,15 @@ class _PriceSearch:
                 self.best, self.value = self.model.to_original(selection), value
 
     def improve_locally(self, selection: tuple[int, ...]) -> None:
-        """Improve a selection (plan) layer by layer, and keep the result if it is better than the best one so far."""
+        """Improve a selection layer by layer, and keep the result if it is the best one so far."""
         self.accept_if_better(coordinate_descent(self.model, selection, self.budget))
 
     def spend_elimination(self) -> bool:
-        """Charge one more variable elimination to the budget; return False if the budget does not allow it.
-
-        A variable elimination finds the best way to split each layer at given prices (Lagrange multipliers).
-        """
+        """Charge one variable elimination (exact minimisation) to the budget. Return False if it is exceeded."""
         return self.budget.try_steps(*self.model.elimination_order.work)
 
     def minimise_at_prices(self, prices: Floats) -> tuple[int, ...]:
-        """Return the best selection (plan) at the prices `prices` of the loads, and raise the lower bound if possible.
-
-        A load is an amount such as the bytes on a host, and its price is a Lagrange multiplier.
-        """
+        """Return the best selection at the given prices of loads, and raise the lower bound if possible."""
         node, edge = self.model.priced_tables(prices)
         least, selection = minimise_exactly(self.model.elimination_order, node, edge)
         self.bound = max(self.bound, least - self.limits_at_prices(prices))
@@ -151,17 +145,14 @@ class _PriceSearch:
         return selection
 
     def limits_at_prices(self, prices: Floats) -> float:
-        """Return the sum over all loads of limit · price: the constant of the Lagrangian.
-
-        A load is an amount such as the bytes on a host, and its price is a Lagrange multiplier.
-        """
+        """Return Σ limit · price over all loads, the constant of the Lagrangian."""
         return float(prices[self.is_limited] @ self.model.load_limits[self.is_limited])
 
     def find_feasible(self, prices: Floats) -> None:
-        """Search for good selections (plans) within the limits of the loads, beginning with the given prices of loads.
+        """Search for good selections within the limits, beginning with the given prices of loads.
 
-        A load is an amount such as the bytes on a host. The price (Lagrange multiplier) of a load rises while the load
-        exceeds its limit. When no limit is exceeded, all prices fall again, in smaller and smaller steps.
+        A price rises while its load exceeds the limit. When no limit is exceeded, all prices fall, in smaller and
+        smaller steps.
         """
         if not self.is_limited.any():
             return
@@ -180,11 +171,7 @@ class _PriceSearch:
                 raised, step = raised + step * unit * is_exceeded, step * 1.2
 
     def drop_choices(self, prices: Floats) -> None:
-        """Drop every choice (way to split a layer) that no plan better than the best known one can have.
-
-        A choice is dropped if its lower bound, at the given prices (Lagrange multipliers), is above the value of the
-        best known plan.
-        """
+        """Drop every choice whose lower bound at the given prices is above the best known value."""
         node, edge = self.model.priced_tables(prices)
         constant = self.limits_at_prices(prices)
         marginals = min_marginals(self.model.elimination_order, node, edge)
@@ -195,7 +182,7 @@ class _PriceSearch:
         if all(mask.any() for mask in keep):
             self.model = self.model.keep_choices(keep)
             self.choice_bounds = tuple(totals[mask] for totals, mask in zip(self.choice_bounds, keep, strict=True))
-        else:  # Some layer has no choice left, which proves that no plan is better than the best known one.
+        else:  # A layer without any choice left proves that no selection is better.
             self.bound = max(self.bound, self.value)
 
 
@@ -204,19 +191,21 @@ def relax_with_prices(
 ) -> RelaxedProblem:
     """Return the best selection found and a lower bound on all selections, by Lagrangian relaxation.
 
-    A selection has one way to split each layer. A load is an amount such as the bytes on a host. The selections `start`
-    are tried first. If the model has no loads, a single variable elimination finds the optimum. Otherwise each load has
-    a price (a Lagrange multiplier), and up to `iterations` subgradient steps on the prices raise the bound. Prices of
-    limited loads are at least 0. If the objective is the largest load (minimax), the prices of the loads without a
-    limit sum to 1. The weighted mean of these loads is then a lower bound on the largest load. The search is
-    deterministic.
+    A selection has one way to split each layer. Without loads (amounts such as the bytes on a host), the result is the
+    optimum.
+
+    Args:
+        model: The model.
+        start: Selections that are tried first.
+        budget: Limit of the work; None for no limit.
+        iterations: Largest number of subgradient steps on the prices of loads.
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
     if not len(model.load_limits):
         search.minimise_at_prices(np.zeros(0))
         return search.result()
     is_unlimited, prices = np.isinf(model.load_limits), np.zeros(len(model.load_limits))
-    if model.is_minimax:
+    if model.is_minimax:  # Prices that sum to 1 make the weighted mean of the loads a bound on the largest load.
         prices[is_unlimited] = 1.0 / is_unlimited.sum()
     best_prices, factor, stale_steps = prices, 1.0, 0
     for number in range(iterations):
@@ -248,22 +237,19 @@ def bound_without_elimination(
 ) -> RelaxedProblem:
     """Return a good selection and a lower bound for a graph that is too wide for variable elimination.
 
-    A selection has one choice (way to split the layer) for each layer. The lower bound of a choice is the sum of the
-    minima of all tables. In the tables of the choice's layer, only the entries with this choice count. For each layer,
-    the least bound of its choices is a bound on all selections. The returned bound is the largest of these bounds.
-
-    The selection is the best one that local search finds. The search begins with the selections `start`. Unless the
-    objective is the largest load, it also begins with the optimum over a few choices of each layer, those with the
-    smallest bounds.
+    A selection has one choice (way to split it) for each layer. Local search begins with the selections `start`, and
+    with the optimum over a few choices of each layer (unless the objective is the largest load).
     """
     search = _PriceSearch(model, start, budget or WorkBudget())
+    # The bound of a choice is the sum of the minima of all tables, over entries with this choice only. For each layer,
+    # the least bound of its choices is a bound on all selections.
     edge_least = {e: float(table.min()) for e, table in model.edge.items()}
     least_total = sum(float(costs.min()) for costs in model.node) + sum(edge_least.values())
     choice_bounds = [costs + (least_total - costs.min()) for costs in model.node]
     for (i, j), table in model.edge.items():
         choice_bounds[i] = choice_bounds[i] + table.min(axis=1) - edge_least[i, j]
         choice_bounds[j] = choice_bounds[j] + table.min(axis=0) - edge_least[i, j]
-    # This variable elimination runs even if it exceeds the budget, so that there is always a good plan.
+    # Run this variable elimination even if it exceeds the budget, so that there is always a good plan.
     if not model.is_minimax:
         promising = _most_promising(model, choice_bounds)
         _, selection = minimise_exactly(promising.elimination_order, promising.node, promising.edge)
@@ -276,10 +262,9 @@ def bound_without_elimination(
 
 
 def _most_promising(model: JointModel, choice_bounds: Sequence[Floats]) -> JointModel:
-    """Return the model with so few choices (ways to split a layer) that variable elimination is possible.
+    """Return the model with so few choices that variable elimination is possible.
 
-    Only the best choices of each layer are kept. The best choices are those with the smallest lower bounds.
-    `choice_bounds` has the bounds of each layer's choices.
+    These are the choices (ways to split it) of each layer with the smallest lower bounds `choice_bounds`.
     """
     reduced, max_choices = model, max(map(len, choice_bounds))
     while reduced.elimination_order.largest_table > MAX_TABLE_ELEMENTS and max_choices > 1:
@@ -293,9 +278,8 @@ def _most_promising(model: JointModel, choice_bounds: Sequence[Floats]) -> Joint
 def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int], factor: float) -> Floats:
     """Return the prices of the loads after a step along the subgradient, scaled by `factor`.
 
-    A load is an amount such as the bytes on a host. The subgradient of a limited load is its excess over the limit. For
-    an unlimited load of a minimax objective, it is the load minus the mean of all unlimited loads, weighted with their
-    prices.
+    The subgradient of a limited load is its excess over the limit. For an unlimited load of a minimax objective, it is
+    the load minus the mean of all unlimited loads, weighted with their prices.
     """
     loads, is_unlimited = search.model.selection_loads(selection), ~search.is_limited
     updated = np.maximum(0.0, prices + factor * _polyak_step(search, loads, selection))
@@ -310,8 +294,7 @@ def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int
 def _polyak_step(search: _PriceSearch, loads: Floats, selection: Sequence[int]) -> Floats:
     """Return the change of the price of each limited load by Polyak's rule; 0 for unlimited loads.
 
-    A load is an amount such as the bytes on a host, and its price is a Lagrange multiplier. `loads` are the amounts of
-    all loads under `selection`, the best plan at the current prices.
+    `loads` are the amounts of all loads under `selection`, the best plan at the current prices.
     """
     excess = np.where(search.is_limited, (loads - search.finite_limits) / search.load_scale, 0.0)
     norm = float(excess @ excess)

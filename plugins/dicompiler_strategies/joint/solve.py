@@ -33,28 +33,21 @@ from dicompiler_strategies.tables.cost_tables import CostTables
 
 log = logging.getLogger("dicompiler")
 PROOF_GAP = 1e-6
-"""A plan is reported as optimal if its objective is at most this fraction above the lower bound.
-
-The fraction is the largest error that results from rounding costs to integers.
-"""
+"""Largest relative gap of a plan that is reported as optimal: the rounding error of integer costs."""
 AMPLE_COPIES = 8
-"""A safe upper limit of the number of copies of a tensor that one device stores.
-
-Copies are received tensors, results of joining, partial sums and buffers. The limit is chosen generously and not
-derived from the plan.
-"""
+"""A generous limit on the copies of a tensor on one device: received tensors, partial sums and buffers."""
 MAX_LIMITED_LAYERS = 4
-"""Largest number of layers with a memory constraint: the layer's inputs and outputs, and all weights, must fit."""
+"""Largest number of layers with a memory constraint: their inputs and outputs, and all weights, must fit."""
 MAX_MEMORY_ROUNDS = 12
-"""Largest number of searches. If a plan does not fit into memory, the next search has a lower limit for weights."""
+"""Largest number of searches. Each has tighter limits than the last, whose plan did not fit into memory."""
 
 
 @dataclass(frozen=True)
 class JointSolution:
     """The best plan that was found, with a lower bound.
 
-    The bound holds for all plans of the same choice set in the same cost model. It does not hold for plans with other
-    choices, nor for a simulated latency, which has no barriers between layers.
+    The bound holds for all plans of the same choice set (ways to split layers) in the same cost model. It does not hold
+    for a simulated latency, which has no barriers between layers.
 
     Attributes:
         plan: The plan.
@@ -82,7 +75,7 @@ class JointSolution:
         return 0.0 if self.is_proven or not self.value else max(0.0, (self.value - self.bound) / abs(self.value))
 
     def text(self) -> str:
-        """Return one line with the value, the bound, the gap, and the ways to split layers that the bound covers."""
+        """Return one line with the value, the bound, the gap, and the choice set that the bound covers."""
         how = "proven optimal" if self.is_proven else f"gap {100 * self.gap:.2f} %"
         stopped = ", interrupted" if self.interrupted else ""
         return (
@@ -97,8 +90,8 @@ def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()
     Ctrl-C ends the search with the best plan so far.
 
     Raises:
-        DicompilerError: No plan fits into memory. The error says how much memory would suffice, or names a layer that
-            does not fit on any host.
+        DicompilerError: No plan fits into memory. The error names the memory that would suffice, or a layer that does
+            not fit on any host.
     """
     return _JointSearch(cost_tables, effort).solve()
 
@@ -106,7 +99,7 @@ def solve_jointly(cost_tables: CostTables, effort: SolverEffort = SolverEffort()
 class _JointSearch:
     def __init__(self, cost_tables: CostTables, effort: SolverEffort) -> None:
         self.tables, self.problem, self.effort = cost_tables, cost_tables.problem, effort
-        # Choice 0 of each layer is the whole layer on the fastest device, so that the search begins with a valid plan.
+        # Choice 0 of each layer is the whole layer on the fastest device: a valid plan.
         self.start_selections = [tuple(0 for _ in cost_tables.choices)]
         self.interrupted = False
         # Names of the devices that draw idle power, if the objective is energy; None for all.
@@ -114,19 +107,15 @@ class _JointSearch:
         self.memory = {host.name: host.memory for host in cost_tables.problem.platform.hosts}
 
     def solve(self) -> JointSolution:
-        """Return the best plan, ignoring memory limits at first.
-
-        If the best plan without limits fits into memory, it is also the best plan with limits.
-        """
         if min(self.problem.target_overhead.values()) > max(self.memory.values()):
-            # The target's runtime needs more memory than any host has, so no plan fits. This check raises the error,
-            # which states the memory of the runtime.
+            # The target's runtime needs more memory than any host has. This check raises the error.
             check_constraints(self.problem, self.problem.best_single_device[0])
         keep = self._possible_choices()
         if self.problem.objective == "energy":
             best, bound = self._solve_energy(keep)
         else:
             best, bound = self._solve_model(build_joint_model(self.tables).keep_choices(keep), self.start_selections)
+        # If the best plan without memory limits fits, it is also the best plan with limits.
         if best is not None and not self._missing_memory(best):
             return self._build_solution(best, bound)
         self.powered_devices = None
@@ -138,9 +127,7 @@ class _JointSearch:
         """Return the best plan that fits into memory.
 
         If a plan does not fit, a limit is added: all weights plus the inputs and outputs of the plan's fullest layer
-        must fit. Every plan that fits keeps this limit. After MAX_LIMITED_LAYERS such limits, the memory for weights is
-        reduced by the missing bytes. A reduced memory may exclude plans that fit, so that the bound is no longer
-        raised.
+        must fit. After MAX_LIMITED_LAYERS such limits, the memory for weights is reduced by the missing bytes instead.
 
         Args:
             keep: For each layer, a mask of the choices (ways to split it) that fit into memory without other layers.
@@ -163,17 +150,16 @@ class _JointSearch:
             if fullest not in limited_layers and len(limited_layers) < MAX_LIMITED_LAYERS:
                 limited_layers.append(fullest)
                 continue
+            # Reserve the missing bytes for activations. This may exclude plans that fit, so later bounds are not valid.
             bound_is_valid = False
-            # The bytes that the plan lacks on a host are reserved for activations, so that fewer weights are placed on
-            # this host.
             for host, missing_bytes in missing.items():
                 limits[host] = max(0, limits[host] - missing_bytes)
         return self._solve_least_memory(bound)
 
     def _fullest_layer(self, selection: Sequence[int], hosts: Collection[str]) -> int:
-        """Return the position of the layer that has the most bytes of inputs and outputs on one of the hosts `hosts`.
+        """Return the position of the layer with the most bytes of inputs and outputs on one of `hosts`.
 
-        Layers are split as the selection (plan) says.
+        `selection` has the number of each layer's choice (way to split it).
         """
         host_numbers = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
         chosen = zip(activation_bytes(self.tables), selection, strict=True)
@@ -182,9 +168,11 @@ class _JointSearch:
     def _solve_energy(self, keep: Sequence[NDArray[np.bool_]]) -> tuple[tuple[int, ...] | None, float]:
         """Return the best selection (one way to split each layer) for the objective energy, and a lower bound.
 
-        Every powered device draws idle power, even if it computes nothing. A model (an optimisation problem) is
-        therefore solved for each number n of devices, in which the n fastest devices, the sources and the sinks are
-        powered. `keep` has, for each layer, a mask of the choices that may be used.
+        Every powered device draws idle power. The problem is therefore solved with the 1, 2, … fastest devices powered,
+        in addition to sources and sinks.
+
+        Args:
+            keep: For each layer, a mask of the choices that may be used.
         """
         best, value, bound = None, np.inf, np.inf
         source, sink = source_and_sink(self.problem)
@@ -204,10 +192,9 @@ class _JointSearch:
         return best, bound
 
     def _solve_model(self, model: JointModel, start: Sequence[Sequence[int]]) -> tuple[tuple[int, ...] | None, float]:
-        """Return the best selection (one way to split each layer) of a model, and a lower bound on its objective.
+        """Return the best selection (one way to split each layer) within the limits, or None, and a lower bound.
 
-        The search begins with the selections `start`. The returned selection is None if no selection within the limits
-        is known.
+        The search begins with the selections `start`.
         """
         relaxed: RelaxedProblem | None = None
         try:
@@ -256,35 +243,28 @@ class _JointSearch:
         return keep
 
     def _missing_memory(self, selection: Sequence[int]) -> Mapping[str, int]:
-        """Return the missing bytes of each host that has too little memory for the plan of a selection.
-
-        A selection has one way to split each layer.
-        """
+        """Return the missing bytes, by host name, of the plan with these choices (ways to split the layers)."""
         return {} if self._has_ample_memory() else missing_memory(self.problem, self.tables.plan(selection))
 
     def _has_ample_memory(self) -> bool:
-        """Return True if every host has so much memory that every plan fits.
-
-        A host must have space for all weights and for AMPLE_COPIES copies of all tensors. With a target, it must also
-        have space for twice the target's overhead, and for AMPLE_COPIES copies of the weights instead of one. The
-        reason is that weights are copied while they are loaded.
-        """
+        """Return True if every host has so much memory that every plan fits, by a quick upper estimate."""
         layers = self.problem.layers
         sizes = {False: 0, True: 0}
         for tensor in layers.tensors.values():
             if tensor.shape is not None:
                 sizes[tensor.is_constant] += raw_nbytes(tensor.dtype, tensor.shape)
-        # In the worst case, all devices are on one host, and each has its own copies of all weights and tensors.
+        # The worst case: all devices are on one host, each with copies of all tensors. With a target, weights are
+        # copied while they are loaded.
         devices = len(self.problem.platform.devices)
         weight_copies = 1 if self.problem.target is None else AMPLE_COPIES
         device_bytes = weight_copies * sizes[True] + AMPLE_COPIES * sizes[False]
         return min(self.memory.values()) >= devices * (device_bytes + 2 * max(self.problem.target_overhead.values()))
 
     def _solve_least_memory(self, bound: float) -> JointSolution:
-        """Return the plan with the fewest bytes of weights on the fullest host, if this plan fits into memory.
+        """Return the plan with the fewest bytes of weights on the fullest host.
 
         Raises:
-            DicompilerError: The plan does not fit. The error says how many bytes would suffice.
+            DicompilerError: The plan does not fit. The error names the memory that would suffice.
         """
         best = self._select_least_memory()
         needed = needed_memory(self.problem, self.tables.plan(best))
@@ -300,10 +280,11 @@ class _JointSearch:
         return best
 
     def _least_memory_error(self, selection: Sequence[int], cause: str) -> DicompilerError:
-        """Return the error that no plan fits. Its message begins with `cause` and states how much memory would suffice.
+        """Return the error that no plan fits, which names the memory that would suffice.
 
-        This is the memory that the plan of `selection` (one way to split each layer) needs. If the plan of the best
-        single device needs less, it is the memory of that plan.
+        Args:
+            selection: Number of the choice of each layer in the plan that needs the least memory.
+            cause: Beginning of the message.
         """
         plans = [self.tables.plan(selection), self.problem.best_single_device[0]]
         need, shares = min(describe_plan_memory(self.problem, plan) for plan in plans)
@@ -327,7 +308,7 @@ class _JointSearch:
 
 
 def _describe_cost_model(problem: Problem) -> str:
-    """Return a text with the unit and the cost model in which a solution's objective and its bound are computed."""
+    """Return a text with the unit and the cost model of a solution's objective and bound."""
     inside = {
         "latency": "seconds with a barrier after each layer",
         "energy": "joules with a barrier after each layer, the network's power left out, the fastest devices on",

@@ -1,10 +1,9 @@
 """Exact minimum of a sum of tables over a graph, by variable elimination.
 
 Each variable is a layer, and its values are the layer's choices (ways to split it). There is a table of costs for each
-variable, and for each edge (pair of connected layers). The elimination of a variable adds up all tables that contain
-the variable and minimises the sum over its choices. The result, called a message, is a table over the variable's
-neighbours. In a chain of layers this is the Viterbi algorithm. The order of elimination determines the size of the
-largest table; the min-fill order is used.
+variable, and for each edge (pair of connected layers). The elimination of a variable adds up all tables with this
+variable and minimises the sum over its choices. The result, called a message, is a table over the variable's
+neighbours. In a chain of layers, this is the Viterbi algorithm.
 """
 
 from __future__ import annotations
@@ -22,12 +21,12 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 MAX_TABLE_ELEMENTS = 1 << 25
 """Largest number of elements of a table that elimination may build (256 MiB of 64-bit floats)."""
 ADDITIONS_PER_READ = 3
-"""Number of additions of elements in the processor's cache that take as long as reading an element from memory."""
+"""Additions in the processor's cache that take as long as reading one element from memory."""
 
 
 @dataclass(frozen=True, eq=False)
 class _TableFactor:
-    """A table of costs with one axis for each variable (layer) of `scope`, over the ways to split the layer."""
+    """A table of costs with one axis for each variable (layer) of `scope`."""
 
     scope: tuple[int, ...]
     table: Floats
@@ -47,12 +46,10 @@ class EliminationStep:
 
 @dataclass(frozen=True, eq=False)
 class EliminationOrder:
-    """The order in which the variables of a graph are eliminated. It does not depend on the values of the tables.
-
-    A variable is a layer, and its choices are the ways to split it.
+    """The order in which the variables of a graph are eliminated, which depends only on the graph.
 
     Attributes:
-        choice_counts: Number of choices of each variable.
+        choice_counts: Number of choices (ways to split it) of each variable (layer).
         steps: The steps, in order; each eliminates one variable.
     """
 
@@ -61,15 +58,12 @@ class EliminationOrder:
 
     @cached_property
     def step_of_variable(self) -> Mapping[int, int]:
-        """For each variable (layer), the number of the step that eliminates it."""
+        """For each variable, the number of the step that eliminates it."""
         return {step.variable: k for k, step in enumerate(self.steps)}
 
     @cached_property
     def parents(self) -> tuple[int | None, ...]:
-        """For each step, the later step that uses its message: the first one that eliminates a neighbour.
-
-        The message of a step is the table that results from the elimination of its variable.
-        """
+        """For each step, the later step that uses its result: the first one that eliminates a neighbour, or None."""
         return tuple(min((self.step_of_variable[v] for v in s.neighbours), default=None) for s in self.steps)
 
     @property
@@ -91,8 +85,11 @@ class EliminationOrder:
 def build_elimination_order(choice_counts: Sequence[int], edges: Sequence[LayerEdge]) -> EliminationOrder:
     """Return the min-fill order: next is the variable whose elimination adds the fewest edges between its neighbours.
 
-    A variable is a layer, and an edge joins two connected layers. Among equals, the variable with the smallest table is
-    next, then the one with the lowest number.
+    Of equal variables, the one with the smallest table is next, then the one with the lowest number.
+
+    Args:
+        choice_counts: Number of choices of each variable (layer).
+        edges: Pairs of connected variables.
     """
     neighbours_of: dict[int, set[int]] = {variable: set() for variable in range(len(choice_counts))}
     for i, j in edges:
@@ -122,10 +119,14 @@ def build_elimination_order(choice_counts: Sequence[int], edges: Sequence[LayerE
 def minimise_exactly(
     order: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[float, tuple[int, ...]]:
-    """Return the least sum of all cost tables, and the choice of each variable that leads to this sum.
+    """Return the least sum of all cost tables, and the choice of each variable that leads to it.
 
-    A variable is a layer, and its choices are the ways to split it. Among equally good choices, those with low numbers
-    are taken. `node` has a table for each variable, and `edge` has one for each pair of connected variables.
+    Of equally good choices, the one with the lowest number is returned.
+
+    Args:
+        order: The order of elimination. Variables are layers, choices are ways to split them.
+        node: A table for each variable.
+        edge: A table for each pair of connected variables.
     """
     factors, _, least = _eliminate(order, node, edge)
     selection = [0] * len(order.choice_counts)
@@ -141,27 +142,25 @@ def minimise_exactly(
 def min_marginals(
     order: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[Floats, ...]:
-    """Return, for each choice of each variable, the least sum of all tables if the variable has that choice.
+    """Return, for each choice of each variable, the least sum of all tables with this choice.
 
-    A variable is a layer, and its choices are the ways to split it. There are two passes. The first eliminates the
-    variables in order, as `minimise_exactly` does. Each step eliminates one variable: it adds up its tables, minimises
-    the sum over that variable, and sends the result (the message) to a later step, its parent.
-
-    The second pass goes from the last step to the first. Each step adds up all its tables, including messages and the
-    table that its parent returned. From this sum it reads the result for its variable. To each child it returns this
-    sum, minimised over the variables that the child does not have, minus the message of that child.
+    Args:
+        order: The order of elimination. Variables are layers, choices are ways to split them.
+        node: A table for each variable.
+        edge: A table for each pair of connected variables.
     """
     factors, messages, least_total = _eliminate(order, node, edge)
     marginals: list[Floats] = [np.zeros(0)] * len(order.choice_counts)
     children: dict[int | None, list[int]] = {}
     for child, parent in enumerate(order.parents):
         children.setdefault(parent, []).append(child)
+    # From the last step to the first, each step adds up its tables, its children's messages and the table that its
+    # parent has returned. To each child it returns this sum, minimised over other variables, minus the child's message.
     for k in range(len(order.steps) - 1, -1, -1):
         step = order.steps[k]
         table = _add_tables(order, step.scope, factors[k])
         least = table.min(axis=tuple(range(1, table.ndim)))
-        # `least` has the sums of only one connected component of the graph. Its minimum is least.min(), and the minima
-        # of the other components are added.
+        # `least` covers one connected component of the graph. Add the minima of the other components.
         marginals[step.variable] = least + (least_total - least.min())
         for child in children.get(k, ()):
             neighbours = order.steps[child].neighbours
@@ -176,11 +175,11 @@ def min_marginals(
 def _eliminate(
     order: EliminationOrder, node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]
 ) -> tuple[list[list[_TableFactor]], list[Floats], float]:
-    """Eliminate all variables; return the tables that each step adds up, the table after each step, and the minimum.
+    """Eliminate all variables (layers) in order.
 
-    A variable is a layer, and its values are the layer's choices (ways to split it). A step adds up all tables that
-    contain its variable. The table after the step, called a message, is this sum, minimised over the variable's
-    choices. The minimum is the least sum of all tables.
+    Returns:
+        The tables that each step adds up; the message of each step (their sum, minimised over the step's variable); the
+        least sum of all tables.
     """
     factors: list[list[_TableFactor]] = [[] for _ in order.steps]
     for v, table in enumerate(node):
@@ -204,10 +203,7 @@ def _small_first(factors: Sequence[_TableFactor]) -> list[_TableFactor]:
 
 
 def _align_axes(scope: tuple[int, ...], factor: _TableFactor) -> Floats:
-    """Return the table with one axis for each variable (layer) of `scope`.
-
-    If the table does not depend on a variable, the axis of the variable has the length 1.
-    """
+    """Return the table with one axis for each variable of `scope`; of length 1 if it does not depend on it."""
     order = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
     lengths = dict(zip(factor.scope, factor.table.shape, strict=True))
     return factor.table.transpose(order).reshape([lengths.get(v, 1) for v in scope])
@@ -221,12 +217,10 @@ def _add_tables(order: EliminationOrder, scope: tuple[int, ...], factors: Sequen
 
 
 def _minimise_first_axis(order: EliminationOrder, scope: tuple[int, ...], factors: Sequence[_TableFactor]) -> Floats:
-    """Return the sum of the tables, minimised over the first variable (layer) of `scope`.
-
-    The sum is computed in pieces that fit into the processor's cache.
-    """
+    """Return the sum of the tables, minimised over the first variable of `scope`."""
     if len(scope) < 3:
         return np.asarray(_add_tables(order, scope, factors).min(axis=0))
+    # Compute the sum in pieces that fit into the processor's cache.
     sizes = [order.choice_counts[v] for v in scope]
     tables = [_align_axes(scope, factor) for factor in _small_first(factors)]
     least: Floats = np.empty(sizes[1:])

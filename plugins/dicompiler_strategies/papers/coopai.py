@@ -4,9 +4,8 @@
     Chain + F + G + k → CoopaiResult: the fastest sequence of blocks, for k identical devices behind one gateway
 
 A block is a sequence of layers that the devices compute in one round, without an exchange in between. MLS chooses
-blocks of any length, and SLS blocks of one layer. Variables have the letters of the paper: F is the compute rate of a
-device in FLOP/s, and G the bandwidth of the gateway in bit/s. T_L^k is the time of all L layers on k devices. Equation
-numbers are those of the paper.
+blocks of any length, and SLS blocks of one layer. Letters and equation numbers are those of the paper: F is the compute
+rate of a device in FLOP/s, G the bandwidth of the gateway in bit/s, and T_L^k the time of all L layers on k devices.
 
 The paper leaves some details to a technical report; the following choices reproduce its figures:
 
@@ -32,7 +31,7 @@ from dicompiler_strategies.dp.row_maps import RowIntervals, RowMap, build_row_ma
 from dicompiler_strategies.tables.choice_footprints import Ints
 
 ELEMENT_BITS = 32
-"""Bits of an element."""
+"""Bits of a tensor element."""
 Mode = Literal["grids", "grids+data", "model", "data", "hybrid", "device"]
 """How a block is computed.
 
@@ -78,7 +77,7 @@ class ConvolutionalLayer:
     row_out: int
 
     def computed_rows(self, rows: RowIntervals) -> RowIntervals:
-        """Return the rows of the convolution's output from which the pools compute `rows` of the pooled output."""
+        """Return the rows of the convolution's output that the pools need for `rows` of the pooled output."""
         for name, row_map in zip(reversed(self.inputs[1:]), reversed(self.maps[1:]), strict=True):
             need = row_map.read_rows(name, rows)
             assert need is not None
@@ -86,7 +85,7 @@ class ConvolutionalLayer:
         return rows
 
     def read_rows(self, rows: RowIntervals) -> RowIntervals:
-        """Return the rows of the input from which the convolution computes `rows` of its output."""
+        """Return the input rows that the convolution needs for `rows` of its output."""
         need = self.maps[0].read_rows(self.inputs[0], rows)
         assert need is not None
         return need
@@ -127,7 +126,7 @@ class LayerBlock:
 
 @dataclass(frozen=True)
 class CoopaiResult:
-    """The least time in which k devices compute the network, and the blocks of layers that lead to this time.
+    """The least time in which k devices compute the network, and the blocks of layers that lead to it.
 
     Attributes:
         k: Number of devices.
@@ -142,18 +141,17 @@ class CoopaiResult:
 
 Chain = tuple[ConvolutionalLayer | FullyConnectedLayer, ...]
 _RoundOption = tuple[LayerBlock, DataState, float]
-"""Three values: a block of layers, the place of its results after its round, and the seconds of the round.
-
-In a round, devices receive inputs, compute one block, and send results.
-"""
+"""A round, in which devices compute one block of layers: the block, the place of its results, and the seconds."""
 
 
 def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:
     """Return the network in CoopAI's form: convolutions with their pools, and fully connected layers.
 
-    Other layers (Flatten, LRN, Softmax) cost nothing and are omitted. The network must be a chain. If it has branches,
-    `path` must list the layers of a chain that represents it. A layer of this chain counts with all its input channels,
-    even those from layers that are not in the chain.
+    Other layers (Flatten, LRN, Softmax) cost nothing and are omitted.
+
+    Args:
+        layers: The layer graph, a chain unless `path` is given.
+        path: Layers that represent a network with branches. They count with all their input channels.
 
     Raises:
         DicompilerError: The network is not a chain, or has a layer that is neither convolutional nor fully connected.
@@ -225,7 +223,7 @@ def _with_pool(layers: LayerGraph, cl: ConvolutionalLayer, layer: Layer, row_map
 
 
 def balanced_rows(rows: int, k: int) -> RowIntervals:
-    """Return the range of rows of each of k devices; the ranges are as equal in length as possible."""
+    """Return the range of rows of each of k devices, of equal length if possible."""
     return split_proportionally(rows, (1.0,) * k)
 
 
@@ -235,23 +233,22 @@ def _equal_shares(count: int, k: int) -> Ints:
 
 
 def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = False) -> CoopaiResult:
-    """Return the fastest sequence of blocks that computes the chain on k devices.
+    """Return the fastest sequence of blocks (layers that are computed in one round) for the chain on k devices.
 
-    A block is a sequence of layers that the devices compute in one round. T_i^k is the least time in which k devices
-    compute the first i layers. e_{r+1,i}^k is the time of a round that computes layers r + 1 to i. By eq. (2) of the
-    CoopAI paper, T_i^k = min over r of T_r^k + e_{r+1,i}^k. The time e depends on the data that the devices store when
-    the round begins. The function therefore computes one T for each DataState.
+    T_i^k is the least time of the first i layers, and e_{r+1,i}^k that of a round with layers r + 1 to i. By eq. (2) of
+    the CoopAI paper, T_i^k = min over r of T_r^k + e_{r+1,i}^k.
 
     Args:
         layers: The chain.
         F: Compute rate of a device in FLOP/s.
         G: Bandwidth of the gateway in bit/s.
         k: Number of devices.
-        single: Use the baseline SLS, with one layer in a block and fully connected layers in model form only.
+        single: True for the baseline SLS, with one layer in a block and fully connected layers in model form only.
     """
     if k == 1:
         return CoopaiResult(1, _single_device_latency(layers, F, G), (LayerBlock(0, len(layers) - 1, "device"),))
     rounds = _Rounds(layers, F, G, k, single)
+    # e depends on the data that devices store before the round, so there is one T for each DataState.
     best: list[dict[DataState, tuple[float, tuple[LayerBlock, ...]]]] = [{} for _ in range(len(layers) + 1)]
     best[0]["gateway"] = (0.0, ())
     for i in range(len(layers)):
@@ -265,24 +262,22 @@ def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = F
 
 
 def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int]:
-    """Return the sort key of solutions: the time, rounded to a picosecond, then the number of blocks of layers."""
+    """Return the sort key of solutions: the time, rounded to a picosecond, then the number of blocks."""
     return round(seconds, 12), len(blocks)
 
 
 def best_k(results: Sequence[CoopaiResult]) -> CoopaiResult:
-    """Return the fastest of the results for several numbers k of devices; among equals, the one with the fewest.
+    """Return the fastest of the results for several numbers k of devices; of equal ones, that with the least k.
 
-    This is eq. (1) of the CoopAI paper: T_L^* = min over k of T_L^k, where T_L^k is the least time of all L layers on
-    k devices.
+    This is eq. (1) of the CoopAI paper: T_L^* = min over k of T_L^k, where T_L^k is the least time of all L layers.
     """
     return min(results, key=lambda result: (result.seconds, result.k))
 
 
 def _single_device_latency(layers: Chain, F: float, G: float) -> float:
-    """Return the seconds in which one device receives the input, computes all layers and sends the output.
+    """Return T_L^1: the seconds in which one device receives the input, computes all layers and sends the output.
 
-    F is the compute rate of the device in FLOP/s, and G the bandwidth of the gateway in bit/s. The paper calls the
-    result T_L^1.
+    F is the compute rate of the device in FLOP/s, and G the bandwidth of the gateway in bit/s.
     """
     first, last = layers[0], layers[-1]
     inputs = first.Ni if isinstance(first, FullyConnectedLayer) else first.rows_in * first.row_in
@@ -298,20 +293,15 @@ class _Rounds:
     """The possible rounds, and the time of each round.
 
     In a round, each device receives missing inputs, computes its part of a block of layers, and sends results. The time
-    of a round for layers i to j is e_{i,j}^k of eq. (3) to (5) of the CoopAI paper. It depends on the DataState, the
-    place at which the results of the previous round are stored:
-
-    - gateway: no data is on a device
-    - rows: each device stores its grid (range of rows) of the last layer's output
-    - outputs: each device stores its range of a fully connected layer's outputs
-    - sums: the gateway has added up the partial sums and stores the result
+    for layers i to j is e_{i,j}^k of eq. (3) to (5) of the CoopAI paper. It depends on the DataState, the place of the
+    results of the previous round.
 
     Attributes:
         layers: The chain.
         F: Compute rate of a device in FLOP/s.
         G: Bandwidth of the gateway in bit/s.
         k: Number of devices.
-        single: Use the baseline SLS, with one layer in a block.
+        single: True for the baseline SLS, with one layer in a block.
     """
 
     layers: Chain
@@ -321,9 +311,9 @@ class _Rounds:
     single: bool
 
     def round_options(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return each round that can begin with layer i: its block (layers), the DataState after it, and its seconds.
+        """Return each round that can begin with layer i: its layers, the DataState after it, and its seconds.
 
-        A round computes consecutive layers. `state` says where the input of layer i is stored before the round.
+        `state` says where the input of layer i is stored before the round.
         """
         return (
             self._convolutional(i, state)
@@ -332,21 +322,18 @@ class _Rounds:
         )
 
     def _e(self, zeta: Ints, phi: Ints) -> float:
-        """Return the seconds of a round: those of the device that takes longest to compute and to transfer data.
+        """Return the seconds of a round, those of the slowest device, by eq. (3) of the CoopAI paper.
 
-        Device d computes ζ(d) FLOPs (`zeta`) at the rate F in FLOP/s. It transfers φ(d) elements (`phi`) of 32 bits.
-        Each of the k devices has a k-th of the gateway's bandwidth G in bit/s. By eq. (3) of the CoopAI paper,
-        e_{i,j}^k = max over d of ζ(d) / F + 32 φ(d) / (G / k).
+        e_{i,j}^k = max over d of ζ(d) / F + 32 φ(d) / (G / k). Device d computes ζ(d) FLOPs (`zeta`) and transfers φ(d)
+        elements (`phi`) of 32 bits, with a k-th of the gateway's bandwidth.
         """
         return float(np.max(zeta / self.F + phi * ELEMENT_BITS * self.k / self.G))
 
     def _convolutional(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return the possible rounds that begin at the convolutional layer i.
+        """Return the rounds that begin at the convolutional layer i, one or two for each possible last layer j.
 
-        There is one round for each possible last layer j. In this round, every device computes a range of rows of layer
-        j, which the paper calls a grid. It also computes the rows of layers i to j - 1 that the grid depends on. If a
-        fully connected layer follows layer j, a round may also include this layer in data form: each device sums over
-        the inputs that it has computed.
+        Each device computes a range of rows of layer j (a grid), and the rows of layers i to j - 1 that it depends on.
+        A fully connected layer after layer j may be included in data form: each device sums over its own results.
         """
         rounds: list[_RoundOption] = []
         for j in range(i, i + 1 if self.single else len(self.layers)):
@@ -369,8 +356,8 @@ class _Rounds:
     def _grid_work(self, i: int, j: int, rows: RowIntervals) -> tuple[Ints, RowIntervals]:
         """Return the FLOPs of each device for layers i to j, and the rows of layer i's input that each device reads.
 
-        `rows` are the output rows of layer j that each device computes. By eq. (4) of the CoopAI paper, the FLOPs of
-        device d are ζ(d) = Σ_{r ∈ [i,j]} p_r(d), where p_r(d) are its FLOPs in layer r.
+        By eq. (4) of the CoopAI paper, the FLOPs are ζ(d) = Σ_{r ∈ [i,j]} p_r(d), with p_r(d) in layer r. `rows` are
+        the output rows of layer j that each device computes.
         """
         zeta = np.zeros(self.k, np.int64)
         for r in range(j, i - 1, -1):
@@ -382,11 +369,12 @@ class _Rounds:
         return zeta, rows
 
     def _missing_rows(self, i: int, needs: RowIntervals, state: DataState) -> tuple[Ints, Ints]:
-        """Return how many elements each device downloads before a round, and how many it uploads for other devices.
+        """Return the elements that each device downloads before a round, and uploads for others: ti and τo of eq. (5).
 
-        The two arrays are ti and τo of eq. (5) of the CoopAI paper, shape (k,) for k devices. `needs` are the rows of
-        layer i's input that each device reads. If `state` is "rows", each device already stores a range of these rows.
-        Otherwise each device downloads all rows that it reads from the gateway, and uploads none.
+        Args:
+            i: Position of the first layer of the round.
+            needs: Rows of its input that each device reads.
+            state: "rows" if each device already stores a range of these rows. Otherwise the gateway stores all of them.
         """
         layer = self.layers[i]
         assert isinstance(layer, ConvolutionalLayer)
@@ -402,11 +390,11 @@ class _Rounds:
         return missing.sum(axis=1) * layer.row_in, up.sum(axis=1) * layer.row_in
 
     def _connected(self, i: int, state: DataState) -> list[_RoundOption]:
-        """Return the possible rounds that begin at the fully connected layer i.
+        """Return the rounds that begin at the fully connected layer i.
 
         - model form: each device computes a range of the outputs from all inputs.
         - data form: each device computes partial sums of all outputs from a range of the inputs.
-        - hybrid form, if another fully connected layer follows: layer i in model form, and the next layer in data form.
+        - hybrid form: layer i in model form, and the next fully connected layer in data form.
 
         The baseline SLS (`single`) has only the model form.
         """
@@ -427,7 +415,7 @@ class _Rounds:
         return rounds
 
     def _held_inputs(self, i: int, state: DataState) -> Ints:
-        """Return how many elements of layer i's input each of the k devices has computed itself, shape (k,)."""
+        """Return how many elements of layer i's input each device has computed itself, shape (k,)."""
         before = self.layers[i - 1] if i else None
         if state == "rows" and isinstance(before, ConvolutionalLayer):
             return _equal_shares(before.rows_out, self.k) * before.row_out

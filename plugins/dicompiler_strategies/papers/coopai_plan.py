@@ -31,9 +31,9 @@ log = logging.getLogger("dicompiler")
 class Coopai(Strategy):
     """The algorithm of the CoopAI paper: fused height tiles and fully connected layers on k identical devices.
 
-    Equations (1) to (5) of the paper choose the number of devices and the blocks. A block is a sequence of layers
-    within which devices exchange nothing. The network must be a chain of convolutional and fully connected layers. The
-    method ignores the memory of the hosts. The strategy `dp` generalises it.
+    Equations (1) to (5) of the paper choose the number of devices and the blocks: sequences of layers without an
+    exchange. The network must be a chain of convolutional and fully connected layers. The method ignores the memory of
+    the hosts. The strategy `dp` generalises it.
     """
 
     name: ClassVar[str] = "coopai"
@@ -66,11 +66,14 @@ class Coopai(Strategy):
 
 
 def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tuple[Chain, CoopaiResult]:
-    """Return the network as CoopAI's chain of layers, and the fastest blocks for the best of the numbers `counts`.
+    """Return the network as CoopAI's chain of layers, and the fastest blocks for the best number of devices.
 
-    A block is a sequence of layers within which devices exchange nothing. Each of `counts` is a number of devices. The
-    paper's F is the devices' rate in FLOP/s, and its G is the bandwidth of the network in bit/s. If `single` is True,
-    each block has one layer (the paper's baseline SLS).
+    A block is a sequence of layers within which devices exchange nothing.
+
+    Args:
+        team: The devices and the problem.
+        counts: Numbers of devices to try.
+        single: True for one layer in each block (the paper's baseline SLS).
 
     Raises:
         DicompilerError: The devices have different rates, or the network is not a chain.
@@ -85,9 +88,9 @@ def choose_blocks(team: DeviceTeam, counts: Sequence[int], single: bool) -> tupl
 
 
 def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[str, tuple[Part, ...]]:
-    """Return the parts (device and region) of each layer, by layer name, for the blocks of CoopAI's solution `result`.
+    """Return the parts (device and region) of each layer, by layer name, for CoopAI's solution `result`.
 
-    `team` has the k devices of the solution, among which layers are split equally.
+    `team` has the k devices of the solution.
     """
     layer_parts: dict[str, tuple[Part, ...]] = {}
     for run in _blocks_to_runs(team, layers, result.blocks):
@@ -96,10 +99,9 @@ def block_parts(team: DeviceTeam, layers: Chain, result: CoopaiResult) -> dict[s
 
 
 def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock]) -> list[LayerRun]:
-    """Return the blocks as `LayerRun`s (consecutive layers that the devices split in one way) of the strategy `dp`.
+    """Return the blocks as `LayerRun`s of the strategy `dp`: consecutive layers that the devices split in one way.
 
-    The chain has only the convolutional and fully connected layers of the network. Each of them forms runs together
-    with the layers that follow it, up to the next layer of the chain.
+    Layers that are not in the chain belong to the chain's layer before them.
     """
     graph = team.layers
     starts = [0, *(graph.position[layer.names[0]] for layer in layers[1:]), len(graph.layers)]
@@ -126,20 +128,12 @@ def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock
 
 
 def _output_form(block: LayerBlock, r: int) -> TensorForm:
-    """Return how the output of a fully connected layer is distributed over the devices.
-
-    The result is "channels" if each device has some channels, and "whole" if one device has all channels. `r` is the
-    position of the layer in the chain.
-    """
+    """Return the distribution of layer r's output in a block: "channels" over devices, or "whole" on one."""
     return "channels" if block.mode == "model" or (block.mode == "hybrid" and r == block.i) else "whole"
 
 
 def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorForm:
-    """Return how the input of layer `r` of the chain must be distributed over the devices.
-
-    Layer `r` follows a block of convolutional layers. If this block ends the chain, there is no layer `r`, and the
-    result is about the output of the chain.
-    """
+    """Return the distribution over devices that layer `r` of the chain, or the network's output, needs as input."""
     if r == len(layers):
         return "whole"
     block = next(block for block in blocks if block.i <= r <= block.j)
@@ -147,10 +141,10 @@ def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorF
 
 
 def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> list[LayerRun]:
-    """Divide the layers at the positions `start` to `stop` − 1 into runs (consecutive layers that are split together).
+    """Divide the layers `start` to `stop` − 1 into runs (consecutive layers that are split together).
 
-    The first run has the layers before the first layer without rows, in fused height tiles. Each further layer is a run
-    by itself. Its output is distributed over the devices in the form `wanted`, if this is possible.
+    The layers before the first one without rows become fused height tiles. Each further layer is a run, whose output
+    has the distribution `wanted` if possible.
     """
     graph = team.layers
     end = start
@@ -163,10 +157,10 @@ def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> l
 
 
 def _possible_form(team: DeviceTeam, layer: Layer, wanted: TensorForm) -> TensorForm:
-    """Return `wanted`, or another distribution of a layer's output over the devices that is possible.
+    """Return `wanted`, or another distribution of a layer's output over devices that is possible.
 
-    If the layer has no channels to split, every device computes all of it ("everywhere") instead of a share of the
-    channels ("channels"). If the layer cannot be split at all, one device computes it ("whole").
+    Without channels to split, every device computes the whole layer ("everywhere"). A layer that cannot be split is
+    computed on one device ("whole").
     """
     if wanted == "channels" and team.cut_axis_of(layer, "channels") is None:
         wanted = "everywhere"

@@ -2,10 +2,9 @@
 
     OpportunitySpace + W_l, W_dev → loss L, ∂L/∂W_l and ∂L/∂W_dev, for R restarts at once
 
-A partition opportunity (PO) is one way to split a layer into sublayers. Each opportunity of a layer has a probability,
-and so has each device of a sublayer. Plain gradient descent changes the probabilities so that the expected cost (the
-loss L) falls. At the end, the most probable opportunities and devices are chosen. The probabilities are the softmax of
-two kinds of logits:
+A partition opportunity (PO) is one way to split a layer into sublayers, each on one device. Gradient descent changes
+the probabilities of opportunities and devices so that the expected cost (the loss L) falls. At the end, the most
+probable ones are chosen. The probabilities are the softmax of two kinds of logits:
 
 - W_l, a vector for each layer, has one logit for each opportunity.
 - W_dev, a matrix for each group of opportunities, has one logit for each sublayer and device.
@@ -20,8 +19,7 @@ Some equations need an interpretation:
 - The overlap in eq. (9) to (14) is the number of bytes that one sublayer needs of another sublayer's output. No element
   is counted twice.
 
-The loss adds up the costs of layers and transfers. It is not the time of a frame, in which some layers and transfers
-run at once. A cost model must therefore evaluate the chosen plan.
+The loss adds up all costs, although some layers and transfers run at once. A cost model must evaluate the chosen plan.
 """
 
 from __future__ import annotations
@@ -71,14 +69,13 @@ class Diapason(Strategy):
         check_descent_options(self, self.learning_rate)
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan that gradient descent finds: the most probable split of each layer and its devices.
+        """Return the plan of the most probable splits and devices after gradient descent.
 
-        If there are several restarts, the plan with the best estimated objective is returned. The losses of restarts
-        cannot be compared instead, because a loss is a sum of costs and not the time of a frame.
+        Of several restarts, the plan with the best estimated objective is returned.
 
         Raises:
             UsageError: The objective is neither latency nor energy.
-            DicompilerError: No restart has a plan that fits into the hosts' memory. The descent itself ignores memory.
+            DicompilerError: No restart has a plan that fits into the hosts' memory, which the method ignores.
         """
         check_objective(self.name, problem.objective)
         energy = problem.objective == "energy"
@@ -129,26 +126,23 @@ def softmax(W: Floats) -> Floats:
 
 
 def softmax_gradient(p: Floats, g: Floats) -> Floats:
-    """Return the gradient of a loss L by logits W: ∂L/∂W = p · (g − Σ p g).
-
-    p = softmax(W) are the probabilities, over the last axis, and g = ∂L/∂p is the gradient by the probabilities.
-    """
+    """Return ∂L/∂W = p · (g − Σ p g), for p = softmax(W) over the last axis and g = ∂L/∂p."""
     centred: Floats = p * (g - (p * g).sum(axis=-1, keepdims=True))
     return centred
 
 
 def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristics: bool) -> RelaxationWeights:
-    """Return the initial logits: uniform random numbers in [0, 1], or the paper's heuristics.
+    """Return the initial logits: random numbers in [0, 1], or the paper's heuristics.
 
-    W_l are the logits of the ways to split each layer, and W_dev those of the device of each sublayer (piece of a
-    layer). With `heuristics`, W_dev is 1 for sublayer s on device s and 0 elsewhere, and W_l is 0 in the first restart.
-    The paper does not define the initial W_l. If it is random, results for 7 and more devices depend on the seed.
+    With `heuristics`, W_dev is 1 for sublayer s (piece of a layer) on device s and 0 elsewhere, and W_l is 0 in the
+    first restart.
     """
     random = np.random.default_rng(seed)
     W_l = tuple(random.uniform(0, 1, (restarts, len(pos))) for pos in space.opportunities)
     D = len(space.devices)
     W_dev = random.uniform(0, 1, (restarts, len(space.group_sizes), D, D))
     if heuristics:
+        # The paper does not define the initial W_l. If it is random, results for 7 and more devices depend on the seed.
         for w in W_l:
             w[0] = 0.0
         W_dev = np.repeat(np.broadcast_to(np.eye(D), W_dev.shape[1:])[None], restarts, axis=0)
@@ -156,38 +150,36 @@ def initial_weights(space: OpportunitySpace, restarts: int, seed: int, heuristic
 
 
 def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = True) -> RelaxedLoss:
-    """Return the loss of each restart, which is the cost of the network in ms or mJ, with its gradient.
+    """Return the expected cost L of the network in ms or mJ for each restart, with its gradient by the logits W.
 
-    The costs of all opportunities (ways to split a layer) and devices are weighted with their probabilities, the
-    softmax of the logits W. The loss L adds up the cost L_i of each layer i and the cost L_mov_{i,j} of sending its
-    output to each reader j. It also adds the costs L_mov_in and L_mov_out of sending the network's inputs and outputs.
-    By eq. (16) of the DIAPASON paper, L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out.
+    By eq. (16) of the DIAPASON paper, L = L_mov_in + Σ_i (L_i + Σ_j L_mov_{i,j}) + L_mov_out. L_i is the cost of layer
+    i, L_mov_{i,j} of sending its output to layer j, and L_mov_in and L_mov_out of sending the network's inputs and
+    outputs.
 
-    If `penalty` is True (for latency), the superposition penalty is subtracted from each layer's cost, as in eq. (1).
-    The penalty estimates the time that is saved because sublayers (pieces of the layer) run at once. Eq. (2) for energy
-    has no penalty.
+    Args:
+        space: The opportunities (ways to split a layer).
+        W: The logits.
+        penalty: True (for latency) to subtract the superposition penalty as in eq. (1), False (for energy) as in eq.
+            (2).
     """
-    # Probabilities of the sublayers' devices, shape (R, G, S, D): restarts, groups of opportunities, sublayers,
-    # devices.
+    # Probabilities of devices, shape (R, G, S, D): restarts, groups of opportunities, sublayers, devices.
     sigma = softmax(W.W_dev)
     p = [softmax(W_l) for W_l in W.W_l]
     total = np.zeros(len(sigma))
     g_sigma = np.zeros_like(sigma)
     g_p = [np.zeros_like(p_l) for p_l in p]
     for i, group in enumerate(space.group):
-        # The same probabilities for each opportunity of layer i, shape (R, P, S, D): restarts, opportunities,
-        # sublayers, devices.
+        # The same for the opportunities of layer i, shape (R, P, S, D).
         s = sigma[:, group]
         L_part, g_part = partition_loss(space, i, s, penalty)
-        # The layer's expected cost by eq. (7) of the DIAPASON paper: L_l = softmax(W_l) · L_part.
+        # Eq. (7), the layer's expected cost: L_l = softmax(W_l) · L_part.
         total += (p[i] * L_part).sum(axis=1)
         g_p[i] += L_part
         _add_to_groups(g_sigma, group, p[i][:, :, None, None] * g_part)
         for moved, byte in ((space.inputs, space.B_in), (space.outputs, space.B_out)):
             if i in moved:
-                # The cost of sending the network's inputs or outputs. By eq. (12) or (14) of the DIAPASON paper,
-                # opportunity n (a way to split the layer) costs L^n = Σ_j softmax(W_dev^j) · (overlap_j · B). By eq.
-                # (13) or (15), the layer costs softmax(W_l) · L.
+                # Eq. (12) or (14), the cost of sending the network's inputs or outputs for opportunity n:
+                # L^n = Σ_j softmax(W_dev^j) · (overlap_j · B). Eq. (13) or (15), the layer's cost: softmax(W_l) · L.
                 L_end = s @ byte
                 L_comb = (L_end * moved[i]).sum(axis=2)
                 total += (p[i] * L_comb).sum(axis=1)
@@ -196,9 +188,8 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
     for (a, b), overlap in space.overlap.items():
         s_a, s_b = sigma[:, space.group[a]], sigma[:, space.group[b]]
         L_mov, pushed = movement_loss(space, overlap, s_a, s_b)
-        # The expected cost of sending data from layer a to layer b, over their opportunities (ways to split them) m
-        # and n, by eq. (11) of the DIAPASON paper: L_mov_{a,b} = Σ_m Σ_n softmax(W_l^a)_m · softmax(W_l^b)_n ·
-        # L_mov^{m,n}.
+        # Eq. (11), the expected cost of sending data from layer a to layer b, over their opportunities m and n:
+        # L_mov_{a,b} = Σ_m Σ_n softmax(W_l^a)_m · softmax(W_l^b)_n · L_mov^{m,n}.
         total += np.einsum("rm,rmn,rn->r", p[a], L_mov, p[b])
         g_p[a] += np.einsum("rmn,rn->rm", L_mov, p[b])
         g_p[b] += np.einsum("rmn,rm->rn", L_mov, p[a])
@@ -210,12 +201,11 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
 
 
 def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Floats) -> tuple[Floats, Floats]:
-    """Return the cost of sending data between two layers, for each pair of their opportunities m and n.
+    """Return the expected cost of sending data between two layers, for each pair of their opportunities m and n.
 
-    An opportunity is one way to split a layer, and a sublayer is one of the pieces. Opportunity m splits the first
-    layer into sublayers i, and n splits the second layer into sublayers j. The cost is weighted with the probabilities
-    of the sublayers' devices. In shapes, R is the number of restarts. P and P' are the numbers of opportunities of the
-    two layers, S and S' those of their sublayers, and D is the number of devices.
+    An opportunity is one of P ways to split a layer into S sublayers, each on one of D devices. P' and S' belong to the
+    second layer, and R is the number of restarts. By eq. (8) to (10) of the DIAPASON paper, L_mov^{m,n} = Σ_{i,j}
+    overlap_{i,j} · softmax(W_dev_m^i)ᵀ B softmax(W_dev_n^j).
 
     Args:
         space: The opportunities, with the cost B of a byte between each pair of devices.
@@ -225,23 +215,22 @@ def movement_loss(space: OpportunitySpace, overlap: Floats, s_m: Floats, s_n: Fl
 
     Returns:
         The costs L_mov^{m,n}, shape (R, P, P'), and the product s_m B, shape (R, P, S, D), which the gradient needs.
-        By eq. (8) to (10) of the DIAPASON paper, L_mov^{m,n} = Σ_{i,j} overlap_{i,j} · softmax(W_dev_m^i)ᵀ B
-        softmax(W_dev_n^j).
     """
     pushed = s_m @ space.B
     return np.einsum("rmid,rnjd,minj->rmn", pushed, s_n, overlap, optimize=True), pushed
 
 
 def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool) -> tuple[Floats, Floats]:
-    """Return the cost of layer i for each of its opportunities, and the gradient of the cost by `sigma`.
+    """Return the expected cost L_part of layer i, shape (R, P), and its gradient by `sigma`, shape (R, P, S, D).
 
-    An opportunity is one way to split the layer into sublayers, each on one device. `sigma` has the probabilities
-    softmax(W_dev) of each sublayer's device. Its shape and that of the gradient is (R, P, S, D), for R restarts, P
-    opportunities, S sublayers and D devices. The cost L_part has the shape (R, P).
+    The cost of sublayer j is L_sub^j = softmax(W_dev^j) · L_dev^j by eq. (3) of the DIAPASON paper. Then L_part = Σ_j
+    L_sub^j − L_pen by eq. (1), with the superposition penalty L_pen, or without it by eq. (2).
 
-    L_dev^j is the cost of sublayer j on each device. The expected cost of the sublayer is L_sub^j = softmax(W_dev^j) ·
-    L_dev^j by eq. (3) of the DIAPASON paper. If `penalty` is True (for latency), L_part = Σ_j L_sub^j − L_pen by eq.
-    (1), with the superposition penalty L_pen. Otherwise (for energy), L_part = Σ_j L_sub^j by eq. (2).
+    Args:
+        space: The opportunities (P ways to split a layer into S sublayers) and D devices.
+        i: Position of the layer.
+        sigma: Probabilities softmax(W_dev) of each sublayer's device in R restarts, shape (R, P, S, D).
+        penalty: True (for latency) to subtract L_pen.
     """
     L_dev, real = space.cost[i], space.has_sublayer[i]
     L_sub = (sigma * L_dev).sum(axis=3)
@@ -256,33 +245,27 @@ def partition_loss(space: OpportunitySpace, i: int, sigma: Floats, penalty: bool
 
 
 def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_]) -> tuple[Floats, Floats, Floats]:
-    """Return the superposition penalty of each opportunity of a layer, and its derivatives.
+    """Return the superposition penalty L_pen: the time that sublayers save because they run at once.
 
-    An opportunity is one way to split the layer into sublayers. The penalty L_pen is an estimate of the time that
-    sublayers save because they run on different devices at once. It is therefore subtracted from the layer's latency. R
-    is the number of restarts, P of opportunities, S of sublayers, and D of devices.
-
-    X_ij is the distance between the device probabilities a of sublayer i and b of sublayer j. It is 0 if they are
-    equal, and 1 if the devices surely differ. V_ij is the time for which the two sublayers run at once. L_pen is the
-    sum over i of the least V_ij of all j > i that exist (equations of the DIAPASON paper):
+    X_ij is the distance between the device probabilities a and b of sublayers i and j (pieces of a layer). V_ij is the
+    time for which both run at once. The minimum is over j > i. Equations of the DIAPASON paper:
 
     - eq. (4): X_ij = sim[a, b] = ‖a − b‖ / √2
     - eq. (5): V_ij = X_ij · min(L_sub_i, L_sub_j)
     - eq. (6): L_pen = Σ_i min_j V_ij
 
     Args:
-        sigma: Probabilities softmax(W_dev) of each sublayer's device, shape (R, P, S, D).
+        sigma: Probabilities softmax(W_dev) of each sublayer's device, shape (R, P, S, D), for R restarts, P ways to
+            split the layer, S sublayers and D devices.
         L_sub: Expected cost of each sublayer, shape (R, P, S).
         real: True for the sublayers that exist, shape (P, S).
 
     Returns:
-        Three arrays: the penalty L_pen, shape (R, P); its derivative ∂L_pen/∂L_sub, shape (R, P, S); and (∂L_pen/∂X_ij)
-        / (2 X_ij), shape (R, P, S, S), which is 0 if a = b. The caller multiplies the last array by a − b to get
-        ∂L_pen/∂a, because ∂X_ij/∂a = (a − b) / (2 X_ij).
+        L_pen, shape (R, P); ∂L_pen/∂L_sub, shape (R, P, S); and (∂L_pen/∂X_ij) / (2 X_ij), shape (R, P, S, S). The last
+        one times a − b is ∂L_pen/∂a, because ∂X_ij/∂a = (a − b) / (2 X_ij).
     """
     S = sigma.shape[2]
-    # Pairs of sublayers of which the penalty takes the minimum, shape (P, S, S): True if both sublayers exist and the
-    # second one has the larger number.
+    # Pairs (i, j) of existing sublayers with j > i, shape (P, S, S).
     later = np.triu(np.ones((S, S), bool), 1) & real[:, :, None] & real[:, None, :]
     squares = (sigma**2).sum(axis=3)
     distance = squares[..., :, None] + squares[..., None, :] - 2 * sigma @ sigma.swapaxes(2, 3)
@@ -299,12 +282,7 @@ def superposition_penalty(sigma: Floats, L_sub: Floats, real: NDArray[np.bool_])
 
 
 def _contract_product(weighted: Floats, by: Floats) -> Floats:
-    """Return the product of two arrays, summed over their common axes n and j.
-
-    `weighted` has the shape (R, m, i, n, j), `by` the shape (R, n, j, D), and the result the shape (R, m, i, D). R is
-    the number of restarts, and D of devices. m and n number the opportunities (ways to split) of two connected layers,
-    i and j their sublayers.
-    """
+    """Return Σ_{n,j} weighted[R, m, i, n, j] · by[R, n, j, D], shape (R, m, i, D)."""
     R, P, S = weighted.shape[:3]
     flat = weighted.reshape(R, P * S, -1) @ by.reshape(R, -1, by.shape[3])
     return flat.reshape(R, P, S, -1)
@@ -313,8 +291,7 @@ def _contract_product(weighted: Floats, by: Floats) -> Floats:
 def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None:
     """Add the gradients of a layer's opportunities to the gradients of their groups, in place.
 
-    An opportunity is one way to split a layer. The opportunities of a group use the same device logits W_dev. A fused
-    opportunity is in the group of the opportunity from which it was derived.
+    The opportunities (ways to split a layer) of a group have the same device logits W_dev.
 
     Args:
         g_sigma: Gradient by the device probabilities of each group, shape (R, groups, S, D). It is changed.
@@ -328,10 +305,7 @@ def _add_to_groups(g_sigma: Floats, group: NDArray[np.int64], g: Floats) -> None
 def gradient_descent(
     space: OpportunitySpace, W: RelaxationWeights, rate: float, iterations: int, penalty: bool = True
 ) -> RelaxationWeights:
-    """Return the logits after `iterations` steps of gradient descent.
-
-    Each step moves the logits W against the gradient of the loss L: W ← W − rate · ∂L/∂W.
-    """
+    """Return the logits W after `iterations` steps W ← W − rate · ∂L/∂W."""
     for _ in range(iterations):
         g = relaxed_loss(space, W, penalty).gradient
         W_l = tuple(w - rate * step for w, step in zip(W.W_l, g.W_l, strict=True))
@@ -342,11 +316,9 @@ def gradient_descent(
 def decode_weights(
     space: OpportunitySpace, W: RelaxationWeights, restart: int
 ) -> tuple[tuple[int, tuple[int, ...]], ...]:
-    """Return, for each layer, the most probable opportunity and the most probable device of each of its sublayers.
+    """Return, for each layer, the most probable opportunity (way to split it) and devices of its sublayers.
 
-    An opportunity is one way to split a layer into sublayers. The most probable ones have the largest logits W_l and
-    W_dev in restart number `restart`. An opportunity is given as its number, and a device as its index in
-    `space.devices`.
+    An opportunity is given as its number, and a device as its index in `space.devices`.
     """
     chosen = [int(w[restart].argmax()) for w in W.W_l]
     places: Picks = W.W_dev[restart].argmax(axis=2)

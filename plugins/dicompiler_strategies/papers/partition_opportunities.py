@@ -38,24 +38,21 @@ from dicompiler_strategies.tables.choices import find_cuttable_axis
 from dicompiler_strategies.tables.cost_tables import LayerEdge, TensorSlots, common_elements, find_edges
 
 MILLI_PER_UNIT = 1e3
-"""Factor from s to ms and from J to mJ, the units of all costs of partition opportunities.
-
-The best learning rate depends on the unit of the costs. In these units, the paper's rate of 0.8 works well.
-"""
+"""Factor from s to ms and from J to mJ. In these units, the paper's learning rate of 0.8 works well."""
 
 
 @dataclass(frozen=True)
 class PartitionOpportunity:
     """A way to split one layer into sublayers (one p ∈ P in the paper).
 
-    A fused PO is derived from a PO of a layer that reads this layer's output, its parent.
+    A fused PO is derived from its parent, a PO of a layer that reads this layer's output.
 
     Attributes:
-        group: Number of the matrix W_dev (logits of the sublayers' devices) that it uses. A fused PO uses the matrix of
-            its parent.
+        group: Number of the matrix W_dev (logits of the sublayers' devices) that it uses. A fused PO uses that of its
+            parent.
         regions: Region of the layer's output that each sublayer computes; None if it computes nothing.
-        shares: The regions made disjoint. A sublayer sends any element that it computes to the sublayer of the next
-            layer with the same number. To all others, it sends only elements of its share.
+        shares: The regions made disjoint. A sublayer sends all its elements to the next layer's sublayer with the same
+            number, and only its share to all others.
         depth: Number of later layers that the layer is fused with; 0 if it is not fused.
     """
 
@@ -69,14 +66,8 @@ class PartitionOpportunity:
 class OpportunitySpace:
     """All partition opportunities (POs, ways to split a layer) of a problem, as arrays.
 
-    A layer has P POs. A PO splits it into sublayers, each on one device; the arrays have room for S sublayers. There
-    are D devices. A group consists of a PO and the fused POs that are derived from it. The POs of a group share one
-    matrix of logits, W_dev, from which the devices of their sublayers are chosen.
-
-    Slices that are fused with a later layer overlap, so several sublayers may compute the same element. A sublayer that
-    needs the element receives it only once. If the sublayer of the previous layer with the same number computes the
-    element, that sublayer sends it. Otherwise the sublayer that has the element in its share (the slices without
-    overlap) sends it.
+    A layer has P POs. A PO splits it into up to S sublayers, each on one of D devices. A group has a PO and the fused
+    POs that are derived from it, which share one matrix of logits, W_dev.
 
     Attributes:
         problem: The problem whose layers are split.
@@ -86,10 +77,10 @@ class OpportunitySpace:
         has_sublayer: For each layer, True if the PO has the sublayer, shape (P, S).
         cost: For each layer, the cost of computing each sublayer on each device in ms or mJ (L_dev of the DIAPASON
             paper's eq. 3), shape (P, S, D).
-        overlap: For each pair of layers (i, j), the bytes of eq. (9) that each sublayer of j needs of each sublayer
-            of i, shape (P, S, P', S'). P' and S' are the P and S of layer j.
-        inputs: For each layer that reads network inputs, the bytes of these inputs that each sublayer reads
-            (overlap_in of eq. 12), shape (P, S).
+        overlap: For each pair of layers (i, j), the bytes of eq. (9) that each sublayer of j needs of each sublayer of
+            i, shape (P, S, P', S'). P' and S' are the P and S of layer j.
+        inputs: For each layer that reads network inputs, the bytes of these inputs that each sublayer reads (overlap_in
+            of eq. 12), shape (P, S).
         outputs: For each layer that computes network outputs, the bytes of these outputs that each sublayer sends
             (overlap_out of eq. 14), shape (P, S).
         B: Cost in ms or mJ of sending a byte from each device to each other one, shape (D, D).
@@ -113,9 +104,9 @@ class OpportunitySpace:
     group_sizes: tuple[int, ...]
 
     def sublayer_parts(self, layer: int, chosen: int, places: Sequence[int]) -> tuple[Part, ...]:
-        """Return the parts of a layer that is split in the way with the index `chosen` among its possible ways.
+        """Return the different parts of a layer that is split by the PO number `chosen`.
 
-        Sublayer s is on the device with the index places[s] in `devices`. Equal parts are returned once.
+        Sublayer s (piece of the layer) is on the device with the index places[s] in `devices`.
         """
         parts = [
             Part(self.devices[place].name, region)
@@ -129,11 +120,13 @@ class OpportunitySpace:
 
 
 def build_space(problem: Problem, kinds: Sequence[str], limit: int, energy: bool) -> OpportunitySpace:
-    """Return the partition opportunities of every layer: whole, in slices of the height, and fused with later layers.
+    """Return the partition opportunities (ways to split) of every layer: whole, in slices of the height, and fused.
 
-    A partition opportunity is one way to split a layer.
-    `kinds` are kinds of slices: "equal", or "proportional" to the devices' rates. `limit` is the largest number of
-    later layers that a layer is fused with. Costs are in mJ if `energy` is True, else in ms.
+    Args:
+        problem: The problem.
+        kinds: Kinds of slices: "equal", or "proportional" to the devices' rates.
+        limit: Largest number of later layers that a layer is fused with.
+        energy: True for costs in mJ, False for ms.
     """
     return _SpaceBuilder(problem, tuple(kinds), limit, energy).build()
 
@@ -167,15 +160,12 @@ class _SpaceBuilder:
         )
 
     def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
-        """Return the partition opportunities of each layer: the ways to split it, fused with later layers or not.
-
-        The loop goes from the last layer to the first, because the ways to split a layer determine the ways to fuse it
-        with the layers before. The keys of `joined` are the pairs of connected layers; its values are not used.
-        """
+        """Return the partition opportunities (ways to split) of each layer. `joined` has connected layers as keys."""
         before: dict[int, list[int]] = {}
         for i, j in joined:
             before.setdefault(j, []).append(i)
         opportunities: list[dict[PartitionOpportunity, None]] = [{} for _ in self.layers.layers]
+        # From the last layer to the first, because a fused opportunity is derived from one of a later layer.
         for at in range(len(opportunities) - 1, -1, -1):
             layer = self.layers.layers[at]
             handed = list(opportunities[at])
@@ -208,13 +198,10 @@ class _SpaceBuilder:
     def _fusion_opportunity(
         self, layer: Layer, parent: PartitionOpportunity, before: Layer
     ) -> PartitionOpportunity | None:
-        """Return the partition opportunity that splits layer `before` and fuses it with its reader `layer`.
+        """Return the partition opportunity that fuses layer `before` with its reader `layer`.
 
-        `parent` is the opportunity that splits `layer`. For each slice of `layer`, the result has a slice of `before`:
-        the rows that the slice of `layer` reads. The result is None if `before` cannot be split into these slices.
-
-        If `layer` has a large stride, it does not read some rows between two slices of `before`. The first slice is
-        then extended to the start of the second one, because other readers may need these rows.
+        `parent` splits `layer` into slices. The result splits `before` into the rows that each of these slices reads.
+        It is None if that is not possible.
         """
         axis = find_cuttable_axis(self.layers, before, "height")
         if axis is None:
@@ -229,6 +216,8 @@ class _SpaceBuilder:
             needs.append(None if need is None or is_empty(need) else need)
         if sum(need is not None for need in needs) < 2:
             return None
+        # With a large stride, `layer` reads no rows between two slices. They are added to the first slice, because
+        # other readers may need them.
         cuts = cover_extent([None if need is None else need[axis] for need in needs], whole[axis][1])
         shares = tuple(None if cut is None else with_interval(whole, axis, cut) for cut in cuts)
         regions = tuple(
@@ -243,8 +232,8 @@ class _SpaceBuilder:
     def _device_costs(self, at: int, pos: Sequence[PartitionOpportunity]) -> Floats:
         """Return the cost of each sublayer of a layer on each device, shape (P, S, D): L_dev of the paper's eq. (3).
 
-        `at` is the position of the layer. `pos` are its P opportunities (ways to split it into at most S sublayers),
-        and D is the number of devices.
+        `at` is the position of the layer, and `pos` are its P opportunities (ways to split it into at most S
+        sublayers).
         """
         layer, count = self.layers.layers[at], len(self.devices)
         computed_regions = [
@@ -262,12 +251,16 @@ class _SpaceBuilder:
         return costs
 
     def _produced_boxes(self, at: int, pos: Sequence[PartitionOpportunity], slot: int, shares: bool) -> Ints | None:
-        """Return the box of one output of a layer that each sublayer computes, shape (P, S, axes + 1, 2).
+        """Return the box of an output that each sublayer computes, shape (P, S, axes + 1, 2).
 
-        A box has a start and an end on each axis of the tensor. On one more axis, the interval is 0..1. If the
-        sublayer computes nothing, the box is 0..0 on every axis. `at` is the position of the layer, `pos` are its P
-        opportunities, and `slot` is the index of the output. If `shares` is True, the boxes are the disjoint ones from
-        which sublayers send. The result is None if the output has no static shape.
+        A box has a start and an end on each axis. On the additional axis, it is 0..1, or 0..0 if the sublayer computes
+        nothing. The result is None if the output has no static shape.
+
+        Args:
+            at: Position of the layer.
+            pos: Its P opportunities (ways to split it into at most S sublayers).
+            slot: Index of the output.
+            shares: True for the disjoint boxes from which sublayers send.
         """
         layer = self.layers.layers[at]
         shape = self.layers.tensors[layer.outputs[slot]].shape
@@ -278,18 +271,16 @@ class _SpaceBuilder:
             for s, region in enumerate(po.shares if shares else po.regions):
                 if layer.whole_reason:
                     boxes[p, s] = region_to_box(full_region(shape))
-                # A sublayer (piece of the layer on one device) without a region computes nothing, so its box stays
-                # empty (0..0).
+                # Without a region, the sublayer computes nothing, so its box stays empty (0..0).
                 elif region is not None:
                     boxes[p, s] = region_to_box(region if shares else align_region(self.layers, layer, region))
         return boxes
 
     def _needed_boxes(self, at: int, pos: Sequence[PartitionOpportunity], tensor: str) -> Ints:
-        """Return the region of `tensor` that each sublayer of a layer reads, as boxes of shape (P, S, axes + 1, 2).
+        """Return the box of `tensor` that each sublayer of a layer reads, shape (P, S, axes + 1, 2).
 
-        The layer has the position `at`, and can be split in P ways (`pos`) into at most S sublayers. A box has a start
-        and an end on each axis of the tensor. On one more axis, the interval is 0..1 if the sublayer reads the tensor,
-        and 0..0 if it does not.
+        A box has a start and an end on each axis. On the additional axis, it is 0..1, or 0..0 if the sublayer does not
+        read the tensor. `at` is the position of the layer, and `pos` are its P opportunities.
         """
         layer = self.layers.layers[at]
         rank = len(self.layers.tensors[tensor].shape or ())
@@ -334,12 +325,8 @@ class _SpaceBuilder:
         return total
 
     def _byte_costs(self) -> tuple[Floats, Floats, Floats]:
-        """Return the costs of sending a byte in ms or mJ, as the arrays B, B_in and B_out.
-
-        B has the costs from each device to each other one. B_in has the costs from the source of the network's inputs
-        to each device, which is the first source or the device itself. B_out has the costs from each device to all
-        sinks, because every sink receives all outputs.
-        """
+        """Return the costs B, B_in and B_out of sending a byte in ms or mJ (see OpportunitySpace)."""
+        # Every sink receives all outputs. Inputs come from the first source, unless the device is a source itself.
         source, sink = source_and_sink(self.problem)
         names = [device.name for device in self.devices]
         between = np.array([[self._byte_cost(a, b) for b in names] for a in names])
@@ -367,7 +354,7 @@ def input_and_output_layers(problem: Problem) -> tuple[list[int], list[int]]:
 def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Interval | None]:
     """Return disjoint intervals that cover 0..extent, one for each given interval; an entry None stays None.
 
-    The border between two neighbours is the middle of their overlap, or the start of the second one if there is a gap:
+    Two neighbours are divided at the middle of their overlap, or at the start of the second one if there is a gap:
 
         cover_extent([(0, 5), (3, 8)], 8) → [(0, 4), (4, 8)]
     """
@@ -387,24 +374,21 @@ def cover_extent(intervals: Sequence[Interval | None], extent: int) -> list[Inte
 def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
     """Return how many elements each sublayer of a second layer receives from each sublayer of a first layer.
 
-    A sublayer is the piece of a layer that one device computes. If the sublayer of the first layer with the same number
-    computes an element, the element comes from there. Otherwise it comes from the sublayer that has the element in its
-    share. No element is counted twice. The paper calls the result overlap_{i,j}.
+    A sublayer is the piece of a layer on one device. An element comes from the sublayer with the same number if that
+    one computes it, and otherwise from the sublayer that has it in its share. The paper calls the result overlap_{i,j}.
 
     Args:
         produced: Boxes that the sublayers of the first layer compute, shape (P, S, axes + 1, 2) for P opportunities
-            (ways to split it). A box has a start and an end on each axis, and on one more axis, which is 0..0 if the
-            box is missing.
-        shares: The same boxes without overlap. To sublayers with other numbers, a sublayer sends only its share.
-        wanted: Boxes that the sublayers of the second layer read, shape (P', S', axes + 1, 2). P' and S' are the
-            numbers of opportunities and sublayers of the second layer.
+            (ways to split it). A box has a start and an end on each axis; on the additional axis, it is 0..0 if it is
+            missing.
+        shares: The same boxes without overlap.
+        wanted: Boxes that the sublayers of the second layer read, shape (P', S', axes + 1, 2).
 
     Returns:
         The numbers of elements, shape (P, S, P', S').
     """
-    # The elements in the share of sublayer s that sublayer t of the same layer computes too. Sublayer t of the second
-    # layer gets them from sublayer t of the first layer, and not from s. The boxes (regions as arrays) have the shape
-    # (P, S for s, S for t, axes + 1, 2).
+    # Elements in the share of sublayer s that sublayer t also computes, shape (P, s, t, axes + 1, 2). Sublayer t of the
+    # second layer gets them from t, and not from s.
     both = common_boxes(shares[:, :, None], produced[:, None, :])
     wide = wanted[None, None]
     moved = (common_elements(shares[:, :, None, None], wide) - common_elements(both[:, :, None], wide)).astype(
@@ -416,10 +400,7 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
 
 
 def _sublayer_mask(po: PartitionOpportunity, count: int) -> list[bool]:
-    """Return a list of `count` values: True for each sublayer that exists.
-
-    A layer that cannot be split has only the first sublayer.
-    """
-    if po.regions == (None,):
+    """Return a list of `count` values: True for each sublayer that exists."""
+    if po.regions == (None,):  # A layer that cannot be split has only the first sublayer.
         return [True] + [False] * (count - 1)
     return [s < len(po.regions) and po.regions[s] is not None for s in range(count)]

@@ -1,14 +1,12 @@
 """The strategy `stahl` (Stahl et al., SAMOS 2019): an integer linear program (ILP) chooses how each layer is split.
 
-There are three schemes. LOP splits the output channels of a layer, and LIP splits its input channels. FUSE is a layer
-in LOP with the next one in LIP, between which nothing is sent. `solve_ilp` solves the paper's ILP, which chooses the
-schemes with the least communication between N devices. `Stahl` translates a problem to this ILP, and its solution to a
-plan. Variables have the letters of the paper, and equation numbers are those of the paper.
+There are three schemes. LOP splits the output channels of a layer, and LIP its input channels. FUSE is a layer in LOP
+and the next one in LIP, between which nothing is sent. `solve_ilp` finds the schemes with the least communication
+between N devices. Letters and equation numbers are those of the paper.
 
-The paper contradicts itself in one point. Eq. (7), the cost of LOP, subtracts inputs that devices already have from the
-previous layer; eq. (9), the cost of FUSE, does not. Eq. (9) as printed is the default here, and was used for Table 2 of
-the paper. With it, the optimum of the paper's example is 26. The paper states 22, which is the optimum if eq. (9)
-subtracts these inputs too (option `reuse`).
+Eq. (9), the cost of FUSE, does not subtract inputs that devices already have, as eq. (7) for LOP does. Eq. (9) as
+printed is the default here, and was used for Table 2 of the paper. With it, the optimum of the paper's example is 26.
+The paper states 22, which is the optimum if eq. (9) subtracts these inputs too (option `reuse`).
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from dicompiler.plugin_api.regions import (
 from dicompiler_strategies.tables.choices import find_cuttable_axis
 
 PartitionScheme = Literal["o", "i", "f", "s"]
-"""How layer l is split. The letters are those of o_l, i_l, f_l and s_l in eq. (11).
+"""How layer l is split: the letters of o_l, i_l, f_l and s_l in the paper's eq. (11).
 
 - "o": LOP (by output channels).
 - "i": LIP (by input channels).
@@ -39,10 +37,7 @@ PartitionScheme = Literal["o", "i", "f", "s"]
 """
 
 MAX_SOLVER_S = 60.0
-"""Limit of the solver's work in CP-SAT's deterministic seconds, which are equal on every machine.
-
-A network of tens of layers needs much less than one such second.
-"""
+"""Limit in CP-SAT's deterministic seconds. A network of tens of layers needs much less than one."""
 
 
 @dataclass(frozen=True)
@@ -88,16 +83,12 @@ class IlpSolution:
 def scaled_cost(layer: IlpLayer, scheme: PartitionScheme, reused: bool, N: int) -> int:
     """Return N · C_l, where C_l is the number of elements that are sent for layer l, and N the number of devices.
 
-    The factor N makes the result an integer. The layer has M inputs and K outputs. LOP splits the output channels, LIP
-    splits the input channels, and FUSE computes a layer in LOP and the next one in LIP. The formulas are those of
-    Stahl et al. (2019). The term o_{l−1} is 1 if `reused` is True, else 0. If it is 1, each device already has an N-th
-    of the inputs, because layer l − 1 is in LOP.
+    The layer has M inputs and K outputs. o_{l−1} is 1 if `reused` is True: each device then has an N-th of the inputs,
+    because layer l − 1 is in LOP (split by output channels). The factor N makes the result an integer.
 
     - LOP, eq. (7): C_l = (M − o_{l−1} M / N)(N − 1) + K (N − 1) / N
     - LIP, eq. (8): C_l = M (N − 1) / N + K (N − 1)
-    - FUSE, eq. (9): first layer M (N − 1), second layer K (N − 1)
-
-    The paper prints eq. (9) without o_{l−1}. If `reused` is True, this function subtracts M / N from M in FUSE as well.
+    - FUSE, eq. (9): first layer M (N − 1), second layer K (N − 1). If `reused` is True, M − M / N replaces M.
     """
     M, K = layer.M, layer.K
     inputs = (N * M - reused * M) * (N - 1)
@@ -109,16 +100,15 @@ def solve_ilp(
 ) -> IlpSolution:
     """Return the schemes (LOP, LIP or FUSE) of all layers with which the fewest elements are sent.
 
-    CP-SAT solves the integer linear program (ILP) of the paper's eq. (10) to (13), or finds a good solution within its
-    limit. The costs are multiplied by N to be integers. Equal inputs give equal results.
+    CP-SAT solves the paper's integer linear program (ILP), eq. (10) to (13), or finds a good solution within
+    MAX_SOLVER_S.
 
     Args:
         layers: Layers of the ILP, in network order.
         N: Number of devices.
-        reuse: Do not count inputs that devices already have for the first layer of a fused pair. For layers in LOP,
-            such inputs are never counted.
-        lip: Allow LIP for layers that are not fused.
-        fuse: Allow fused pairs.
+        reuse: True to subtract inputs that devices already have in FUSE too, and not only in LOP.
+        lip: True to allow LIP for layers that are not fused.
+        fuse: True to allow fused pairs.
     """
     from ortools.sat.python import cp_model
 
@@ -129,16 +119,15 @@ def solve_ilp(
     terms: list[Any] = []
     seconds = {layer.previous: at for at, layer in enumerate(layers) if layer.previous is not None and layer.can_fuse}
     for at, layer in enumerate(layers):
-        # Eq. (11) of the paper: each layer has exactly one scheme (LOP, LIP, or one of the layers of FUSE).
+        # Eq. (11): each layer has exactly one scheme.
         model.add_exactly_one(x[at].values())
         if not lip:
             model.add(x[at]["i"] == 0)
         if at in seconds and fuse:
-            # Eq. (12) of the paper: both layers of a pair are fused (FUSE), or none.
+            # Eq. (12): both layers of a pair are fused, or neither.
             model.add(x[seconds[at]]["s"] == x[at]["f"])
         else:
-            # Eq. (13) of the paper: this layer is not the first of a fused pair, because no next layer can be fused
-            # with it.
+            # Eq. (13): a layer without a next layer to fuse with is not the first of a fused pair.
             model.add(x[at]["f"] == 0)
         if at not in seconds.values() or not fuse:
             model.add(x[at]["s"] == 0)
@@ -226,10 +215,10 @@ class Stahl(Strategy):
 
 
 def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
-    """Return the layers of the integer linear program (ILP), those with input and output channels that can be split.
+    """Return the layers of the integer linear program (ILP): those with input and output channels that can be split.
 
-    Layer l − 1 is the ILP layer that computes the input, directly or through pools and similar layers. The two can be
-    fused if no other layer reads a tensor between them, and all layers in between are computed channel by channel.
+    The layer l − 1 of a layer computes its input, directly or through pools and similar layers. Both can be fused if no
+    other layer reads a tensor in between, and all layers in between can be split by channels.
     """
     places: dict[str, int] = {}
     sizes: list[IlpLayer] = []
@@ -251,10 +240,13 @@ def build_ilp_layers(layers: LayerGraph) -> tuple[IlpLayer, ...]:
 def _previous_layer(
     layers: LayerGraph, layer: Layer, length: int, places: Mapping[str, int]
 ) -> tuple[int | None, bool]:
-    """Return the position of the layer of the ILP that computes the input of `layer`, and True if they can be fused.
+    """Return the position of the ILP layer that computes the input of `layer`, or None, and True if both can be fused.
 
-    The ILP is the integer linear program. The position is None if there is no such layer. `length` is the number of
-    input channels of `layer`, and `places` are the positions of the layers of the ILP so far.
+    Args:
+        layers: The layer graph.
+        layer: The layer.
+        length: Number of its input channels.
+        places: Positions of the layers of the integer linear program (ILP) so far, by name.
     """
     at = layers.producer.get(layer.inputs[0])
     fusable = at is not None and _has_output_channels(layers, at, length)
@@ -274,10 +266,7 @@ def _previous_layer(
 
 
 def _has_output_channels(layers: LayerGraph, before: Layer, length: int) -> bool:
-    """Return True if layer `before` has as many output channels as the next layer sums over.
-
-    A range of its output channels is then a range of the next layer's input channels.
-    """
+    """Return True if layer `before` has `length` output channels, as many as the next layer sums over."""
     axis = find_cuttable_axis(layers, before, "channel")
     return axis is not None and output_shape(layers, before)[axis] == length
 
@@ -287,8 +276,11 @@ def network_parts(
 ) -> dict[str, tuple[Part, ...]]:
     """Return the parts of each layer, by layer name.
 
-    Layers are split over the devices `names`. The device `leader` adds up partial sums, and computes the layers that
-    are not split. `schemes` has the scheme of each layer of the integer linear program, by layer name.
+    Args:
+        layers: The layer graph.
+        schemes: Scheme of each layer of the integer linear program, by layer name.
+        names: Devices over which layers are split.
+        leader: Device that adds up partial sums, and computes the layers that are not split.
     """
     result: dict[str, tuple[Part, ...]] = {}
     cut: set[str] = set()
@@ -308,10 +300,10 @@ def network_parts(
 
 
 def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
-    """Return True if a layer that is not in the integer linear program (ILP) is split by channels.
+    """Return True if a layer outside the integer linear program (ILP) is split by channels.
 
-    This is done for convolutions (outside the ILP, they are grouped ones) and for layers that read a tensor that is
-    split by channels. `cut` has the names of the layers that are split by channels so far.
+    These are grouped convolutions, and layers whose input is split by channels. `cut` has the names of the layers that
+    are split by channels so far.
     """
     producers = [layers.producer[name].name for name in layer.inputs if name in layers.producer]
     heavy = layer.nodes[layer.anchor].op in ("Conv", "ConvTranspose")
@@ -323,8 +315,12 @@ def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool
 def _input_ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence[float]) -> Sequence[Interval]:
     """Return the range of input channels that each device sums over.
 
-    If the layer is the second one of a fused pair (`fused`), these are the channels that the device computed in the
-    first layer. Otherwise, the ranges are in proportion to `equal`, which has the same number for each device.
+    Args:
+        layers: The layer graph.
+        layer: The layer.
+        fused: True if the layer is the second of a fused pair. Its ranges are then the channels that each device has
+            computed in the first layer.
+        equal: The same number for each device.
     """
     length = reduction_length(layers, layer)
     assert length is not None
