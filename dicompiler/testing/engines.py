@@ -78,7 +78,7 @@ def check_engine(
     """
     instance = as_instance(engine)
     models = make_segment_models() if on is None else on
-    require(re.fullmatch(NAME_PATTERN, instance.name), f"{describe(instance)}: its name is not like {NAME_PATTERN}")
+    require(re.fullmatch(NAME_PATTERN, instance.name), f"{describe(instance)}: its name does not match {NAME_PATTERN}")
     converted = 0
     for name, model in models.items():
         place = f"{describe(instance)} on {name}"

@@ -33,7 +33,7 @@ def check_platform_family(family: PlatformFamily, members: Sequence[str] = (), l
         with checking(f"platform {family.name!r}"), time_limit(limit_s):
             require(family.name.endswith("N"), "its name does not end in N, the number of hosts")
             for name in (family.name, f"{family.name[:-1]}0", f"x{family.name[:-1]}2"):
-                require(family.find(name) is None, f"it claims {name!r}")
+                require(family.find(name) is None, f"find({name!r}) must return None")
     chosen = members or [f"{family.name.removesuffix('N')}{count}" for count in (1, 2, 4)]
     for name in chosen:
         with checking(f"platform {name!r} of {family.name!r}"), time_limit(limit_s):

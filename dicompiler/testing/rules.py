@@ -169,7 +169,7 @@ def check_operator_rule(
 
 
 def _with_argument_checks(rule: OperatorRule) -> OperatorRule:
-    """Return the rule with functions that raise AssertionError if they change their operation."""
+    """Return the rule with functions that raise AssertionError if they change their argument `operation`."""
     return replace(
         rule,
         piece=_with_argument_check(rule.piece) if rule.can_cut else rule.piece,

@@ -99,7 +99,7 @@ TARGET_LIMIT_S = 2 * LIMIT_S
 
 
 def default_target_samples() -> tuple[Sample, ...]:
-    """Return the networks of NETWORKS on three devices of different speed, for latency."""
+    """Return the default networks on three devices of different speed, for the objective latency."""
     return tuple(samples(platforms=[make_cluster("switch", 2.0, 1.0, 0.5)], objectives=["latency"]))
 
 

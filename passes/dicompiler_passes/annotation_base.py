@@ -64,7 +64,7 @@ class AnnotationPass(Pass):
     def annotate(
         self, graph: LayerGraph, selected: Sequence[Layer], devices: Sequence[str]
     ) -> Mapping[str, Sequence[Part]]:
-        """Return the new parts by layer name. All other layers keep their parts.
+        """Return the new parts (regions on devices), by layer name. All other layers keep their parts.
 
         Raises:
             DicompilerError: A layer of `selected` cannot be split in this way.
@@ -149,7 +149,7 @@ class AnnotationPass(Pass):
         return [(device, lane) for i, device in enumerate(used) for lane in range(per_device + (i < remainder))]
 
     def make_parts(self, regions: Sequence[Region], devices: Sequence[str]) -> list[Part]:
-        """Return one part for each region. `assign_devices` chooses the devices."""
+        """Return one part (region on a device) for each region. `assign_devices` chooses the devices."""
         places = self.assign_devices(len(regions), devices)
         return [Part(device, region, lane=lane) for (device, lane), region in zip(places, regions, strict=True)]
 
@@ -160,7 +160,7 @@ class AnnotationPass(Pass):
 
 @dataclass(frozen=True)
 class LayerAnnotationPass(AnnotationPass):
-    """Base class of passes that set the parts of each selected layer independently of all other layers."""
+    """Base class of passes that set the parts (regions on devices) of each layer independently of other layers."""
 
     @abstractmethod
     def layer_parts(self, graph: LayerGraph, layer: Layer, devices: Sequence[str]) -> Sequence[Part]:

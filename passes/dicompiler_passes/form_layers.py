@@ -238,7 +238,7 @@ class _NodeLinks:
         nodes: Nodes by name.
         readers: Names of the nodes that read each tensor, from `_readers`.
         position: Topological position of each node.
-        last_producer: For each node, the last of the nodes that compute its inputs; '' if there is none.
+        last_producer: For each node, the topologically last node that computes one of its inputs; '' if there is none.
         elementwise_shapes: Static output shape of each element-wise node with one output.
     """
 
@@ -281,7 +281,7 @@ class _NodeLinks:
 
 
 def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Group]:
-    """Add element-wise nodes to the group before them, if only one tensor then leaves the group."""
+    """Add element-wise nodes to the group before them, if other nodes then read only one tensor of the group."""
     owner = {node.name: k for k, group in enumerate(groups) for node in group.nodes}
     links = _NodeLinks.build([node for group in groups for node in group.nodes], graph)
     absorbed_groups: set[int] = set()
@@ -306,7 +306,7 @@ def _absorb_elementwise(groups: Sequence[_Group], graph: LayerGraph) -> list[_Gr
 def _absorbable_nodes(output: str, inside: set[str], links: _NodeLinks, graph: LayerGraph) -> list[Node]:
     """Return the element-wise nodes after the tensor `output` that can join the layer of this tensor.
 
-    They can join if only one tensor then leaves the layer. Examples, with x = `output`:
+    They can join if other layers then read only one tensor of the layer. Examples, with x = `output`:
 
     x → Relu;   x → Add(x, shortcut);   x → Sigmoid → Mul(x, ·)  (both nodes at once)
 

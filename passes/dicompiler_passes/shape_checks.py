@@ -276,7 +276,7 @@ def check_nodes(graph: onnx.GraphProto, tensors: Mapping[str, TensorInfo], place
 
 
 def _find_misfit(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> str:
-    """Return a text that says how a node does not fit the shapes of its tensors; '' if it fits or is unknown."""
+    """Return an error text if a node does not fit the shapes of its tensors; '' if it fits or a shape is unknown."""
     check = NODE_CHECKS.get(node.op_type)
     if check is None and node.op_type not in INDEXED_OPS:
         return ""

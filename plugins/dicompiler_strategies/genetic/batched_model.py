@@ -181,8 +181,8 @@ def build_batched_model(problem: Problem) -> BatchedModel:
 class _Batch:
     """Evaluation of at most CHUNK_PLANS plans at once.
 
-    Plans are the last axis of every array. In arrays of devices and plans, which are flat, device d in plan p has the
-    index d · number of plans + p.
+    Plans are the last axis of every array. Arrays over devices and plans are flat: device d in plan p has the index
+    d · number of plans + p.
     """
 
     def __init__(self, model: BatchedModel, assignments: Positions) -> None:
@@ -237,9 +237,9 @@ class _Batch:
         return rows
 
     def _release(self, flow: TensorFlow, owners: Positions) -> NDArray[np.bool_]:
-        """Add a tensor's bytes to `released` of the last layer on its own device that reads it.
+        """Add a tensor's bytes to `released`, the bytes that a device frees after a layer, at the tensor's last reader.
 
-        A network output on a sink is never released.
+        Only readers on the tensor's own device count. A network output on a sink is never freed.
 
         Args:
             flow: The tensor.
@@ -275,7 +275,7 @@ class _Batch:
     def _send_tensor(self, flow: TensorFlow, group: ReaderGroup) -> None:
         """Count the transfers and the memory of a tensor that is sent to the readers in `group`.
 
-        Each element is sent once to every device with readers. The device frees all of them after its last reader.
+        Each element is sent once to every device with readers, which frees all received elements after its last reader.
         """
         rows = {i: self._reader_rows(flow, (i,)) for i in group.readers}
         for piece in group.shared_bytes:

@@ -90,10 +90,10 @@ class WholeLayerSpace:
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
     def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:
-        """Return the plan `row` in which those of the `devices` fastest devices that have no layers get some.
+        """Return the plan `row`, in which each unused one of the `devices` fastest devices gets layers.
 
-        Each of them gets the second half of the heaviest run (consecutive layers on one device), by seconds or by bytes
-        of weights at random.
+        It gets the second half of the heaviest run (consecutive layers on one device), by seconds or by bytes of
+        weights at random.
         """
         row, by_time = row.copy(), rng.random() < 0.5
         for device in rng.permutation([device for device in self._fastest_devices(devices) if device not in row]):
@@ -127,7 +127,7 @@ class TiledLayerSpace:
     The fast model is that of `tables.cost_tables`, which simplifies:
 
     - Latency: each layer begins when all devices have finished the layer before (a barrier).
-    - Time between frames: the computing time of the busiest device, or the time to send all bytes one after another.
+    - Time between frames: the larger of the busiest device's computing time and the time to send all bytes in turn.
     - Memory: only weights are counted.
     - Energy: the energy of the network is omitted.
 

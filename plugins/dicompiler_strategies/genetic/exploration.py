@@ -122,7 +122,7 @@ def explore(
     Args:
         problem: The problem.
         options: Options of the search.
-        measure: Function that evaluates a plan in the second level. Default: the simulator (`Problem.evaluate_all`).
+        measure: Function that evaluates each of the best plans. Default: the simulator (`Problem.evaluate_all`).
         progress: Called with a text about the current step.
         is_stopped: If it returns True, each remaining stage has one generation.
     """

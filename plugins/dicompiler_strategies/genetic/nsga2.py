@@ -43,7 +43,7 @@ class EvolutionSettings:
 
 @dataclass(frozen=True)
 class ParetoRows:
-    """Plans that no other plan dominates. If all exceed the limit: the plan that exceeds it least.
+    """Plans that no other plan dominates. If all exceed the memory limit: the plan that exceeds it least.
 
     Attributes:
         rows: The plans, of shape (plans, layers).

@@ -47,7 +47,10 @@ class LocalSearch:
 
     @cached_property
     def _neighbours(self) -> tuple[tuple[tuple[int, Floats], ...], ...]:
-        """For each layer a: (b, costs of shape (choices of b, choices of a)) for each connected layer b."""
+        """For each layer a, the layers b that are connected to it, each with a table of costs.
+
+        The table has the shape (choices of b, choices of a), for the ways to split the layers.
+        """
         joined: list[list[tuple[int, Floats]]] = [[] for _ in self.tables.node]
         for (i, j), table in self.tables.edge.items():
             joined[i].append((j, self._transposed_edges[i, j]))
@@ -62,9 +65,9 @@ class LocalSearch:
         return costs
 
     def run(self, selections: Selections, elite: int = 8) -> Selections:
-        """Return improved selections without duplicates, the cheapest first.
+        """Return improved selections (plans) without duplicates, the cheapest first.
 
-        Sequences of layers are changed only in the `elite` cheapest selections.
+        Single layers are changed in all selections, sequences of layers only in the `elite` cheapest ones.
         """
         single = self.rank(self.improve_layers(selections))
         best = single[:elite]
@@ -78,7 +81,7 @@ class LocalSearch:
         return self.rank(np.concatenate((best, single[elite:])))
 
     def price_memory(self, selections: Selections) -> Selections:
-        """Return the given selections, and those found while prices of memory are adapted (dual ascent).
+        """Return the given selections (plans), and those found while prices of memory are adapted (dual ascent).
 
         Each byte of weights on a host has a price, which rises while the host has too many weights, and falls
         otherwise.
@@ -93,7 +96,7 @@ class LocalSearch:
         return np.unique(np.concatenate(met), axis=0)
 
     def rank(self, selections: Selections) -> Selections:
-        """Return the selections without duplicates, the cheapest first."""
+        """Return the selections (plans) without duplicates, the cheapest first."""
         once = np.unique(selections, axis=0)
         return once[np.argsort(self.penalised_cost(once), kind="stable")]
 
@@ -120,8 +123,8 @@ class LocalSearch:
     def _paths(self) -> tuple[tuple[int, ...], ...]:
         """For each layer, a sequence of at most _MAX_RUN_LAYERS layers that begins with it, if there is any.
 
-        Each layer reads the layer before it, and is connected to no other layer of the sequence. Dynamic programming
-        can therefore find the best choices.
+        Each layer reads the layer before it, and is connected to no other layer of the sequence except the next one.
+        Dynamic programming can therefore find the best ways to split them.
         """
         readers: dict[int, list[int]] = {}
         for i, j in self.tables.edge:
@@ -181,11 +184,11 @@ class LocalSearch:
         }
 
     def _surroundings_key(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
-        """Return a cache key for a sequence of layers: the choices of its layers and of all connected layers."""
+        """Return a cache key: the ways to split the layers of a sequence and all layers that are connected to them."""
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:
-        """Return the selections with the best choices along a sequence of layers, by dynamic programming.
+        """Return the plans with the best ways to split a sequence of layers, by dynamic programming.
 
         `prices` are the costs of a byte of weights, shape (plans, limited hosts). If None, memory limits are enforced
         instead.
@@ -221,14 +224,14 @@ class LocalSearch:
         return {edge: np.ascontiguousarray(table.T) for edge, table in self.tables.edge.items()}
 
     def _work_of(self, plans: int, layers: Sequence[int]) -> tuple[int, int]:
-        """Return the work to improve some layers in a number of plans: array elements, and NumPy calls."""
+        """Return the work to improve the given layers in some plans: array elements, and NumPy calls."""
         elements = sum(len(self.tables.node[a]) * (1 + len(self._neighbours[a])) for a in layers)
         pairs = sum(self.tables.edge[pair].size for pair in pairwise(layers))
         loads = len(self.tables.node) if len(self.tables.limits) else 0
         return plans * (elements + pairs + 4 * loads), 2 * len(layers) + loads // 4
 
     def _choice_costs(self, selections: Selections, a: int, without: Collection[int] = ()) -> Floats:
-        """Return the cost of each choice of layer `a`, shape (plans, choices of a).
+        """Return the cost of each choice (way to split it) of layer `a` in each plan, shape (plans, choices of a).
 
         It includes the transfers to and from connected layers, except those in `without`.
         """

@@ -105,7 +105,7 @@ def build_objective_tables(
     """Return the tables whose smallest minimum is the minimum of the objective.
 
     For latency, there is one. For energy, there is one for each set of powered devices, because a device that a plan
-    uses draws idle power during the whole frame. Its costs are exact for plans that use the whole set, and upper bounds
+    uses draws idle power during the whole frame. The costs are exact for plans that use the whole set, and upper bounds
     for others.
 
     Args:

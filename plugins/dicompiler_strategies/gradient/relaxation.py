@@ -66,17 +66,17 @@ class FlatTables:
 
     @cached_property
     def first_columns(self) -> Selections:
-        """Column of the first choice of each layer, shape (layers,)."""
+        """Column of the first choice (way to split it) of each layer, shape (layers,)."""
         return np.cumsum([0, *(len(costs) for costs in self.tables.node)])[:-1].astype(np.intp)
 
     @cached_property
     def column_layers(self) -> Selections:
-        """Position of the layer of each column, shape (n,)."""
+        """For each of the n columns (choices of all layers), the position of its layer, shape (n,)."""
         return np.repeat(np.arange(len(self.tables.node)), [len(costs) for costs in self.tables.node])
 
     @cached_property
     def layer_columns(self) -> tuple[slice, ...]:
-        """For each layer, the range of columns with its choices."""
+        """For each layer, the range of columns with its choices (ways to split it)."""
         return tuple(
             slice(int(start), int(start) + len(costs))
             for start, costs in zip(self.first_columns, self.tables.node, strict=True)
@@ -125,7 +125,7 @@ class FlatTables:
         return centred
 
     def likeliest_choices(self, p: Floats) -> Selections:
-        """Return the most probable choice of each layer, shape (restarts, layers); the first of equal ones."""
+        """Return the most probable choice (way to split it) of each layer, shape (restarts, layers)."""
         return np.stack([p[:, span].argmax(axis=1) for span in self.layer_columns], axis=1)
 
 

@@ -95,7 +95,10 @@ def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool
 
 
 def _solve_once(relaxed: RelaxedProblem, effort: SolverEffort, max_pairs: int) -> SolverResult:
-    """Run CP-SAT with at most `max_pairs` pairs of choices. Return the better result of CP-SAT and the relaxation."""
+    """Run CP-SAT with at most `max_pairs` pairs of choices of connected layers.
+
+    Return the better result of CP-SAT and the relaxation. A choice is one way to split a layer.
+    """
     model = _truncate_choices(relaxed, max_pairs)
     is_complete = model is relaxed.model
     if any(not len(costs) for costs in model.node):
@@ -155,9 +158,9 @@ def run_solver(
 
 
 def _truncate_choices(relaxed: RelaxedProblem, max_pairs: int) -> JointModel:
-    """Return the relaxation's model with at most about `max_pairs` pairs of choices.
+    """Return the relaxation's model with about `max_pairs` pairs of choices (ways to split a layer) or fewer.
 
-    A smaller model has only the choices (ways to split it) of each layer with the smallest lower bounds.
+    Only the choices of each layer with the smallest lower bounds are kept.
     """
     model = relaxed.model
     max_choices = max((len(costs) for costs in model.node), default=0)
@@ -217,7 +220,7 @@ class _SolverModel:
         self.model.minimize(largest if model.is_minimax else cost.in_units(unit))
 
     def _add_pairs(self, rows: list[cp_model.IntVar], columns: list[cp_model.IntVar]) -> list[cp_model.IntVar]:
-        """Return a Boolean variable for each pair of choices of two layers, row by row.
+        """Return a Boolean variable for each pair of choices (ways to split a layer) of two layers, row by row.
 
         The variable of a choice is the sum of the variables of its pairs.
 

@@ -73,7 +73,7 @@ class JointModel:
         return build_elimination_order([len(costs) for costs in self.node], list(self.edge))
 
     def selection_loads(self, selection: Sequence[int]) -> Floats:
-        """Return the amount of each load (such as the bytes on a host) if layer i has choice number selection[i]."""
+        """Return each load (such as the bytes on a host) if layer i is split in way number selection[i]."""
         loads = np.zeros(len(self.load_limits))
         if not len(self.load_limits):
             return loads
@@ -84,7 +84,7 @@ class JointModel:
         return loads
 
     def value(self, selection: Sequence[int]) -> float:
-        """Return the objective value if layer i has choice number selection[i]."""
+        """Return the objective value if layer i is split in way number selection[i]."""
         if self.is_minimax:
             return float(self.selection_loads(selection).max())
         return float(sum_tables(self.node, self.edge, np.asarray([selection]))[0])
@@ -92,12 +92,12 @@ class JointModel:
     def fits_limits(self, selection: Sequence[int]) -> bool:
         """Return True if no load (such as the bytes on a host) exceeds its limit, up to rounding errors.
 
-        `selection` has the number of each layer's choice.
+        Layer i is split in way number selection[i].
         """
         return bool((self.selection_loads(selection) <= self.load_limits * (1 + 1e-12)).all())
 
     def priced_tables(self, prices: Floats) -> tuple[tuple[Floats, ...], dict[LayerEdge, Floats]]:
-        """Return `node` and `edge` with price · load added for each load.
+        """Return `node` and `edge` with price · load added for each load, an amount such as the bytes on a host.
 
         The prices are Lagrange multipliers. The result is the Lagrangian without its constant term.
         """

@@ -129,7 +129,7 @@ class _PriceSearch:
                 self.best, self.value = self.model.to_original(selection), value
 
     def improve_locally(self, selection: tuple[int, ...]) -> None:
-        """Improve a selection layer by layer, and keep the result if it is the best one so far."""
+        """Improve a selection (plan) layer by layer, and keep the result if it is the best one so far."""
         self.accept_if_better(coordinate_descent(self.model, selection, self.budget))
 
     def spend_elimination(self) -> bool:
@@ -137,7 +137,7 @@ class _PriceSearch:
         return self.budget.try_steps(*self.model.elimination_order.work)
 
     def minimise_at_prices(self, prices: Floats) -> tuple[int, ...]:
-        """Return the best selection at the given prices of loads, and raise the lower bound if possible."""
+        """Return the best plan at given prices (Lagrange multipliers) of loads. Raise the lower bound if possible."""
         node, edge = self.model.priced_tables(prices)
         least, selection = minimise_exactly(self.model.elimination_order, node, edge)
         self.bound = max(self.bound, least - self.limits_at_prices(prices))
@@ -145,14 +145,14 @@ class _PriceSearch:
         return selection
 
     def limits_at_prices(self, prices: Floats) -> float:
-        """Return Σ limit · price over all loads, the constant of the Lagrangian."""
+        """Return Σ limit · price over all loads (such as the bytes on a host), the constant of the Lagrangian."""
         return float(prices[self.is_limited] @ self.model.load_limits[self.is_limited])
 
     def find_feasible(self, prices: Floats) -> None:
-        """Search for good selections within the limits, beginning with the given prices of loads.
+        """Search for good plans within the limits of the loads, beginning with the given prices (Lagrange multipliers).
 
-        A price rises while its load exceeds the limit. When no limit is exceeded, all prices fall, in smaller and
-        smaller steps.
+        A price rises while its load, such as the bytes on a host, exceeds the limit. When no limit is exceeded, all
+        prices fall, in smaller and smaller steps.
         """
         if not self.is_limited.any():
             return
@@ -171,7 +171,10 @@ class _PriceSearch:
                 raised, step = raised + step * unit * is_exceeded, step * 1.2
 
     def drop_choices(self, prices: Floats) -> None:
-        """Drop every choice whose lower bound at the given prices is above the best known value."""
+        """Drop every choice (way to split a layer) that no better plan can have.
+
+        Its lower bound, at the given prices (Lagrange multipliers), is above the best known value.
+        """
         node, edge = self.model.priced_tables(prices)
         constant = self.limits_at_prices(prices)
         marginals = min_marginals(self.model.elimination_order, node, edge)
@@ -262,9 +265,9 @@ def bound_without_elimination(
 
 
 def _most_promising(model: JointModel, choice_bounds: Sequence[Floats]) -> JointModel:
-    """Return the model with so few choices that variable elimination is possible.
+    """Return the model with so few choices (ways to split a layer) that variable elimination is possible.
 
-    These are the choices (ways to split it) of each layer with the smallest lower bounds `choice_bounds`.
+    For each layer, the choices with the smallest lower bounds `choice_bounds` are kept.
     """
     reduced, max_choices = model, max(map(len, choice_bounds))
     while reduced.elimination_order.largest_table > MAX_TABLE_ELEMENTS and max_choices > 1:
@@ -276,7 +279,7 @@ def _most_promising(model: JointModel, choice_bounds: Sequence[Floats]) -> Joint
 
 
 def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int], factor: float) -> Floats:
-    """Return the prices of the loads after a step along the subgradient, scaled by `factor`.
+    """Return the prices of the loads (such as the bytes on a host) after a subgradient step, scaled by `factor`.
 
     The subgradient of a limited load is its excess over the limit. For an unlimited load of a minimax objective, it is
     the load minus the mean of all unlimited loads, weighted with their prices.
@@ -292,9 +295,9 @@ def _update_prices(search: _PriceSearch, prices: Floats, selection: Sequence[int
 
 
 def _polyak_step(search: _PriceSearch, loads: Floats, selection: Sequence[int]) -> Floats:
-    """Return the change of the price of each limited load by Polyak's rule; 0 for unlimited loads.
+    """Return the change of the price of each load by Polyak's rule; 0 for loads without a limit.
 
-    `loads` are the amounts of all loads under `selection`, the best plan at the current prices.
+    `loads` are amounts, such as the bytes on a host, under `selection`, the best plan at the current prices.
     """
     excess = np.where(search.is_limited, (loads - search.finite_limits) / search.load_scale, 0.0)
     norm = float(excess @ excess)

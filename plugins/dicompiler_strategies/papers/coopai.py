@@ -243,7 +243,7 @@ def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = F
         F: Compute rate of a device in FLOP/s.
         G: Bandwidth of the gateway in bit/s.
         k: Number of devices.
-        single: True for the baseline SLS, with one layer in a block and fully connected layers in model form only.
+        single: True for the baseline SLS: one layer in a block, and fully connected layers split only by outputs.
     """
     if k == 1:
         return CoopaiResult(1, _single_device_latency(layers, F, G), (LayerBlock(0, len(layers) - 1, "device"),))

@@ -128,7 +128,7 @@ def _blocks_to_runs(team: DeviceTeam, layers: Chain, blocks: Sequence[LayerBlock
 
 
 def _output_form(block: LayerBlock, r: int) -> TensorForm:
-    """Return the distribution of layer r's output in a block: "channels" over devices, or "whole" on one."""
+    """Return "channels" if each device has a range of layer r's output channels, "whole" if one device has all."""
     return "channels" if block.mode == "model" or (block.mode == "hybrid" and r == block.i) else "whole"
 
 

@@ -160,7 +160,7 @@ class _SpaceBuilder:
         )
 
     def _opportunities(self, joined: Mapping[LayerEdge, object]) -> tuple[tuple[PartitionOpportunity, ...], ...]:
-        """Return the partition opportunities (ways to split) of each layer. `joined` has connected layers as keys."""
+        """Return the partition opportunities (ways to split) of each layer. `joined` has pairs of connected layers."""
         before: dict[int, list[int]] = {}
         for i, j in joined:
             before.setdefault(j, []).append(i)
