@@ -55,7 +55,7 @@ class BuildSystemOptions:
         Args:
             outputs: Files that the command writes, the main output first.
             request: The compilation request, which names input files.
-            plugins: The strategy, cost model, target and passes, whose options may name more input files.
+            plugins: The strategy, cost model, target and passes. Their options may name more input files.
 
         Returns:
             The rule. Its method `write` does nothing if no depfile was requested.
@@ -99,13 +99,13 @@ def _check_no_input_is_overwritten(written: Sequence[Path], rule: DepfileRule) -
 
 @dataclass(frozen=True)
 class DepfileRule:
-    """A make rule whose prerequisites are the files that the command reads.
+    """A make rule with the files that the command reads as prerequisites.
 
     Attributes:
         depfile: File to write; None to write nothing.
         target: Target of the rule.
         request: The compilation request.
-        plugins: The strategy, cost model, target and passes, whose options may name more prerequisites.
+        plugins: The strategy, cost model, target and passes. Their options may name more prerequisites.
         has_empty_rules: True to add an empty rule for each prerequisite.
     """
 

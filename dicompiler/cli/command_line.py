@@ -231,7 +231,7 @@ Other command names stay, because they are also names of inputs: "plan: lost: �
 def _with_own_label(message: str, arguments: Sequence[str]) -> str:
     """Return the message with the name of the called command in front.
 
-    Several commands call functions whose messages begin with a fixed command name, such as "run: …".
+    Messages of shared functions begin with the name of one command, such as "run: …".
     """
     label, separator, rest = message.partition(": ")
     # Keep a label that is also a command-line argument: it is the called command, or a file of the user.
@@ -255,7 +255,7 @@ def _cause_chain(error: BaseException | None) -> Iterator[BaseException]:
 
 
 def _plugin_error_line(error: BaseException) -> str | None:
-    """Return a message that names the third-party plugin whose code is in the traceback; None if there is none."""
+    """Return a message that names the third-party plugin in the traceback; None if there is none."""
     from dicompiler.plugin.entry_points import is_builtin_distribution, top_level_package
     from dicompiler.plugin.plugin_wrappers import format_plugin_error
     from dicompiler.plugin.registry import registry

@@ -466,7 +466,6 @@ def intervals_document(intervals: Sequence[StreamInterval]) -> list[dict[str, An
 
 
 def show_intervals(intervals: Sequence[StreamInterval]) -> None:
-    """Print a row for each interval of a stream: failed devices, frames, and length of the interruption."""
     headers = ("from s", "down", "frames", "frame period ms", "replayed", "interruption s")
     rows = [
         (

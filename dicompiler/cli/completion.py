@@ -50,7 +50,7 @@ def complete_kind(_context: click.Context, _parameter: click.Parameter, incomple
 
 
 def complete_entry(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Complete the second argument of `dicompiler list`, whose first argument is a kind such as "passes"."""
+    """Complete the second argument of `dicompiler list`. The first one is a kind such as "passes"."""
     kind = str(context.params.get("kind", "")).replace("-", "_")
     if kind == "platforms":
         return complete_platform(context, parameter, incomplete)

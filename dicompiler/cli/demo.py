@@ -101,7 +101,6 @@ def _show_json(split: DemoSplit, verification: Verification, emulated: EmulatedT
 
 
 def _show_split(split: DemoSplit) -> None:
-    """Print each device's share of the work, at most 80 columns wide."""
     from dicompiler.base.units import format_number
     from dicompiler.cli.table import print_table, wrap_text
 
@@ -126,7 +125,6 @@ def _show_split(split: DemoSplit) -> None:
 
 
 def _show_times(split: DemoSplit, emulated: EmulatedTimes | str) -> None:
-    """Print the time of a frame on all boards and on one board, and explain the difference."""
     from dicompiler.base.units import format_number
     from dicompiler.cli.table import print_table, wrap_text
     from dicompiler.measure.emulation.emulate import MAX_COMPUTE_SLOWDOWN

@@ -212,7 +212,6 @@ def _copy_and_run(
 
 
 def _show_installed(installed: Sequence[InstalledDevice]) -> None:
-    """Print the directory, the copied bytes and the software versions of each device."""
     from dicompiler.cli.table import print_table
 
     programs = list(installed[0].versions)

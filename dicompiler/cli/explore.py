@@ -106,7 +106,6 @@ def command(
 
 
 def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) -> None:
-    """Print the points of the Pareto front as a table, or front.json and its path as JSON."""
     from dicompiler.base.schema import load_json
     from dicompiler.cli.table import print_json, print_table, wrap_text
 

@@ -37,7 +37,7 @@ def write_npz(path: Path, arrays: Mapping[str, Any]) -> None:
 
     import numpy as np
 
-    # `numpy.savez` cannot store a tensor whose name is one of its own parameters ("file").
+    # `numpy.savez` cannot store a tensor with the name of one of its own parameters ("file").
     with atomic_file(path) as stage, zipfile.ZipFile(stage, "w") as archive:
         for name, array in _flatten_tensors(arrays):
             # A default ZipInfo has a fixed date, so the bytes do not depend on the time.

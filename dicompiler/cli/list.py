@@ -69,7 +69,6 @@ def command(kind: str, name: str | None, as_json: bool) -> None:
 
 
 def _show_entry(record: dict[str, Any]) -> None:
-    """Print the summary of an entry, such as a strategy, and a table of its options."""
     from dicompiler.cli.table import print_table, wrap_text
 
     click.echo(wrap_text(f"{record['name']}: {record['summary']} ({record['distribution']} {record['version']})"))
@@ -117,7 +116,6 @@ def _describe_network(platform: Platform) -> str:
 
 
 def _describe_family(catalogue: Registry, name: str) -> str:
-    """Return a text about the hosts of a platform family: compute rate, memory and network."""
     from dicompiler.base.units import format_bytes
 
     platform = _find_member(catalogue, name)
@@ -162,7 +160,6 @@ def _show_networks(as_json: bool) -> None:
 
 
 def _entry_record(provided: RegistryEntry) -> dict[str, Any]:
-    """Return the `--json` record of a plugin's entry, such as a strategy."""
     return {
         "name": provided.name,
         "summary": _summarize_entry(provided.value),

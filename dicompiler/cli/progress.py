@@ -18,7 +18,7 @@ def progress(first: str) -> Iterator[ProgressText]:
 
     The line also shows messages that the library logs at level INFO. Warnings are printed above the line.
     """
-    # Show nothing in a notebook, whose terminal cannot overwrite lines.
+    # Show nothing in a notebook, because its terminal cannot overwrite lines.
     if is_quiet() or not sys.stderr.isatty() or "JPY_PARENT_PID" in os.environ:
         yield lambda text: None  # noqa: ARG005
         return

@@ -168,7 +168,6 @@ _TRACKS = ("computing", "sending", "receiving")
 
 
 def format_trace(simulation: SimulationResult, devices: Sequence[str]) -> str:
-    """Return the text of a trace file in the Trace Event Format, with devices in the given order."""
     events: list[dict[str, Any]] = []
     for i, device in enumerate(devices):
         events.append({"name": "process_name", "ph": "M", "pid": i, "args": {"name": device}})

@@ -56,7 +56,6 @@ def command(directory: Path, options: RunOptions, watch: float | None, as_json: 
 
 
 def _watch_statuses(service: Service, interval_s: float) -> None:
-    """Print the state of all devices every `interval_s` seconds, until Ctrl-C."""
     while True:
         statuses = service.status()
         click.clear()

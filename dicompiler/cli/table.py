@@ -124,12 +124,10 @@ class _Table:
 
 
 def _sum_widths(widths: Sequence[int]) -> int:
-    """Return the width of a table row, including the gaps between columns."""
     return sum(widths) + len(GAP) * (len(widths) - 1)
 
 
 def _count_columns(text: str) -> int:
-    """Return the number of terminal columns that a text occupies."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len

@@ -6,9 +6,9 @@
     def test_round_robin():
         check_strategy(RoundRobin)
 
-The argument of a check is an instance, or a class whose options have defaults. The check runs the plugin on small
-networks, and raises AssertionError with the plugin, the network and the cause. The logger `dicompiler.testing` reports
-progress at level INFO.
+The argument of a check is an instance, or a class, which is created with default options. The check runs the plugin on
+small networks, and raises AssertionError with the plugin, the network and the cause. The logger `dicompiler.testing`
+reports progress at level INFO.
 
 Neither an installed plugin nor a test framework is needed. The classes must be in a module that can be imported, not in
 the script that is run, because some checks compare results with those of a second process.

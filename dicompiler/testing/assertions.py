@@ -42,7 +42,7 @@ def require(condition: Any, message: str) -> None:
 
 @contextmanager
 def error_context(place: str) -> Iterator[None]:
-    """Turn any exception in the `with` block into an AssertionError whose message begins with `place`.
+    """Turn any exception in the `with` block into an AssertionError, with `place` before its message.
 
     This includes `sys.exit` and `os._exit`, which would end the test run without an error.
     """

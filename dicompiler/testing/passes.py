@@ -67,7 +67,6 @@ def check_pass(
 
 
 def _make_input(step: Pass, model: Model) -> PipelineState:
-    """Return a PipelineState with all fields that the pass requires."""
     if not step.requires:
         return PipelineState(model)
     prepared = prepare(model)

@@ -91,7 +91,7 @@ class RuleCase:
         """Return a model that consists of the node.
 
         Returns:
-            A model whose output has a shape.
+            The model, with the shape of its output.
         """
         names = ["" if value is None else f"x{i}" for i, value in enumerate(self.values)]
         outputs = ["y", *self.extra_outputs]
@@ -301,7 +301,7 @@ def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
 
 
 def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Mapping[str, Array]) -> Array:
-    """Return the output of a node whose parts run on several devices.
+    """Return the output of a node that is computed in parts on several devices.
 
     Raises:
         AssertionError: The number of sent bytes differs from the prediction.

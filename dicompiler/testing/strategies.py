@@ -129,7 +129,6 @@ def _exceeds_memory(sample: Sample, plan: Plan) -> bool:
 
 
 def plan_or_error(strategy: Strategy, sample: Sample, limit_s: float = LIMIT_S) -> Plan | str:
-    """Return the strategy's plan, or its error message if it finds no plan."""
     with error_context(f"{describe(strategy)} on {sample}"):
         problem = sample.problem
         try:

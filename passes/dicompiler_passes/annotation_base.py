@@ -71,7 +71,6 @@ class AnnotationPass(Pass):
         """
 
     def part_count(self) -> int:
-        """Return the number of parts of each layer: the option `parts`, or 1 without this option."""
         return int(getattr(self, "parts", 1))
 
     def run(self, state: PipelineState) -> PipelineState:
@@ -97,7 +96,7 @@ class AnnotationPass(Pass):
         return replace(state, plan=replace(plan, layers={**plan.layers, **new}))
 
     def all_supported_layers(self, graph: LayerGraph, devices: Sequence[str]) -> tuple[Layer, ...]:
-        """Return all layers that the pass can split, for a user who names none.
+        """Return all layers that the pass can split. They are the default of the option `layers`.
 
         Raises:
             UsageError: The pass needs the option `layers`.
@@ -149,12 +148,10 @@ class AnnotationPass(Pass):
         return [(device, lane) for i, device in enumerate(used) for lane in range(per_device + (i < remainder))]
 
     def make_parts(self, regions: Sequence[Region], devices: Sequence[str]) -> list[Part]:
-        """Return one part (region on a device) for each region. `assign_devices` chooses the devices."""
         places = self.assign_devices(len(regions), devices)
         return [Part(device, region, lane=lane) for (device, lane), region in zip(places, regions, strict=True)]
 
     def error(self, message: str) -> DicompilerError:
-        """Return an error whose message begins with the name of the pass."""
         return DicompilerError(f"{self.name}: {message}")
 
 

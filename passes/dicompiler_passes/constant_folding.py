@@ -38,7 +38,7 @@ UNFOLDED_OPS = ("DequantizeLinear",)
 NON_TENSOR_OPS = frozenset(
     "Optional SequenceConstruct SequenceEmpty SequenceErase SequenceInsert SequenceMap SplitToSequence".split()
 )
-"""Operators whose result is not a tensor, and can therefore not be an initializer."""
+"""Operators with a result that is not a tensor, and can therefore not be an initializer."""
 
 MAX_TENSOR_BYTES, MAX_FOLDED_BYTES = 2**29, 2**30
 """Largest size of one folded tensor, and of all folded tensors together."""
@@ -158,7 +158,7 @@ def _constant_value(node: gs.Node) -> NDArray[Any] | LazyValues:
 
 
 def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node]:
-    """Return the nodes of `pending` whose results are known to be small, by shape inference.
+    """Return the nodes of `pending` with results that shape inference knows to be small.
 
     A node that reads the result of another node of `pending` is returned only together with that node.
     """
@@ -188,7 +188,7 @@ def _select_small(graph: ModelGraph, pending: Sequence[gs.Node]) -> list[gs.Node
 
 
 def _without_growth(graph: ModelGraph, nodes: Sequence[gs.Node], sizes: Mapping[str, int]) -> list[gs.Node]:
-    """Return `nodes` without those whose results would make the model much larger.
+    """Return `nodes` without those with results that would make the model much larger.
 
     Examples, in which Add is not a candidate for folding:
 
@@ -242,7 +242,6 @@ def _constant_nbytes(constant: gs.Constant) -> int:
 
 
 def _nbytes(tensor_type: onnx.TypeProto.Tensor) -> int | None:
-    """Return the bytes of a tensor; None if its shape or type is unknown."""
     dims = [dim.dim_value if dim.HasField("dim_value") else -1 for dim in tensor_type.shape.dim]
     is_known = tensor_type.HasField("shape") and tensor_type.elem_type and -1 not in dims
     return raw_nbytes(tensor_type.elem_type, tuple(dims)) if is_known else None
@@ -281,7 +280,7 @@ def _build_model(
     """Return a model of `nodes`, and the values of its inputs by name.
 
     Args:
-        graph: The graph, whose constants are input values.
+        graph: The graph. Its constants are input values.
         nodes: The nodes.
         outputs: Names of the model's outputs.
         values: Further input values by name.

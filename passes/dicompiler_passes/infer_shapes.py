@@ -36,7 +36,7 @@ class InferShapes(Pass):
     Shape(x) → Gather → Concat → Reshape(y, ·)   ⇒  Reshape(y, (constant))
     Split → a, b into equal pieces               ⇒  Slice → a, Slice → b
     pool with auto_pad and dilations             ⇒  pool with pads, if ONNX infers another shape than onnxruntime
-    node whose output is read only by a Shape    ⇒  (removed)
+    node that only a Shape has read              ⇒  (removed)
 
     In the text of a pipeline, the value of `shape` must be quoted: infer-shapes{shape="x=1x3x224x224"}.
     """

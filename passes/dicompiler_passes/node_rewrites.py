@@ -31,7 +31,7 @@ def raise_opset(graph: ModelGraph) -> None:
     nodes = [node for nodes in (graph.nodes, *(body.nodes for body in bodies)) for node in nodes]
     nodes = [node for node in nodes if node.domain in STANDARD_DOMAINS]
     reshapes = [node for node in graph.nodes if node.op == "Reshape" and "shape" in node.attrs]
-    # Reshape is the only operator whose change is rewritten.
+    # Only changes of Reshape are rewritten.
     for opset in range(_FIRST_SUPPORTED_OPSET, graph.opset, -1):
         if all(_is_same_operator(node, graph.opset, opset) for node in nodes if node not in reshapes):
             for node in reshapes if opset >= _FIRST_OPSET_WITH_SHAPE_INPUT else ():
@@ -44,7 +44,6 @@ def raise_opset(graph: ModelGraph) -> None:
 
 
 def _is_same_operator(node: gs.Node, old_opset: int, new_opset: int) -> bool:
-    """Return True if two opsets have the same version of a node's operator, or none has the operator."""
     versions = [
         onnx.defs.get_schema(node.op, opset).since_version if onnx.defs.has(node.op, opset) else 0
         for opset in (old_opset, new_opset)

@@ -204,7 +204,6 @@ def _write_folded(proto: onnx.ModelProto, path: Path) -> None:
 
 @contextmanager
 def _warnings_disabled() -> Iterator[None]:
-    """Suppress log warnings in the `with` block."""
     # onnxruntime's quantizer advises to preprocess the model, which `_write_folded` has already done.
     previous = logging.root.manager.disable
     logging.disable(max(previous, logging.WARNING))
@@ -259,7 +258,7 @@ def _fold_batch_norms(graph: ModelGraph) -> None:
 
 
 def _scale_gemm(gemm: gs.Node, factor: NDArray[Any]) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the weight and bias of a Gemm whose output channels are multiplied by `factor`.
+    """Return the weight and bias with which a Gemm's output channels are multiplied by `factor`.
 
     The attributes alpha and beta are included in the results.
     """

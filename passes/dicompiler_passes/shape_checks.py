@@ -220,7 +220,7 @@ def infer_checked(bare: onnx.ModelProto, place: str) -> onnx.ModelProto:
 
 
 def propagate_shapes(model: onnx.ModelProto, strict: bool = False) -> onnx.ModelProto:
-    """Return the model with inferred shapes, also of tensors whose shape is computed by nodes.
+    """Return the model with inferred shapes, even if nodes compute a shape (as for Reshape).
 
     If onnxruntime computes other shapes than ONNX, the result has those of onnxruntime.
 
@@ -402,4 +402,4 @@ NODE_CHECKS: Mapping[str, Callable[[Attributes, list[Shape]], str]] = {
 """For each operator, a function from attributes and shapes (inputs, first output) to an error text, or ''."""
 
 INDEXED_OPS = ("Gather", "GatherElements", "ScatterElements")
-"""Operators whose second input contains indices into the first along an axis."""
+"""Operators with a second input that contains indices into the first along an axis."""

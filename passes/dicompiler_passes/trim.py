@@ -54,7 +54,7 @@ class Trim(Pass):
         """Replace the model and its layers by trimmed ones, and keep the untrimmed model as `reference`.
 
         Raises:
-            DicompilerError: The state has a plan, whose regions belong to the untrimmed layers.
+            DicompilerError: The state has a plan. Its regions belong to the untrimmed layers.
         """
         layers = state.layers
         assert layers is not None

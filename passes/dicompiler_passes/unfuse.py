@@ -102,7 +102,7 @@ def _is_plain_attention(graph: ModelGraph, node: gs.Node, tensors: Mapping[str, 
 def _copy_as(
     graph: ModelGraph, like: gs.Node, op: str, inputs: Sequence[Any], output: Any, domain: str, **attrs: Any
 ) -> gs.Node:
-    """Return a node of operator `op`, whose name is derived from the node `like`."""
+    """Return a node of operator `op`. Its name is derived from the node `like`."""
     node = like.copy(list(inputs), [output])
     node.op, node.domain, node.attrs = op, domain, attrs
     node.name = graph.unused_node_name(f"{like.name}_{op}")

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Genes = NDArray[np.intp]
-"""An array whose rows are chromosomes or decoded plans."""
+"""An array with a chromosome or a decoded plan in each row."""
 START_STEP_SIZES = 4
 """Number of distances (1, 2, 4, … layers) by which a mutation may move the first layer of a group."""
 

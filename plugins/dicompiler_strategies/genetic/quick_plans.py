@@ -15,7 +15,7 @@ from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, regi
 from dicompiler.plugin_api.search import OBJECTIVES, ParetoFront, ParetoPoint, fits_constraints, objective_values
 
 FRONT_STRATEGIES = ("single", "pipeline", "replicate", "modnn")
-"""Quick strategies whose plans are added to a Pareto front. Of equal points, the first one is kept."""
+"""Quick strategies that add their plans to a Pareto front. Of equal points, the first one is kept."""
 
 
 def add_quick_plans(front: ParetoFront, problem: Problem) -> ParetoFront:

@@ -96,7 +96,6 @@ class LocalSearch:
         return np.unique(np.concatenate(met), axis=0)
 
     def rank(self, selections: Selections) -> Selections:
-        """Return the selections (plans) without duplicates, the cheapest first."""
         once = np.unique(selections, axis=0)
         return once[np.argsort(self.penalised_cost(once), kind="stable")]
 

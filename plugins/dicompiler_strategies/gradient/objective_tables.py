@@ -38,8 +38,8 @@ def check_objective(strategy: str, objective: str) -> None:
 class ObjectiveTables:
     """The problem "choose one way to split each layer such that Σ node + Σ edge is least, within the hosts' memory".
 
-    A selection has the number of one choice (way to split it) for each layer. A limited host is a host whose memory is
-    too small for the weights of some selection.
+    A selection has the number of one choice (way to split it) for each layer. A limited host has too little
+    memory for the weights of some selection.
 
     Attributes:
         node: For each layer, the cost of each of its choices in s or J, an array of shape (choices,).
@@ -102,7 +102,7 @@ class ObjectiveTables:
 def build_objective_tables(
     tables: CostTables, objective: str, reserve: Mapping[str, int] | None = None
 ) -> tuple[ObjectiveTables, ...]:
-    """Return the tables whose smallest minimum is the minimum of the objective.
+    """Return one or more tables. Their smallest minimum is the minimum of the objective.
 
     For latency, there is one. For energy, there is one for each set of powered devices, because a device that a plan
     uses draws idle power during the whole frame. The costs are exact for plans that use the whole set, and upper bounds

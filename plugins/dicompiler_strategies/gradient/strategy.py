@@ -262,7 +262,7 @@ def default_device_counts(devices: int) -> tuple[int, ...]:
 
     default_device_counts(20) → (2, 3, 4, 5, 6, 7, 8, 10, 12, 16, 20)
     """
-    # Few numbers keep the tables small, whose size grows with the square of the number of choices.
+    # Few numbers keep the tables small: their size grows with the square of the number of choices.
     counts = list(range(2, min(devices, 8) + 1))
     while counts and counts[-1] < devices:
         counts.append(min(devices, counts[-1] + 2 * max(1, counts[-1] // 6)))
@@ -270,7 +270,7 @@ def default_device_counts(devices: int) -> tuple[int, ...]:
 
 
 def memory_error(strategy: str, problem: Problem, plan: Plan, note: str = "") -> DicompilerError:
-    """Return the error for a search whose best plan does not fit into memory. `note` is appended to it."""
+    """Return the error for a best plan that does not fit into memory. `note` is appended to the message."""
     need = describe_missing_memory(problem, plan)
     return DicompilerError(
         f"{strategy}: no plan was found that fits into memory: the best one needs {need}: use more memory or more "

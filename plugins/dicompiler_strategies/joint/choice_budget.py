@@ -1,4 +1,4 @@
-"""The largest set of ways to split layers whose cost tables fit into a budget of time and memory.
+"""The largest set of ways to split layers with cost tables that fit into a budget of time and memory.
 
 This module does not import CP-SAT, so that strategies without this solver start faster.
 """

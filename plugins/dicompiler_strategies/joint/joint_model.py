@@ -150,7 +150,7 @@ def build_joint_model(
         limits: Bytes that weights may occupy, by name of the host; None without limits.
         powered: For energy, the devices that draw idle power; None for all. The result does not exclude plans on other
             devices.
-        limited_layers: Positions of layers whose inputs and outputs must fit together with all weights.
+        limited_layers: Positions of layers. The inputs and outputs of each one must fit together with all weights.
     """
     problem, host_matrix = tables.problem, device_host_matrix(tables.problem.platform)
     if problem.objective not in OBJECTIVES:
@@ -180,7 +180,7 @@ def build_joint_model(
 def _objective_tables(
     tables: CostTables, powered: Collection[str] | None
 ) -> tuple[tuple[Floats, ...], Mapping[LayerEdge, Floats]]:
-    """Return the costs of choices and of pairs of choices (`node` and `edge`), whose sum is the objective.
+    """Return the costs of choices and of pairs of choices (`node` and `edge`). Their sum is the objective.
 
     If the objective is the largest load (throughput, memory), all costs are 0. `powered` are the devices that draw idle
     power; None for all.

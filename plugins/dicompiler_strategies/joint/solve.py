@@ -39,7 +39,7 @@ AMPLE_COPIES = 8
 MAX_LIMITED_LAYERS = 4
 """Largest number of layers with a memory constraint: their inputs and outputs, and all weights, must fit."""
 MAX_MEMORY_ROUNDS = 12
-"""Largest number of searches. Each has tighter limits than the last, whose plan did not fit into memory."""
+"""Largest number of searches, each with tighter limits than the last, until the plan fits into memory."""
 
 
 @dataclass(frozen=True)
@@ -273,7 +273,6 @@ class _JointSearch:
         raise self._least_memory_error(best, "no plan fits into memory")
 
     def _select_least_memory(self) -> tuple[int, ...]:
-        """Return the selection (one way to split each layer) with the fewest bytes of weights on the fullest host."""
         tables = replace(self.tables, problem=replace(self.problem, objective="memory"))
         best, _ = self._solve_model(build_joint_model(tables), self.start_selections)
         assert best is not None
@@ -308,7 +307,6 @@ class _JointSearch:
 
 
 def _describe_cost_model(problem: Problem) -> str:
-    """Return a text with the unit and the cost model of a solution's objective and bound."""
     inside = {
         "latency": "seconds with a barrier after each layer",
         "energy": "joules with a barrier after each layer, the network's power left out, the fastest devices on",

@@ -58,7 +58,6 @@ class EliminationOrder:
 
     @cached_property
     def step_of_variable(self) -> Mapping[int, int]:
-        """For each variable, the number of the step that eliminates it."""
         return {step.variable: k for k, step in enumerate(self.steps)}
 
     @cached_property
@@ -68,7 +67,6 @@ class EliminationOrder:
 
     @property
     def largest_table(self) -> int:
-        """Number of elements of the largest table that the elimination builds."""
         return max(self.table_elements, default=1)
 
     @property
@@ -78,7 +76,6 @@ class EliminationOrder:
 
     @cached_property
     def table_elements(self) -> tuple[int, ...]:
-        """Number of elements of the table that each step builds."""
         return tuple(math.prod(self.choice_counts[v] for v in step.scope) for step in self.steps)
 
 

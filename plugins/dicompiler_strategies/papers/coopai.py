@@ -85,7 +85,6 @@ class ConvolutionalLayer:
         return rows
 
     def read_rows(self, rows: RowIntervals) -> RowIntervals:
-        """Return the input rows that the convolution needs for `rows` of its output."""
         need = self.maps[0].read_rows(self.inputs[0], rows)
         assert need is not None
         return need
@@ -223,7 +222,6 @@ def _with_pool(layers: LayerGraph, cl: ConvolutionalLayer, layer: Layer, row_map
 
 
 def balanced_rows(rows: int, k: int) -> RowIntervals:
-    """Return the range of rows of each of k devices, of equal length if possible."""
     return split_proportionally(rows, (1.0,) * k)
 
 
@@ -262,7 +260,6 @@ def minimise_latency(layers: Chain, F: float, G: float, k: int, single: bool = F
 
 
 def _order_key(seconds: float, blocks: Sequence[LayerBlock]) -> tuple[float, int]:
-    """Return the sort key of solutions: the time, rounded to a picosecond, then the number of blocks."""
     return round(seconds, 12), len(blocks)
 
 

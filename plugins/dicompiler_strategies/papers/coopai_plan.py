@@ -143,7 +143,7 @@ def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorF
 def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> list[LayerRun]:
     """Divide the layers `start` to `stop` − 1 into runs (consecutive layers that are split together).
 
-    The layers before the first one without rows become fused height tiles. Each further layer is a run, whose output
+    The layers before the first one without rows become fused height tiles. Each further layer is a run. Its output
     has the distribution `wanted` if possible.
     """
     graph = team.layers

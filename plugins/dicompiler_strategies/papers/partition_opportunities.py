@@ -179,7 +179,6 @@ class _SpaceBuilder:
         return tuple(map(tuple, opportunities))
 
     def _basic_opportunities(self, layer: Layer) -> Iterator[PartitionOpportunity]:
-        """Yield the partition opportunities of a layer that is not fused: the whole layer, and slices of its height."""
         whole = None if layer.whole_reason else full_region(output_shape(self.layers, layer))
         yield PartitionOpportunity(self._new_group(1), (whole,), (whole,))
         axis = find_cuttable_axis(self.layers, layer, "height")
@@ -344,7 +343,6 @@ class _SpaceBuilder:
 
 
 def input_and_output_layers(problem: Problem) -> tuple[list[int], list[int]]:
-    """Return the positions of the layers that read network inputs, and of those that compute network outputs."""
     layers = problem.layers
     reading = [i for i, layer in enumerate(layers.layers) if set(layer.inputs) & set(layers.inputs)]
     making = [i for i, layer in enumerate(layers.layers) if set(layer.outputs) & set(layers.delivered_outputs)]
@@ -400,7 +398,6 @@ def overlap_elements(produced: Ints, shares: Ints, wanted: Ints) -> Floats:
 
 
 def _sublayer_mask(po: PartitionOpportunity, count: int) -> list[bool]:
-    """Return a list of `count` values: True for each sublayer that exists."""
     if po.regions == (None,):  # A layer that cannot be split has only the first sublayer.
         return [True] + [False] * (count - 1)
     return [s < len(po.regions) and po.regions[s] is not None for s in range(count)]

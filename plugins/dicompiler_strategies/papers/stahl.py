@@ -302,8 +302,8 @@ def network_parts(
 def _is_cut_by_channels(layers: LayerGraph, layer: Layer, cut: set[str]) -> bool:
     """Return True if a layer outside the integer linear program (ILP) is split by channels.
 
-    These are grouped convolutions, and layers whose input is split by channels. `cut` has the names of the layers that
-    are split by channels so far.
+    These are grouped convolutions, and layers with an input that is split by channels. `cut` has the names of the
+    layers that are split by channels so far.
     """
     producers = [layers.producer[name].name for name in layer.inputs if name in layers.producer]
     heavy = layer.nodes[layer.anchor].op in ("Conv", "ConvTranspose")
