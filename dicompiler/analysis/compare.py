@@ -67,7 +67,7 @@ class StrategyResult:
 
     @property
     def worst_failure(self) -> FailureMetrics | None:
-        """The planned failure after which the latency is longest; None if no failure is planned for."""
+        """The failure after which the latency is longest; None if there are no plans for failures."""
         return max(self.failures[1:], key=lambda failure: failure.metrics.latency_s, default=None)
 
     def document(self) -> dict[str, Any]:

@@ -284,7 +284,6 @@ def _explain_split(problem: Problem, result: StrategyResult) -> SplitReason:
 
 
 def _is_worthwhile_with_wire_dtype(problem: Problem, plan: Plan, dtype: str) -> bool:
-    """Return True if the plan is better than one device when all tensors are sent in the type `dtype`."""
     dtypes = ((ALL_TENSORS, dtype),)
     narrowed = replace(problem, layers=with_wire_dtypes(problem.layers, dtypes), target=None)
     return _is_worthwhile(narrowed, replace(plan, wire_format=WireFormat(dtypes)))

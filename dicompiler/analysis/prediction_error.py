@@ -159,8 +159,8 @@ def on_emulation_host(
     """
     count = sum(bool(device.segments) for device in program.devices)
     host_costs = share_processors(costs.with_tls if secure else costs, count, host_processors)
-    # An emulated call is delayed until it has taken as long as on its board, with copies and cold caches. These costs
-    # are therefore the board's.
+    # An emulated call takes as long as on its board, with copies and cold caches. These three costs are therefore the
+    # board's; all others are the host's.
     runtime_costs = {
         name: replace(
             host_costs, per_copy=board.per_copy, per_copied_byte=board.per_copied_byte, cold_call=board.cold_call
@@ -178,13 +178,12 @@ def share_processors(costs: RuntimeCosts, boards: int, host_processors: int = 0)
         boards: Number of boards.
         host_processors: Number of processors of the host. Default: those of this host.
     """
-    # Processes wake, and inputs and outputs are moved, while no board computes, so these two times stay the same.
+    # Two costs stay the same, because no board computes meanwhile: waking a process, and moving inputs and outputs.
     factor = max(1.0, boards / (host_processors or available_processors()))
     return replace(costs.scaled_by(factor), latency=costs.latency, per_io_byte=costs.per_io_byte)
 
 
 def available_processors() -> int:
-    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -287,7 +286,7 @@ def typical_frame_s(frames_s: Sequence[float], replica_count: int) -> float:
             their medians.
     """
     by_replica = [list(frames_s[replica::replica_count]) for replica in range(replica_count)]
-    # Caches are still cold in the first frame.
+    # The first frame is excluded, because caches are still cold.
     if len(frames_s) > replica_count:
         del by_replica[0][0]
     medians = [statistics.median(times) for times in by_replica if times]

@@ -196,7 +196,7 @@ def run_opened(
     frames: int,
     options: RunOptions,
 ) -> RunResult:
-    """Run an artifact of which the files are already checked, and give every frame the same inputs.
+    """Run an artifact whose files are already checked, and give every frame the same inputs.
 
     Args:
         path: The artifact's directory.
@@ -234,7 +234,11 @@ def install(directory: str | Path, options: RunOptions, timeout: float | None = 
 
 
 def uninstall(directory: str | Path, options: RunOptions) -> Mapping[str, bool]:
-    """End an artifact's devices that keep running between runs, and remove its files and keys from `options.hosts`.
+    """End an artifact's devices that keep running between runs, and remove its files and keys from the hosts.
+
+    Args:
+        directory: The artifact.
+        options: Options whose `hosts` are the hosts.
 
     Returns:
         For each device, by name, whether something was removed.
@@ -290,7 +294,7 @@ def verify(
     exact_plan = replace(plan, wire_format=plan.wire_format.with_exact_stand_ins)
     partitioner = _ModelPartitioner(Platform.load(path / PLATFORM_FILE))
     frames = verification_frames(model, inputs)
-    log.info("verifying check models, split by the same plan")
+    log.info("verifying models with integer weights, split by the same plan")
 
     def make_exact_program(check_model: Model) -> Program:
         return partitioner.make_program(check_model, exact_plan)

@@ -372,7 +372,7 @@ def check_program(
     check_target_support(compilation.plan, setup.target)
     memory = problem.program_memory_use(compilation)
     if setup.output is not None:
-        # This takes seconds, because the target may build the program, so `plan` omits it.
+        # The target may build the program to measure it, which takes seconds. `plan` has no output and omits this.
         compilation = measure_footprints(compilation, problem)
     elif any(host.flash for host in setup.platform.hosts):
         return compilation, None

@@ -35,7 +35,7 @@ class DaskExecutor(Executor):
         except ImportError:
             raise UsageError("executor dask: Dask is not installed: pip install 'dicompiler[dask]'") from None
         for name in ("distributed", *(name for name in logging.root.manager.loggerDict if name[:12] == "distributed.")):
-            # Dask also raises each logged error as an exception, so its log messages are turned off.
+            # Dask's log messages are turned off, because it raises the same errors as exceptions.
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._name = f"executor dask={address}"
         try:
@@ -119,7 +119,7 @@ class DaskExecutor(Executor):
         reports = self._client.get_versions(packages=["dicompiler"])
         workers: Mapping[str, Any] = reports["workers"]
         own = _relevant_versions(reports["client"])
-        # The scheduler computes nothing and needs no dicompiler, so its version of dicompiler counts as equal.
+        # The scheduler needs no dicompiler, because it computes nothing. Its version is replaced by this process's.
         scheduler = _relevant_versions(reports["scheduler"]) | {"dicompiler": own["dicompiler"]}
         others = {"the scheduler": scheduler}
         others |= {f"worker {address}": _relevant_versions(report) for address, report in workers.items()}

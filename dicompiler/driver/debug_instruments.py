@@ -63,7 +63,7 @@ class VerifyEach(NoOpInstrument):
 
         if self.inputs is None and any(value.shape is None for value in graph_inputs(model)):
             return {}
-        # Valid values of an input are found from the nodes that read it. A later pass may remove these nodes.
+        # Inputs are chosen once. Valid values follow from the nodes that read an input, and a pass may remove these.
         self._run_inputs = self._run_inputs or prepare_inputs(model, self.inputs)
         with hint_on_input_error(model, self.inputs):
             return run_model(model, self._run_inputs)

@@ -202,8 +202,8 @@ def _choose_engine(layers: LayerGraph, device: Device, cost: CostModel, target: 
         if cost.is_measured or _has_only_one_rate(with_engine):
             seconds[name] = _network_seconds(layers, with_engine, cost)
         elif _stated_share(layers, with_engine) >= MIN_STATED_SHARE:
-            # This engine has a rate for each kind of layer, but onnxruntime one rate for all kinds. That rate can be
-            # wrong by a factor of 4, so the engine is preferred (0 s) without a comparison.
+            # The platform states a rate of this engine for each kind of layer, but one rate of onnxruntime for all
+            # kinds, which can be wrong by a factor of 4. The engine is therefore preferred (0 s).
             seconds[name] = 0.0
     best = min(seconds, key=lambda name: seconds[name])
     try:
@@ -352,7 +352,7 @@ def _group_nodes(graph: onnx.GraphProto, is_supported: Sequence[bool]) -> list[l
     supported = list(is_supported)
     while True:
         groups = _collect_ready_nodes(graph, supported)
-        # onnxruntime also computes supported groups of which the call would cost more time than it saves.
+        # These supported nodes are left to onnxruntime, because a call of the engine would cost more than it saves.
         light = [
             i
             for nodes in groups

@@ -127,7 +127,7 @@ class ProcessExecutor(Executor):
 
     def _make_pool(self) -> ProcessPoolExecutor:
         context = multiprocessing.get_context("spawn")
-        # The processes ignore an interrupt from the terminal (Ctrl-C), to which this process responds.
+        # The processes ignore Ctrl-C, because the calling process responds to it.
         return ProcessPoolExecutor(self._count, context, signal.signal, (signal.SIGINT, signal.SIG_IGN))
 
 

@@ -88,7 +88,7 @@ def prepare(
     check_known_operators(model.proto)
     specs = [Spec("normalise"), Spec.from_mapping("infer-shapes", {"shape": tuple(shape)})]
     if quantize_samples is not None:
-        # `quantise` needs inferred shapes, and adds tensors without shapes.
+        # `quantise` needs inferred shapes. It adds tensors without shapes, so `infer-shapes` runs again.
         specs += [Spec.from_mapping("quantise", {"samples": str(quantize_samples)}), Spec("infer-shapes")]
     if state:
         states = (state,) if isinstance(state, str) else tuple(state)
@@ -231,7 +231,6 @@ def make_problem(
 
 
 def on_platform(problem: Problem, platform: Platform, target: Target) -> Problem:
-    """Return the problem for another platform and target."""
     costs = runtime_costs(platform, problem.cost_model, target)
     return replace(problem, platform=platform, target=target, runtime_costs=costs)
 
@@ -251,7 +250,7 @@ def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[s
     costs = {device.name: _device_runtime_costs(device, cost, target) for device in platform.devices}
     if len(platform.hosts) == 1:
         return costs
-    # Messages between hosts are encrypted.
+    # Messages between hosts are encrypted (TLS), which costs time.
     return {name: device_costs.with_tls for name, device_costs in costs.items()}
 
 

@@ -219,7 +219,7 @@ class SwappableSession(Session):
             self._max_in_flight = count
             self._condition.notify_all()
 
-    # -- swaps: replacements of the running artifact
+    # -- methods that replace the running artifact
 
     def swap(
         self, directory: str | Path, *, verify: bool = True, pause: bool = False, link_share: float = LINK_SHARE
@@ -361,7 +361,7 @@ class SwappableSession(Session):
     def _replace_with_pause(self, old: _Version, new: Path, options: RunOptions, verify: bool) -> _Version:
         """End the old devices after the frames in flight, then start the new ones; on failure, restart the old ones."""
         with self._condition:
-            # A call of this thread could not finish while this thread waits for it.
+            # This thread cannot wait for its own call of `stream`.
             if any(use.thread == threading.get_ident() for use in old.uses):
                 raise UsageError(
                     "swap: pause=True waits until all frames have finished, but this thread is in a loop over "
@@ -402,7 +402,7 @@ class SwappableSession(Session):
         self._retirements = [*(thread for thread in self._retirements if thread.is_alive()), thread]
         thread.start()
 
-    # -- running calls of the session, and its end
+    # -- methods that register calls of the session, and that end it
 
     @contextmanager
     def _register_use(self) -> Iterator[_Use]:
@@ -494,7 +494,6 @@ class _FrameSource:
                 self.is_exhausted = True
 
     def take(self) -> Mapping[str, Any]:
-        """Return the frame that `read_next` has read."""
         frame, self._next = self._next, None
         assert frame is not None
         return frame
@@ -572,7 +571,7 @@ def check_replacement(old: Path, new: Path, options: RunOptions) -> None:
             that are inputs of the next frame).
     """
     if old.resolve() == new.resolve():
-        raise UsageError(f"swap: {new} is in force already: compile the new artifact into another directory")
+        raise UsageError(f"swap: the session already runs {new}: compile the new artifact into another directory")
     if options.hosts is not None and old.resolve().name == new.resolve().name:
         raise UsageError(
             f"swap: {new} and {old} would have the same directory on the boards: rename the directory of one of them"
@@ -599,7 +598,7 @@ def check_replacement(old: Path, new: Path, options: RunOptions) -> None:
     for name in old_document["devices"]:
         if name not in new_devices:
             raise DicompilerError(
-                f"swap: {new}: its cluster lacks the device {name!r} of {old}, so there would be no way back: {remedy}"
+                f"swap: {new}: its cluster lacks the device {name!r} of {old}, so swapping back would fail: {remedy}"
             )
 
 

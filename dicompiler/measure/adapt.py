@@ -258,7 +258,7 @@ class _Observation:
         return {**self._measure_computing(windows), **sending}
 
     def find_deviations(self, measured: Mapping[str, float], adapt: AdaptOptions) -> dict[str, float]:
-        """Return measured divided by predicted seconds of each device and connection that deviates too much.
+        """Return measured / predicted seconds, by name, of the devices and connections that deviate too much.
 
         Args:
             measured: Seconds of computing by device name, and seconds per byte by connection name.
@@ -321,7 +321,7 @@ class AdaptiveSession(SwappableSession):
         self._search, self._can_search = SearchProcess(), threading.Event()
         self._written = list[Path]()
         self._first = directory
-        # This lock prevents that a search and the user replace the artifact at the same time.
+        # The lock keeps a search and the user from replacing the artifact at the same time.
         self._adapt_lock = threading.RLock()
         if load_artifact(directory).get("states"):
             raise UsageError(f"adapt: {directory} keeps states between frames, which a swap would lose: use connect")
@@ -337,7 +337,6 @@ class AdaptiveSession(SwappableSession):
         return _Observation(directory, expected_s, replica_count, self._adapt.frames)
 
     def _observe_artifact(self, directory: Path) -> _Observation:
-        """Return a new observation of an artifact that the user gave, with predicted seconds."""
         compilation, _, problem = reopen_artifact(directory, platform=platform_from_toml(self._platform))
         assert compilation.plan is not None
         expected_s = expected_seconds(compilation, problem, self._in_flight)
@@ -401,7 +400,7 @@ class AdaptiveSession(SwappableSession):
         return self._specialize_others(directory, replace(options, on_event=record_event, on_frame=record))
 
     def _adapt_until_closed(self) -> None:
-        # A RunError means that the session was closed during the preparation.
+        # A RunError is ignored, because it means that the session was closed during the preparation.
         with contextlib.suppress(RunError):
             self._search.prepare(self._make_request(self._first, {}, self._first))
         self._can_search.set()

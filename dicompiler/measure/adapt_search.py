@@ -243,7 +243,7 @@ def main() -> int:
     for line in sys.stdin:
         message = json.loads(line)
         if "prepare" in message:
-            # The first search reports an error of the preparation.
+            # An error is ignored here, because the first search will report it.
             with contextlib.suppress(DicompilerError):
                 prepare_search(SearchRequest(**message["prepare"]))
             print("{}", flush=True)

@@ -253,7 +253,7 @@ def _load_run(path: Path, directory: Path, program: Program, platform: Platform)
         )
     if log.get("events"):
         raise DicompilerError(
-            f"{path}: a device failed or returned in this run, or another plan was used: run it again without that"
+            f"{path}: a device failed or returned in this run, or another plan was used: repeat the run"
         )
     hosts = {platform.host_of[device.device] for device in program.devices}
     if log["location"] == "local" and len(hosts) > 1:

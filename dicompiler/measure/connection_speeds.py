@@ -81,7 +81,8 @@ def fit_bandwidths(
         predicted_s = predict(platform)
         ratios = {name: measured_s[name] / predicted_s[name] for name in predicted_s if name in measured_s}
         fit = _BandwidthFit(platform, stated, ratios)
-        # Raising one bandwidth may explain why other connections are slow: they have to share a medium with it.
+        # Raising comes first, because a link that is fast again may be the reason why others, which share a medium with
+        # it, have become slow.
         corrected = fit.raise_bandwidths()
         if corrected == platform:
             corrected = fit.lower_bandwidths()

@@ -161,8 +161,8 @@ def run_package(
     command = [sys.executable, str(directory / SCRIPT_FILE), "-o", str(output), "--repeat", str(repeat), "--lines"]
     command += ["--end-with-stdin"] + ([] if threads is None else ["--threads", str(threads)])
     with tempfile.TemporaryFile("w+") as errors:
-        # When this process is interrupted, the pipe to stdin closes. The script then ends, with the programs that it
-        # has started.
+        # When this process is interrupted, the pipe to the script's stdin closes. The script then ends itself and the
+        # programs that it has started.
         with subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True
         ) as process:

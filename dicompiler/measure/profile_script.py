@@ -109,12 +109,11 @@ def _end_with_stdin() -> None:
     """Wait until stdin ends, i.e. the caller has ended, and kill this process and all that it has started."""
     while os.read(0, 4096):
         continue
-    # The caller has created this process group for this process.
+    # The caller has started this process in its own process group, so no other processes are killed.
     os.killpg(0, signal.SIGKILL)
 
 
 def available_processors() -> int:
-    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -124,7 +123,7 @@ def load_tasks() -> dict[str, Any]:
     tasks: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if tasks.get("format") != TASKS_FORMAT:
         raise ProfileError(
-            f"{path}: unknown format {tasks.get('format')!r}: use the profile_run.py that lies in the same package "
+            f"{path}: unknown format {tasks.get('format')!r}: use the profile_run.py of the same package "
             f"(this one reads {TASKS_FORMAT})"
         )
     return tasks
@@ -246,16 +245,19 @@ def _time_pieces(
 
 
 def merge_passes(times: list[TimeRange]) -> TimeRange:
-    """Return the median, shortest and longest seconds of a piece, given these three of each pass.
+    """Return (median, shortest, longest) seconds of a piece of a layer over all passes.
 
-    The median is the smallest of all passes, because other load on the host only makes medians larger.
+    Args:
+        times: The same three numbers for each pass.
     """
+    # Other load on the host only makes medians larger, so the smallest one is used.
     return min(times)[0], min(low for _, low, _ in times), max(high for *_, high in times)
 
 
 def _time_network(tasks: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
     """Return the measurements of the whole network; empty if the network is missing or does not run."""
-    # `Exception` is the only common base class of onnxruntime's exceptions. `_time_pieces` reports their causes.
+    # `Exception` is the only common base class of onnxruntime's exceptions. They are ignored here, because
+    # `_time_pieces` reports each layer that does not run.
     with suppress(Exception):
         network = time_network_and_call(tasks["whole"], tasks["call"], options)
         return network | measure_cold_costs(tasks["layers"], tasks["call"], options)

@@ -114,7 +114,7 @@ def _chain_model(shape: Shape, length: int) -> onnx.ModelProto:
     nodes = [helper.make_node("Add", ["x", "w"], ["t0"], "grow")]
     for i in range(length):
         names = [f"t{i + 1}"], f"step{i}"
-        # A product takes as long as a small layer, so that waiting devices sleep and caches get cold.
+        # A matrix product takes as long as a small layer, so that waiting devices sleep and their caches get cold.
         if shape == WORK_SHAPE or (shape == SMALL_SHAPE and i % 2):
             nodes.append(helper.make_node("MatMul", [f"t{i}", "m"], *names))
         else:

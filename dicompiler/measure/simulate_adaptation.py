@@ -100,7 +100,15 @@ def _in_order(finished: Sequence[float]) -> tuple[float, ...]:
 def _simulate(
     result: CompileResult, changes: Sequence[SpeedChange], start_s: float, frames: int, in_flight: int
 ) -> SimulationResult:
-    """Simulate the frames that a plan computes from the second `start_s` of the stream on."""
+    """Simulate the frames that a plan computes in a part of the stream.
+
+    Args:
+        result: The compiled plan.
+        changes: The changes of speed during the stream.
+        start_s: Seconds from the start of the stream to the first frame.
+        frames: Number of frames.
+        in_flight: Number of frames in flight.
+    """
     devices = [device.device for device in result.program.devices]
     return result.problem.simulate_compilation(
         result,

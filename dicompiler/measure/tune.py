@@ -341,7 +341,7 @@ def _load_tuning(directory: Path, identity: Mapping[str, Any], platform: Platfor
     corrected = [directory / trial.directory / PLATFORM_FILE for trial in trials if trial.state != "failed"]
     platform = Platform.load(corrected[-1]) if corrected else platform
     known = tuple(plans.load_plan(directory / trial.directory / PLAN_FILE) for trial in trials)
-    # Failed trials at the end are removed, so that they are repeated, because the failed board may work again.
+    # Failed trials at the end are removed and thus repeated, because the failed board may work again.
     while trials and trials[-1].state == "failed":
         trials, known = trials[:-1], known[:-1]
     return Tuning(platform, trials, known)

@@ -242,7 +242,7 @@ def test_rejects_artifacts_that_cannot_replace_it(three: Path, tmp_path: Path) -
     remedy = "a swap needs the inputs and outputs of"
     with dicompiler.connect_swappable(three) as session:
         check_refusal(
-            session, three, f"swap: {three} is in force already: compile the new artifact into another directory"
+            session, three, f"swap: the session already runs {three}: compile the new artifact into another directory"
         )
         shapes = "[1, 2, 14, 14] instead of [1, 2, 12, 12]"
         check_refusal(
@@ -319,7 +319,7 @@ def test_rejects_platform_without_a_running_device(tmp_path: Path) -> None:
         check_refusal(
             session,
             one,
-            f"swap: {one}: its cluster lacks the device 'pi02' of {two}, so there would be no way back: compile it for "
+            f"swap: {one}: its cluster lacks the device 'pi02' of {two}, so swapping back would fail: compile it for "
             f"the same platform (--platform {two}/platform.toml)",
         )
 

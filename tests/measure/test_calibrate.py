@@ -149,7 +149,7 @@ def test_keeps_links_without_a_timeline(changed: Callable[[Changes], Path]) -> N
         (lambda log: log.pop("artifact_directory"), "artifact_directory is missing: run the artifact again with --log"),
         (
             lambda log: log.update(events=[FAILURE]),
-            "a device failed or returned in this run, or another plan was used: run it again without that",
+            "a device failed or returned in this run, or another plan was used: repeat the run",
         ),
         (lambda log: log.update(frames_s=log["frames_s"][:2]), r"2 frames are too few: run at least 3 frames"),
         (lambda log: log["devices"][0]["sent_bytes"].update({"0": 1}), r"pi01 → pi0\d: \d+ bytes sent, \d+ predicted"),

@@ -134,7 +134,7 @@ def _place_items(
         near = above if sweep % 2 == 0 else below
         for row in items if sweep % 2 == 0 else reversed(items):
             wanted = [_find_wanted_position(item, near.get(item, ()), x, rows) for item in row]
-            # An item in another row than its node is a gap for an edge, which makes room for boxes.
+            # An item in another row than its node is a gap for an edge. Its small weight lets it make room for boxes.
             weights = [EDGE_GAP_WEIGHT if rows[item[0]] != item[1] else 1.0 for item in row]
             x.update(zip(row, _separate_items(wanted, weights, [size[item] for item in row]), strict=True))
     return x

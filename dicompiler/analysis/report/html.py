@@ -75,7 +75,6 @@ def is_cell(cell: Any) -> bool:
 
 
 def _format_value(value: Any) -> str:
-    """Return a float with at most two decimals, and any other value as text."""
     if isinstance(value, float):
         text = f"{value:.2f}".rstrip("0").rstrip(".")
         return "0" if text == "-0" else text

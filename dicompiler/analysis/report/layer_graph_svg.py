@@ -180,7 +180,6 @@ def device_chip(number: int) -> Markup:
 
 
 def device_label(data: ReportData, name: str) -> Markup:
-    """Return a device's number in its colour, followed by its name."""
     return element("span", device_chip(data.device_number[name]), " ", replace_unprintable(name))
 
 

@@ -14,7 +14,6 @@ MAX_LIMIT_RATIO = 3.0
 
 
 def draw_memory(data: ReportData) -> Markup:
-    """Return the memory charts of all devices, in one framed section per device."""
     return element("div", [_draw_card(data, name) for name in data.devices], class_="cards")
 
 

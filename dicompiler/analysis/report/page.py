@@ -93,7 +93,6 @@ def _section(anchor: str, title: str, *children: Any) -> Markup:
 
 
 def _render_summary(data: ReportData) -> Markup:
-    """Return the page's header: network, platform, strategy, and the metrics compared with one device."""
     lines = [[element("dt", name), element("dd", text)] for name, text in _summary_entries(data)]
     return element(
         "header",

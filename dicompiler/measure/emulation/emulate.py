@@ -81,7 +81,7 @@ class CallTimer:
 
     def end_turn(self) -> None:
         """Store the median of the calls since the last turn (group of calls)."""
-        # Before the first call, the caches contain data of another device, so this call is ignored.
+        # The first call is ignored, because the caches still contain data of another device before it.
         self._turns_s.append(statistics.median(self._calls_s[1:]))
         self._calls_s.clear()
 
@@ -309,7 +309,6 @@ class _EmulatedArtifact:
 
     @property
     def replica_count(self) -> int:
-        """Number of replicas (copies of the plan on other devices); 1 if the plan has none."""
         return len(self.program.replica_roles)
 
     def measure_host_seconds(self, inputs: Mapping[str, NDArray[Any]] | None, is_long: bool) -> SegmentSeconds:
@@ -411,7 +410,7 @@ def board_segment_seconds(host_s: SegmentSeconds, platform: Platform, slower: fl
 def _timed_frame(result: RunResult, in_flight: int, replica_count: int) -> tuple[str, float]:
     """Return a text that names the timed unit ("a frame" or "8 frames, each"), and the measured seconds of a frame."""
     if in_flight > 1:
-        # Frames in flight overlap, so their own times are too long.
+        # The times of single frames overlap, so the total time is divided.
         count = len(result.frames_s)
         return f"{count} frames, each", result.total_s / count
     return "a frame", typical_frame_s(result.frames_s, replica_count)
@@ -432,7 +431,7 @@ def _check_speed(host_s: SegmentSeconds, board_s: SegmentSeconds, frame_s: float
                 format_seconds(sum(call_times) / replica_count) for call_times in (board_s[name], seconds)
             )
             raise DicompilerError(
-                f"emulate: {name} computes for {board_text} per frame, but this host alone needs {host_text} for that: "
+                f"emulate: {name} computes for {board_text} per frame, but this host needs {host_text} for it: "
                 "emulate slower boards (--slower), or run everything slower (--dilation)"
             )
     processors = available_processors()

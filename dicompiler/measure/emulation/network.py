@@ -139,7 +139,6 @@ def emulate_network(platform: Platform) -> Iterator[EmulatedNetwork]:
 
 
 def _remove_abandoned_networks(ip: str) -> None:
-    """Remove the network namespaces that killed processes left behind."""
     for path in NAMESPACES.glob("dc*x*"):
         # The digits in the namespace's name are the id of the process that created it.
         match = re.fullmatch(r"dc(\d+)x\w+", path.name)

@@ -33,7 +33,7 @@ RelayRule = tuple[str, str, float, float | None]
 
 
 def make_relay_rules(platform: Platform, addresses: Mapping[str, str]) -> list[RelayRule]:
-    """Return a rule with latency and rate limit for each pair of hosts; [] if no pair needs either.
+    """Return a rule with latency and rate limit for each pair of hosts; [] if all links are unlimited and immediate.
 
     Args:
         platform: The platform with the links.

@@ -86,7 +86,7 @@ def emulate_speed_changes(
         )
 
     with (
-        # The seconds of computing ({} here) differ between artifacts, so `with_segment_times` adds them later.
+        # Each artifact has its own seconds of computing. They are {} here, and `with_segment_times` sets them later.
         open_boards(boards, {}, first) as emulation,
         _change_links(emulation, link_changes),
     ):
