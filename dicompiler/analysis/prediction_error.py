@@ -228,7 +228,7 @@ def predict_timing(workload: Workload, platform: Platform, frames: int, in_fligh
 
     Args:
         workload: The work of all devices in a frame.
-        platform: The platform.
+        platform: The devices and their links.
         frames: Number of frames of the run.
         in_flight: Number of frames in flight.
     """

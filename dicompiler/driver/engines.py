@@ -274,11 +274,10 @@ onnxruntime computes all groups of nodes without any of these operators.
 def split_by_engine(program: Program, engines: Mapping[str, Engine]) -> Program:
     """Split the segments (ONNX submodels) of a program at the nodes that onnxruntime must compute.
 
-    These are operators that an engine does not support, and layers that its option `layers` omits. The transfers
-    between devices stay the same.
+    These are operators that an engine does not support, and layers that its option `layers` omits.
 
     Args:
-        program: The program.
+        program: The program, of which the transfers between devices stay the same.
         engines: Engines other than onnxruntime, by device name.
     """
     if not engines:
@@ -321,11 +320,6 @@ def split_segment(segment: Segment, engine: Engine, weights: Mapping[str, Weight
     """Split a segment (ONNX submodel) into pieces that are each computed by `engine` or by onnxruntime.
 
     The result is the unsplit segment if one of the two computes all of it, or if a type between two pieces is unknown.
-
-    Args:
-        segment: The segment.
-        engine: An engine other than onnxruntime.
-        weights: The data of large weights, by name.
 
     Returns:
         The pieces, at least one, in the order of execution.

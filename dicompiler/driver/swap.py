@@ -199,7 +199,7 @@ class SwappableSession(Session):
                     use.thread = threading.get_ident()
 
     def _frames_of_version(self, source: _FrameSource, use: _Use) -> Iterator[Mapping[str, Any]]:
-        """Yield the frames of a stream until the artifact of `use` is replaced."""
+        """Yield the frames of a stream until the artifact of the call `use` is replaced."""
         while True:
             source.read_next()
             with self._condition:
@@ -559,11 +559,6 @@ def resolve_link(directory: Path, follow: bool) -> tuple[Path, Path | None]:
 
 def check_replacement(old: Path, new: Path, options: RunOptions) -> None:
     """Check that an artifact can replace another one in a session.
-
-    Args:
-        old: The running artifact.
-        new: The new artifact.
-        options: Options of the session.
 
     Raises:
         DicompilerError: The new artifact has other inputs, outputs or devices.

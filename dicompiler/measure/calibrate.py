@@ -495,7 +495,7 @@ def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, pr
 
     Args:
         case: The artifact, with the platform before the calibration.
-        run: The measured run.
+        run: The log of the run.
         platform: The corrected platform.
         profile_factor: Factor of the profile's times; 1 if the platform was corrected instead.
     """
@@ -513,10 +513,7 @@ def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, pr
 def _scale_compute(workload: Workload, bare: Workload, factor: float) -> Workload:
     """Return a workload in which only the computing times are multiplied by `factor`.
 
-    Args:
-        workload: The work of one frame on every device.
-        bare: The same workload without runtime costs, i.e. with computing times only.
-        factor: The factor.
+    `bare` is the same workload without runtime costs, i.e. with the computing times only.
     """
     replicas = []
     for replica, bare_replica in zip(workload.replicas, bare.replicas, strict=True):

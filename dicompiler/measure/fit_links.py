@@ -73,10 +73,10 @@ class NetworkParameter:
         """Return the platform with another value of this parameter.
 
         Args:
-            platform: The platform.
-            start: The value before the fit.
-            coordinate: The new value in the unit of the fit, in which pauses are linear. For a latency, this is
-                milliseconds. For a bandwidth, it is seconds per byte, divided by those before the fit.
+            platform: The platform to change.
+            start: The value before the fit, in bit/s or seconds.
+            coordinate: The new value in the unit of the fit. For a latency, this is milliseconds. For a bandwidth, it
+                is seconds per byte, divided by those before the fit.
         """
         return self.with_value(
             platform, round_to_4_digits(coordinate / 1000 if self.unit == "s" else start / coordinate)

@@ -196,11 +196,7 @@ def _unmeasurable_reason(layers: LayerGraph, layer: Layer) -> str:
 def layer_pieces(model: Model, layers: LayerGraph, layer: Layer, tiles: Sequence[int]) -> Iterator[LayerPiece]:
     """Yield the pieces of a layer that a profile measures: the whole layer, then one tile of each cut.
 
-    Args:
-        model: The model.
-        layers: The layers of the model.
-        layer: The layer to cut.
-        tiles: Numbers of tiles, into each of which each axis is cut.
+    `tiles` has numbers of tiles. Each axis is cut into each of these numbers of tiles.
     """
     isolated = _isolate_layer(model, layers, layer)
     yield LayerPiece("whole", 1, LayerShare(), isolated.model.proto)

@@ -299,11 +299,7 @@ def _measure_board(
 def _run_script(commands: ssh.RemoteCommands, location: DeviceLocation, script: str, words: Sequence[str]) -> None:
     """Run a shell script on a host; raise RunError with the last line of its output if it fails.
 
-    Args:
-        commands: Connection to the hosts.
-        location: The host.
-        script: The shell script.
-        words: Its arguments, after the directory of the profile package.
+    `words` are its arguments, after the directory of the profile package.
     """
     result = commands.run(location, script, [ssh.quote_path(location.directory), *words])
     if result.exit_code:

@@ -148,9 +148,9 @@ def _find_wanted_position(
     Boxes are aligned with boxes, and gaps for an edge with gaps and boxes of the same edge, if there are any.
 
     Args:
-        item: The item.
+        item: A box or a gap for an edge.
         near: All neighbours of the item.
-        x: Position of each item.
+        x: Horizontal centre of each item.
         rows: Row of each node.
     """
     is_edge_gap = rows[item[0]] != item[1]
