@@ -1,6 +1,6 @@
 """Reading of sample inputs from an .npz file.
 
-The network is run on these samples to measure the value ranges of tensors, for example of those sent as int8.
+Value ranges of tensors are measured on these samples, for example to send tensors as int8.
 """
 
 from __future__ import annotations

@@ -26,10 +26,10 @@ class Check:
     """The result of one check.
 
     Attributes:
-        name: Name of the check or of the output that was compared, such as "exact" or "bytes".
-        passed: True if the check succeeded.
+        name: Name of the check ("exact", "bytes", …) or of the compared output.
+        passed: True if the check succeeded or does not apply.
         detail: The difference found and the difference allowed, or the reason why the check does not apply.
-        applies: False if this network cannot be checked in this way. `passed` is then True.
+        applies: False if this network cannot be checked in this way.
     """
 
     name: str
@@ -40,13 +40,12 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of one artifact, in the order in which they were made."""
+    """All checks of one artifact, in the order in which they ran."""
 
     checks: tuple[Check, ...]
 
     @property
     def passed(self) -> bool:
-        """True if every check passed."""
         return all(check.passed for check in self.checks)
 
 
@@ -60,8 +59,8 @@ def compare_value(
 ) -> Check:
     """Compare a value with its reference.
 
-    Types and shapes must be equal, NaN and infinity must be at the same places, and finite values must be within the
-    tolerance. Lists and maps are compared entry by entry.
+    Types, shapes, and the positions of NaN and infinity must be equal. Finite values must be within the tolerance.
+    Lists and maps are compared entry by entry.
 
     Args:
         name: Name of the value, which becomes the name of the check.
@@ -69,8 +68,8 @@ def compare_value(
         actual: The value to check.
         exact: True to require bit-equal values. Integers and bools must always be bit-equal.
         tolerance: The allowed difference. By default it depends on the type of the reference.
-        extra_tolerance: Share of max|reference| that is added to the allowed difference, for example because tensors
-            are sent in narrower types. It is not added to a tolerance in quantization steps.
+        extra_tolerance: Share of max|reference| that is added to the allowed difference, for example for tensors that
+            are sent in narrower types. It is ignored if the tolerance is in quantization steps.
 
     Returns:
         The check, with the largest difference in its detail.
@@ -91,7 +90,7 @@ def compare_value(
 
 
 def compare_type_only(name: str, reference: Any, actual: Any, random_node: onnx.NodeProto) -> Check:
-    """Compare only the type and rank of a value that depends on random numbers drawn by `random_node`."""
+    """Compare only the type and rank of a value, because the random numbers of `random_node` affect its elements."""
     if isinstance(reference, np.ndarray) and isinstance(actual, np.ndarray):
         if reference.dtype != actual.dtype or reference.ndim != actual.ndim:
             return compare_value(name, reference, actual)
@@ -142,8 +141,8 @@ def _compare_values(name: str, reference: NDArray[Any], actual: NDArray[Any], to
         return Check(name, False, "NaN or infinity at other places than in onnxruntime's result")
     difference = float(np.max(np.abs(expected[finite] - computed[finite]), initial=0.0))
     if tolerance.step is not None:
-        # Dequantized values have rounding errors, so a difference of n steps can be slightly more than n · step. The
-        # quotient is rounded, because such a difference must not exceed a limit of n steps.
+        # Rounding during dequantization can make a difference of n steps slightly larger than n · step. The quotient is
+        # rounded, so that it does not exceed a limit of n steps.
         steps = round(difference / tolerance.step, 3)
         detail = f"differs by {steps:g} steps of {tolerance.step:.3g} (allowed: {tolerance.limit:g})"
         return Check(name, steps <= tolerance.limit, detail)
@@ -160,29 +159,25 @@ def check_exact(
     rules: Rules | None = None,
     layers: LayerGraph | None = None,
 ) -> Check:
-    """Check that a split reads and places all elements correctly, with integers instead of the real weights.
+    """Check with small integers instead of the real weights that a split reads and places all elements correctly.
 
-    A check model is the same graph with small integers, on which float arithmetic is exact. It is split by the same
-    plan, and the results must be bit-equal to those of the whole check model. All replicas (copies of the plan on other
-    devices) and failure plans are checked. The check does not apply if onnxruntime refuses the check model. Nodes
-    without an exact integer form are excluded: their results are not checked, and the detail names them.
+    The split check model (the same graph with small integers) must give the same bits as the whole one. All replicas
+    and failure plans are checked. Nodes that cannot compute exact integers are not checked; the detail names them.
 
     Args:
         model: The normalised network.
         split: Function that compiles a model by the plan to check.
-        seeds: Seeds of the check models. Default: as many as are needed to read every kernel position and input
-            channel.
+        seeds: Seeds of the check models. Default: enough seeds to read every kernel position and input channel.
         rules: Operator rules by (domain, operator type). Default: the built-in ones.
-        layers: The layers of `model`. If they are given, more nodes in layers that no plan cuts can be replaced by
-            integer functions (stand-ins), so that fewer nodes are excluded. The detail of the check then counts the
-            checked layers.
+        layers: The layers of `model`. With them, fewer nodes are left unchecked, and the detail counts the checked
+            layers.
     """
     used_seeds = range(seeds_needed(model)) if seeds is None else seeds
     masks, role_note, relaxation = ReadMasks(), "", Relaxation()
     for seed in used_seeds:
         try:
-            # No check model is assigned to a variable here. It is as large as the network, and must be freed before the
-            # next one is built.
+            # The check model is not assigned to a variable, so that it is freed before the next one is built. It is as
+            # large as the network.
             relaxation, masks, roles, failure = _check_seed(
                 build_check_model(model, seed, rules, relaxation, layers), split, masks
             )
@@ -203,11 +198,11 @@ def _check_seed(
 ) -> tuple[Relaxation, ReadMasks, list[Sequence[str]], tuple[int, str] | None]:
     """Compare the results of one check model with those of its split version.
 
-    A role is the plan itself, a replica or a failure plan. The result has four elements:
-    - the relaxation (changes that make the numbers exact) that the check model needed;
-    - `masks`, joined with the weight positions that this check model reads;
-    - the failed devices of each role;
-    - the index of the first role with other results and a description of the difference, or None.
+    Returns:
+        - The changes that make the check model's numbers exact.
+        - `masks`, joined with the weight positions that this check model reads.
+        - The failed devices of each role (the plan, a replica or a failure plan).
+        - The index of the first role with wrong results and a description of the difference, or None.
     """
     reference = run_model(check_model.model, check_model.inputs, is_single_use=True)
     roles = split(check_model.model).roles
@@ -220,7 +215,7 @@ def _check_seed(
 
 
 def _layer_summary(excluded: Mapping[str, str], layers: LayerGraph | None) -> str:
-    """Return a text with the number of checked layers, and the reason for each node that the exact check excludes."""
+    """Describe how many layers were checked, and why the nodes in `excluded` (node name to reason) were not."""
     reasons = "".join(f"; left out: {reason}" for reason in excluded.values())
     if layers is None:
         return reasons
@@ -245,11 +240,14 @@ def _first_difference(reference: Mapping[str, Any], execution: Execution) -> str
 def check_transfers(
     predicted: Sequence[Transfer], sent: Mapping[int, int], frames: int, roles: int = 1, role_noun: str = "replicas"
 ) -> Check:
-    """Check that every transfer sent exactly as many bytes as predicted.
+    """Check that every transfer sent as many bytes as predicted.
 
-    `predicted` are the transfers of all roles (the plan, replicas and failure plans). `sent` are the numbers of sent
-    bytes by transfer index, and `frames` the number of frames that each role computed. `role_noun` is the word for
-    roles in the check's detail.
+    Args:
+        predicted: The transfers of all roles (the plan, replicas and failure plans).
+        sent: Sent bytes by transfer index.
+        frames: Number of frames that each role computed.
+        roles: Number of roles.
+        role_noun: Word for the roles in the check's detail.
     """
     for transfer in predicted:
         expected, actual = transfer.value.nbytes * frames, sent.get(transfer.index, 0)

@@ -1,4 +1,4 @@
-"""Deadlines for onnxruntime: loading or running a model within a `with` block is stopped at the deadline."""
+"""Deadlines for onnxruntime: a call that loads or runs a model is stopped at the deadline of its `with` block."""
 
 from __future__ import annotations
 
@@ -17,27 +17,26 @@ from dicompiler.base.errors import DicompilerError
 T = TypeVar("T")
 
 GRACE_S = 5.0
-"""Seconds after the deadline until onnxruntime must have stopped.
+"""Seconds after the deadline for which the caller waits until onnxruntime stops.
 
-onnxruntime ignores the request to stop while it creates a session. If it has not stopped after this time, its thread
-continues, and its result is not used.
+onnxruntime cannot be stopped while it creates a session. After this time, its thread continues in the background, and
+its result is ignored.
 """
 
 
 class DeadlineExceededError(DicompilerError):
-    """Error if onnxruntime has not finished loading or running a model before the deadline."""
+    """Error if onnxruntime did not load or run a model before the deadline."""
 
 
 @dataclass(frozen=True)
 class Deadline:
-    """A point in time that is `seconds` after `started_at`, a time of the monotonic clock."""
+    """A point in time: `seconds` after `started_at`, which is a time of `time.monotonic()`."""
 
     seconds: float
     started_at: float = field(default_factory=time.monotonic)
 
     @property
     def remaining_s(self) -> float:
-        """Seconds until the deadline; 0 if the deadline has passed."""
         return max(0.0, self.started_at + self.seconds - time.monotonic())
 
 
@@ -46,9 +45,9 @@ _CURRENT: ContextVar[tuple[Deadline, str] | None] = ContextVar("deadline", defau
 
 @contextmanager
 def deadline_scope(deadline: Deadline | None, place: str) -> Iterator[None]:
-    """Apply a deadline to all `run_interruptibly` calls within the block; `place` begins the error message.
+    """Apply a deadline (None: no limit) to all `run_interruptibly` calls within the block.
 
-    If `deadline` is None, these calls have no time limit.
+    `place` begins the error message.
     """
     token = _CURRENT.set(None if deadline is None else (deadline, place))
     try:
@@ -60,21 +59,22 @@ def deadline_scope(deadline: Deadline | None, place: str) -> Iterator[None]:
 def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
     """Call a function that uses onnxruntime, and stop it at the deadline of the enclosing `deadline_scope`.
 
-    `place` names the model or segment in the error message. The function must pass its argument, the run options, to
-    onnxruntime.
+    Args:
+        place: Name of the model or segment for the error message.
+        call: The function. It must pass its argument, the run options, to onnxruntime.
 
     Raises:
         DeadlineExceededError: The deadline has passed.
     """
     options, current = ort.RunOptions(), _CURRENT.get()
-    # Only fatal messages are logged, because onnxruntime logs an error when it is stopped at the deadline.
+    # onnxruntime logs an error when it is stopped at the deadline, so only fatal messages are logged.
     options.log_severity_level = 4
     if current is None:
         return call(options)
     deadline, scope = current
     results: list[Any] = []
     errors: list[BaseException] = []
-    # An Event is used instead of Thread.join(), which returns at once after Ctrl-C although the thread still runs.
+    # Thread.join() cannot be used: after Ctrl-C it returns at once, although the thread still runs.
     ended = threading.Event()
 
     def work() -> None:
@@ -85,8 +85,7 @@ def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
         finally:
             ended.set()
 
-    # onnxruntime ignores signals, so it runs in another thread, and Ctrl-C interrupts the wait for this thread. If
-    # onnxruntime cannot be stopped, its result is not used.
+    # onnxruntime ignores signals, so it runs in another thread. Ctrl-C interrupts the wait for this thread.
     try:
         threading.Thread(target=work, daemon=True).start()
         ended.wait(deadline.remaining_s)

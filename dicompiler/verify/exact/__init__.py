@@ -4,18 +4,16 @@ A split network sums the same products in another order than the whole network, 
 bits. A tolerance for these differences hides small mistakes: a halo that is one row short, or a channel read twice. The
 exact check therefore runs a check model: the same graph with small integers as weights and inputs. Floating-point
 arithmetic on integers below 2^24 (float32) is exact, so the order of sums does not matter. The check model and its
-split version must have the same bits, and every difference is a mistake of the split.
+split version must give the same bits, and every difference is a mistake of the split.
 
 The check model has the nodes, names, attributes and shapes of the network. It differs in three ways:
 
 * Weights are sparse integer filters: each filter has one to sixteen elements of ±1 (`sparse_filters`,
   `integer_values`).
-* An operator that rounds even small integers (Softmax, Sigmoid, an average over nine values, …) is replaced by a
-  stand-in. A stand-in is an ONNX function that reads the same inputs and computes an integer that depends on every
-  element of them (`stand_ins`, `generic`, `attention`, `normalization`). The stand-in of Softmax, for example,
-  subtracts from each element the sum of its axis modulo 16. A node with a stand-in keeps its operator type, inputs,
-  outputs and attributes; only its domain becomes `dicompiler.check`. It is therefore cut by the rule of the original
-  operator.
+* A stand-in replaces an operator that rounds even small integers, such as Softmax. It is an ONNX function that computes
+  integers from every element of the same inputs (`stand_ins`, `generic`, `attention`, `normalization`). The stand-in
+  of Softmax, for example, subtracts from each element the sum of its axis modulo 16. A node with a stand-in is split
+  like the original node; only its domain becomes `dicompiler.check`.
 * A node without a possible stand-in is excluded: random integers replace its output (`excluded_layers`).
 
 Exactness: `exactness_check` runs the check model with every tensor as output and computes upper bounds of all sums.
@@ -29,8 +27,7 @@ returns how many seeds read all of them (at most four), and `coverage` counts th
 
 Fault detection: filters and inputs differ from channel to channel and from place to place, and stand-ins combine all
 input elements. An element that is missing, read twice or read from a wrong place changes an integer. The tests plant
-faults in splits (a shifted slice, a dropped row, swapped channels, a missing partial sum) and require the check to fail
-for each of them.
+faults in splits (a shifted slice, a dropped row, swapped channels, a missing partial sum), and the check must fail.
 """
 
 from __future__ import annotations
@@ -77,10 +74,7 @@ __all__ = [
 
 
 class NotExactError(DicompilerError):
-    """The network has no check model (a variant with integers, for which all results are exact).
-
-    Either onnxruntime refuses the variant, or some of its numbers cannot be made exact.
-    """
+    """Error if no integer variant of the network is exact, or if onnxruntime refuses it."""
 
 
 NO_RELAXATION = Relaxation()
@@ -102,7 +96,6 @@ class CheckModel:
 
     @property
     def excluded(self) -> Mapping[str, str]:
-        """Reason for each node that the check excludes, by node name."""
         return self.relaxation.excluded
 
 
@@ -119,23 +112,20 @@ def build_check_model(
     relaxation: Relaxation = NO_RELAXATION,
     layers: LayerGraph | None = None,
 ) -> CheckModel:
-    """Build a check model (the network's graph with small integers) in which all numbers are exact.
+    """Build a check model: the network's graph with small integers, in which all numbers are exact.
 
-    Each round runs the check model and finds the first tensors with numbers that floats may have rounded. The nodes
-    that computed these tensors are then relaxed by one step: their numbers are made smaller, or the nodes are replaced
-    or excluded.
+    Each round runs the model, finds the first tensors with possibly rounded numbers, and changes the nodes that compute
+    them: their numbers become smaller, or the nodes are replaced or excluded.
 
     Args:
         model: The network as normalised by the pass `normalise`, with weights as initializers.
         seed: Seed of filters and inputs, at least 0.
-        rules: Operator rules by (domain, operator type). They name the integer functions (stand-ins) that replace
-            operators that round. Default: the built-in rules.
+        rules: Operator rules by (domain, operator type). Default: the built-in rules.
         relaxation: Changes to start with, for example those that another seed needed.
-        layers: The layers of `model`. If they are given, more operators in layers that no plan cuts can be replaced by
-            stand-ins.
+        layers: The layers of `model`. With them, more operators in layers that no plan splits can be replaced.
 
     Raises:
-        NotExactError: onnxruntime refuses the check model, or no relaxation is left.
+        NotExactError: onnxruntime refuses the check model, or no change makes it exact.
         DicompilerError: An input has no static shape.
     """
     if seed < 0:
@@ -146,7 +136,7 @@ def build_check_model(
     while True:
         schedule = SCHEDULES[facts.relaxation.schedule]
         if built_schedule != facts.relaxation.schedule:
-            # The old arrays and the model that contains them are freed first, because they may be large.
+            # The previous arrays and model may be large, so they are freed before the new ones are built.
             arrays, candidate, built_schedule = {}, None, facts.relaxation.schedule
             arrays = integer_constants(facts, seed, schedule)
         candidate = _with_new_constants(facts, arrays, excluded_layers.replacement_values(facts, seed, schedule.inputs))
@@ -170,22 +160,20 @@ def build_check_model(
 
 
 def _exclude_random_nodes(relaxation: Relaxation, model: onnx.ModelProto) -> Relaxation:
-    """Return `relaxation` (changes of the check model), in which nodes that draw random numbers are excluded too.
-
-    The check cannot compare random numbers. Nodes with control-flow bodies are not excluded.
-    """
+    """Exclude nodes that draw random numbers from the check. Nodes with control-flow bodies stay."""
     nodes = [node for node in model.graph.node if is_random(node, model) and not list(control_flow_bodies(node))]
     excluded = {node.name: f"{node.op_type} {node.name!r} draws random numbers" for node in nodes}
     return replace(relaxation, excluded={**excluded, **relaxation.excluded})
 
 
 def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int, Peak]:
-    """Return the index of the node that onnxruntime's error names, and an infinite peak (bound of its numbers).
+    """Return the index of the node that onnxruntime's error names, with an infinite peak.
 
-    An infinite peak means that the node's numbers are not integers. `_relax_further` therefore replaces the operator by
-    a generic stand-in (an integer function that can replace many operators), because onnxruntime may be able to run the
-    stand-in. Raises NotExactError if the error does not name a node, or if a generic stand-in replaces the node
-    already.
+    The infinite peak lets `_relax_further` replace the node by an integer function, which onnxruntime may be able to
+    run.
+
+    Raises:
+        NotExactError: The error names no node, or the node has been replaced already.
     """
     name_match = re.search(r"Name:'([^']*)'", str(error))
     for index, node in enumerate(facts.nodes):
@@ -196,13 +184,15 @@ def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int,
 
 
 def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Relaxation:
-    """Return the relaxation (changes of the check model) with one more step for each node of `inexact`.
+    """Return the changes of the check model with one more step for each node in `inexact`.
 
-    `inexact` has pairs (node index, peak); a peak is an upper bound of the node's numbers. The steps of a node are, in
-    this order: take the inputs of products modulo an odd number, use sparser filters, replace the operator by a
-    generic stand-in, exclude the node. A generic stand-in is an integer function that can replace many operators. The
-    first two steps make numbers smaller. They are left out if the peak is infinite, which means that the numbers are
-    not integers.
+    The steps of a node, in this order, are: take the inputs of products modulo an odd number, use sparser filters,
+    replace the operator by an integer function, exclude the node. An infinite peak skips the first two, which only
+    reduce numbers.
+
+    Args:
+        facts: Facts about the network, with the changes so far.
+        inexact: Pairs (node index, upper bound of the node's numbers).
     """
     current = relaxed = facts.relaxation
     for index, peak in inexact:
@@ -221,10 +211,7 @@ def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Re
 
 
 def measure_peak(model: Model, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """Run a check model, and return its largest peak (upper bound of the numbers of a tensor).
-
-    It is the peak of the tensor that comes nearest to the limit up to which the tensor's type represents all integers.
-    """
+    """Run a check model, and return the upper bound of numbers that is nearest to the limit of exact integers."""
     return largest_peak(gather_facts(model), inputs)
 
 
@@ -236,7 +223,7 @@ def _describe_peak(facts: GraphFacts, index: int, peak: Peak) -> str:
 
 
 def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
-    """Return type and shape of the graph inputs without a default value, by name.
+    """Return (ONNX type, shape) of the graph inputs without a default value, by name.
 
     Inputs of variable size (strings, sequences, …) are omitted.
     """
@@ -257,11 +244,13 @@ def _open_inputs(model: Model) -> dict[str, tuple[int, tuple[int, ...]]]:
 def _with_new_constants(
     facts: GraphFacts, arrays: Mapping[InputPlace, NDArray[Any]], replacements: Mapping[str, NDArray[Any]]
 ) -> Model:
-    """Return the check model: the network with nodes that compute with integers, and with the constants `arrays`.
+    """Return the check model: the network with integer constants, and with functions in place of operators that round.
 
-    The keys of `arrays` are the (node index, input index) pairs at which the constants are read. If several nodes read
-    one constant and `arrays` has different values for them, each node gets its own constant. `replacements` are the
-    values that replace the outputs of nodes that the check excludes, by tensor name.
+    Args:
+        facts: Facts about the network.
+        arrays: Constants by the (node index, input index) that reads them. Nodes that read one constant with different
+            values get one constant each.
+        replacements: Integers that replace the outputs of excluded nodes, by tensor name.
     """
     proto = onnx.ModelProto()
     proto.CopyFrom(facts.model.proto)
@@ -295,10 +284,9 @@ def _are_equal_arrays(a: NDArray[Any], b: NDArray[Any]) -> bool:
 
 
 def _store_initializers(proto: onnx.ModelProto, model: Model, arrays: Mapping[str, NDArray[Any]]) -> dict[str, Weight]:
-    """Replace initializers of `proto` by `arrays`.
+    """Replace initializers of `proto` by `arrays`, and return the data of the large ones by name.
 
-    A large initializer becomes a placeholder without data, because a protobuf message cannot exceed 2 GB. The result
-    has the data of all placeholders, by name.
+    Large initializers become placeholders without data, because a protobuf message cannot exceed 2 GB.
     """
     weights: dict[str, Weight] = {}
 

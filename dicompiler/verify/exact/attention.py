@@ -1,11 +1,11 @@
-"""Stand-in of attention operators: an integer function that replaces them in the exact check.
+"""Integer function that replaces attention operators in the exact check.
 
 Every element of queries, keys, values and masks affects its result. The result for a row of the query is the sum of:
 
 - the row itself;
 - all keys and values of the head;
 - the row's mask elements, multiplied by weights that depend on their positions;
-- the number of the row, if the operator has a causal mask or a window and its result therefore depends on this number.
+- the index of the row plus 1, if the operator has a causal mask or a window.
 """
 
 from __future__ import annotations
@@ -29,10 +29,7 @@ MASK_INPUTS: Mapping[str, tuple[int, ...]] = {
     "MultiHeadAttention": (4, 5),
     "GroupQueryAttention": (5, 10),
 }
-"""Indices of the mask inputs, by operator.
-
-A mask selects the keys that a row of the query can use, or is added to the scores of the row.
-"""
+"""Indices of the mask inputs, by operator type."""
 _SEQUENCE_MASK_INPUTS = {"MultiHeadAttention": 4, "GroupQueryAttention": 5}
 _CAUSAL_ATTRIBUTES = {"Attention": "is_causal", "MultiHeadAttention": "unidirectional"}
 _WINDOW_ATTRIBUTES = {"Attention": ("left_window_size", "right_window_size")}
@@ -41,21 +38,20 @@ _POSITION_PERIOD = 7
 
 
 def causal_attribute(node: NodeProto) -> str:
-    """Return the name of the attribute for a causal mask, which hides later keys; "" if the operator has none."""
+    """Return the name of the attribute for a causal mask; "" if the operator has none."""
     return _CAUSAL_ATTRIBUTES.get(node.op_type, "")
 
 
 def depends_on_row_number(node: NodeProto) -> bool:
-    """Return True if the keys that a row of the query can use depend on the number of the row."""
+    """Return True if an attention node has a causal mask or a window, which depend on the row of the query."""
     windows = (get_attribute(node, name, -1) for name in _WINDOW_ATTRIBUTES.get(node.op_type, ()))
     return bool(get_attribute(node, causal_attribute(node), 0)) or max(windows, default=-1) >= 0
 
 
 def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
-    """Return True if the stand-in (integer function) can replace an attention node with the masks that it reads.
+    """Return True if the integer function can replace an attention node with these masks.
 
-    If the padding mask of a MultiHeadAttention is a vector, it must have one number for each sequence. Longer vectors,
-    such as one with lengths and ends, are not supported.
+    A padding vector of MultiHeadAttention must have one number for each sequence of the batch.
     """
     batch = facts.shape(node.input[0])
     padding = facts.shape(node.input[4]) if node.op_type == "MultiHeadAttention" and len(node.input) > 4 else None
@@ -63,14 +59,13 @@ def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
 
 
 def attention_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces an attention operator.
+    """Return the nodes of an integer function that replaces an attention operator.
 
-    Each row of the result is the row of the query, plus sums over all keys, values and mask elements. Heads can be a
-    separate axis of queries, keys and values, or ranges of their last axis.
+    Each row of the result is the row of the query, plus sums over all keys, values and mask elements.
     """
     is_flat = len(call.outputs[0][1] or (0, 0, 0)) == 3
-    # `in_blocks` has the indices of the inputs in which heads are ranges of the last axis. Each input is tested on its
-    # own, because keys and values can have an axis of heads although the query has none.
+    # `in_blocks` has the indices of the inputs in which heads are ranges of the last axis. Keys and values can have a
+    # separate axis of heads although the query has none.
     in_blocks = [i for i in range(3) if is_flat and call.input_ranks[i : i + 1] != (4,)]
     heads_attribute = "kv_num_heads" if "kv_num_heads" in call.nonzero_attributes else "num_heads"
     nodes = [node for i in range(3) for node in centred_mod(call, f"X{i}", f"B{i}")]
@@ -117,8 +112,7 @@ def _unread_outputs(call: StandInCall) -> list[NodeProto]:
 def _add_mask_terms(call: StandInCall, is_flat: bool) -> list[NodeProto]:
     """Return nodes that compute Y: the sum of the tensor `mixed`, a term for each mask, and row numbers if needed.
 
-    `mixed` is the sum of the query, all keys and all values, which `attention_body` computes. `is_flat` says that heads
-    are ranges of the last axis of Y, and not an axis of their own.
+    `mixed` is the sum of the query, all keys and all values. If `is_flat`, heads are ranges of the last axis of Y.
     """
     inputs = MASK_INPUTS.get(call.op, ()) if call.opset >= 13 else ()
     masks = [i for i in inputs if i < len(call.input_types) and call.input_types[i] and call.input_ranks[i]]
@@ -144,11 +138,10 @@ def _add_mask_terms(call: StandInCall, is_flat: bool) -> list[NodeProto]:
 
 
 def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
-    """Return nodes that compute the tensor `mark{i}`: for each row of the query, a number that depends on mask input i.
+    """Return nodes that compute the tensor `mark{i}`: for each row of the query, a weighted sum of mask input i.
 
-    The stand-in adds this number to the row, so that each mask element affects the result. The number is the sum of the
-    row's mask elements over the keys. Each element is first multiplied by a weight that depends on its position, so
-    swapped elements change the sum. The shape is (batch, heads, rows, 1); axes that the mask lacks have length 1.
+    The weight of an element depends on its position, so swapped elements change the sum. The result has the shape
+    (batch, heads, rows, 1); axes that the mask lacks have length 1.
     """
     prefix, rank = f"mark{i}", call.input_ranks[i]
     nodes = [
@@ -163,8 +156,8 @@ def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
         ]
         nodes += reduce_sum(call, f"{prefix}_w", rank - 1, f"{prefix}_s")
         weighted = f"{prefix}_s"
-    # A sequence mask marks the valid keys of each sequence of the batch. Its shape is (batch, rows, keys), (batch,
-    # keys) or (batch,) for lengths: it has no axis of heads. The sums over keys get the shape (batch, 1, rows or 1, 1).
+    # This mask marks the valid keys of each sequence. Its shape is (batch, rows, keys), (batch, keys), or (batch,) for
+    # lengths, without an axis of heads. The sums over keys are reshaped to (batch, 1, rows or 1, 1).
     if _SEQUENCE_MASK_INPUTS.get(call.op) == i:
         aligned = constant_node(f"{prefix}_to", np.array([0, 1, -1, 1] if rank == 3 else [-1, 1, 1, 1], np.int64))
         return [*nodes, aligned, helper.make_node("Reshape", [weighted, f"{prefix}_to"], [prefix])]
@@ -175,10 +168,9 @@ def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
 
 
 def _position_numbers(call: StandInCall, tensor: str, axis: int, target: str, shape: list[int]) -> list[NodeProto]:
-    """Return nodes that compute the tensor `{target}_by` with the numbers 1, 2, … up to a period, then again from 1.
+    """Return nodes that compute the tensor `{target}_by`: 1, 2, …, 7, 1, 2, … along `axis` of `tensor`.
 
-    It has one number for each index along the axis `axis` of `tensor`. The period is 7, or 2 in 16-bit types. `shape`
-    is the shape of the result.
+    In 16-bit types, the numbers are 1, 2, 1, 2, …. `shape` is the shape of the result.
     """
     period = _POSITION_PERIOD if SIGNIFICAND_BITS[call.dtype] >= 24 else 2
     numbers = {"zero": 0, "step": 1, "axis": axis, "most": period}
@@ -196,11 +188,7 @@ def _position_numbers(call: StandInCall, tensor: str, axis: int, target: str, sh
 
 
 def _row_numbers(call: StandInCall, is_flat: bool) -> list[NodeProto]:
-    """Return nodes that compute the tensor `numbers` of shape (1, 1, rows, 1): row numbers or zeros.
-
-    The numbers are zeros if the causal attribute of the calling node is 0, because the result for a row then does not
-    depend on its number. If the node has a window, `prepare_node` has set this attribute to 1.
-    """
+    """Return nodes that compute the tensor `numbers` of shape (1, 1, rows, 1): row numbers, or zeros if not causal."""
     return [
         *_position_numbers(call, "X0", 1 if is_flat else 2, "row", [1, 1, -1, 1]),
         attribute_constant("flag", "value_int", _CAUSAL_ATTRIBUTES[call.op], AttributeProto.INT),

@@ -1,4 +1,4 @@
-"""Coverage of check models: the taps (kernel positions) and input channels of a network that their filters read."""
+"""Coverage of check models: which kernel positions (taps) and input channels of a network their filters read."""
 
 from __future__ import annotations
 
@@ -22,18 +22,13 @@ DEQUANTIZE_OP = "DequantizeLinear"
 INTEGER_WEIGHTS = {
     "ConvInteger": (1, 3, 0), "QLinearConv": (3, 5, 0), "MatMulInteger": (1, 3, -1), "QLinearMatMul": (3, 5, -1),
 }  # fmt: skip
-"""Inputs of operators on integers: (index of the weight, index of its zero point, axis).
-
-A zero point that is a vector has one number for each index of this axis of the weight.
-"""
+"""Inputs of operators on integers: (index of the weight, index of its zero point, axis of a zero-point vector)."""
 MATMUL_NBITS = (ORT_DOMAIN, "MatMulNBits")
 
 
 @dataclass(frozen=True)
 class Coverage:
-    """Numbers of taps (kernel positions) and input channels that the sparse filters of check models read.
-
-    The numbers are sums over all layers with weights.
+    """Numbers of kernel positions (taps) and input channels that check models read, summed over all layers.
 
     Attributes:
         taps_read: Number of taps that at least one filter of their layer reads.
@@ -52,7 +47,7 @@ class Coverage:
 
 
 def seeds_needed(model: Model) -> int:
-    """Return how many consecutive seeds read every tap (kernel position) and input channel of every layer."""
+    """Return how many consecutive seeds read every kernel position and input channel of every layer."""
     facts = gather_facts(model)
     needed = 1
     for node in facts.nodes:
@@ -65,7 +60,7 @@ def seeds_needed(model: Model) -> int:
 def _find_weight(
     facts: GraphFacts, node: NodeProto, makers: Mapping[str, NodeProto]
 ) -> tuple[int, NDArray[Any]] | None:
-    """Return the input index and the values of a node's constant weight; None if the node has no constant weight.
+    """Return the input index and the values of a node's constant weight; None if it has none.
 
     `makers` are the nodes that read only constants, by their first output.
     """
@@ -93,7 +88,6 @@ def _find_weight(
 
 
 def _unpack_weight(facts: GraphFacts, node: NodeProto) -> NDArray[Any]:
-    """Return the weights of a MatMulNBits minus their zero points, as an array of shape (N, K)."""
     bits, (columns, blocks, _) = get_attribute(node, "bits", 4), facts.constants[node.input[1]][1]
 
     def numbers(packed: NDArray[Any]) -> NDArray[Any]:
@@ -111,10 +105,9 @@ def _unpack_weight(facts: GraphFacts, node: NodeProto) -> NDArray[Any]:
 
 
 def _subtract_zero_point(facts: GraphFacts, node: NodeProto, index: int, zero_point: int, axis: int) -> NDArray[Any]:
-    """Return the integers of a node's input minus their zero point.
+    """Return the integers of input `index` minus their zero point, if it is constant.
 
-    `index` is the index of the input with the integers, `zero_point` that of their zero point, and zero points vary
-    along `axis`. If the zero point is not constant, the integers are returned unchanged.
+    `zero_point` is the index of the zero point's input. If it is a vector, it varies along `axis`.
     """
     numbers, points = facts.model.array(node.input[index]).astype(np.int64), np.zeros(1, np.int64)
     if len(node.input) > zero_point and node.input[zero_point] in facts.constants:
@@ -127,9 +120,7 @@ def _subtract_zero_point(facts: GraphFacts, node: NodeProto, index: int, zero_po
 
 @dataclass(frozen=True)
 class ReadMasks:
-    """Masks of taps (kernel positions) and input channels that the sparse filters of check models read.
-
-    The masks are kept instead of the check models, because a check model is as large as the network.
+    """Masks of kernel positions (taps) and input channels that the sparse filters of check models read.
 
     Attributes:
         taps: By node name, an array with True for each tap that was read.
@@ -140,7 +131,7 @@ class ReadMasks:
     channels: Mapping[str, Mask] = field(default_factory=dict)
 
     def including(self, model: Model) -> ReadMasks:
-        """Return these masks joined with those of `model`, a check model (a network with sparse integer filters)."""
+        """Return these masks joined with those of the check model `model`."""
         facts, taps, channels = gather_facts(model), dict(self.taps), dict(self.channels)
         makers = {node.output[0]: node for node in facts.nodes if facts.computed_input_count(node) == 0}
         for node in facts.nodes:
@@ -153,15 +144,11 @@ class ReadMasks:
 
     @property
     def coverage(self) -> Coverage:
-        """The numbers of taps (kernel positions) and channels that were read, and of all taps and channels."""
         taps, channels = self.taps.values(), self.channels.values()
         read = (sum(int(mask.sum()) for mask in masks) for masks in (taps, channels))
         return Coverage(next(read), sum(mask.size for mask in taps), next(read), sum(mask.size for mask in channels))
 
 
 def measure_coverage(models: Iterable[Model]) -> Coverage:
-    """Return how many taps (kernel positions) and input channels several check models read together.
-
-    If `models` is a generator, only one check model is in memory at a time.
-    """
+    """Return how many kernel positions and input channels several check models read together."""
     return reduce(ReadMasks.including, models, ReadMasks()).coverage

@@ -26,10 +26,7 @@ from dicompiler.verify.exact.sparse_filters import unified_view, weight_index
 from dicompiler.verify.executor import run_model
 
 MAX_FRACTION_BITS = 10
-"""Largest number of binary places behind the point of an exact value.
-
-Averages over powers of two have a few binary places. A value with more places was probably rounded.
-"""
+"""Largest number of binary places after the point of an exact value. A value with more places was probably rounded."""
 _PRODUCT_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul", "Mul")
 _SUM_OPS = ("Add", "BatchNormalization", "Div", "LRN", "LogSoftmax", "Pow", "Softmax", "Sub", "Sum")
 
@@ -40,9 +37,8 @@ class Peak:
 
     Attributes:
         tensor: Name of the tensor.
-        magnitude: The bound in units of 2^-n, if the numbers have n binary places behind the point.
-        share: The magnitude divided by the limit of the tensor's type (2^24 in float32). If it is below 1, the tensor
-            is exact.
+        magnitude: The bound in units of 2^-n, if the numbers have n binary places after the point.
+        share: The magnitude divided by the limit of the tensor's type (2^24 in float32). Below 1, the tensor is exact.
     """
 
     tensor: str
@@ -56,7 +52,7 @@ class _ValueRange:
 
     Attributes:
         size: Largest absolute value.
-        fraction_bits: Number of binary places behind the point.
+        fraction_bits: Number of binary places after the point.
     """
 
     size: float
@@ -64,35 +60,32 @@ class _ValueRange:
 
     @property
     def units(self) -> float:
-        """The largest absolute value as a multiple of 2^-`fraction_bits`, the smallest step between two values."""
+        """The largest absolute value as a multiple of 2^-`fraction_bits`."""
         return math.ldexp(self.size, self.fraction_bits)
 
 
 def compute_all_tensors(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return every tensor that the nodes of a model compute, by name.
+    """Return every tensor that the nodes of a model compute, by name; sequences and maps are omitted.
 
-    onnxruntime's optimizations are off, because they remove tensors. Sequences and other values that are not tensors
-    are omitted.
+    onnxruntime's optimizations are off, because they remove tensors.
     """
     names = [name for node in model.proto.graph.node for name in node.output if name]
-    # The inputs are random integers. If the network computes the shape of a tensor from them, the tensor may be huge,
-    # so the memory is limited.
+    # The memory is limited, because random inputs can make a tensor huge if its shape is computed from them.
     with memory_limit(available_memory() // 2):
         results = run_model(model, inputs, names, "none", is_single_use=True)
     return {name: result for name, result in results.items() if isinstance(result, np.ndarray)}
 
 
 def largest_peak(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """Return the Peak (upper bound of the numbers) of the tensor that comes nearest to the limit of exact integers."""
+    """Return the Peak (upper bound of a tensor's numbers) nearest to the limit of exact integers."""
     peaks = (peak for _, peak in _iterate_peaks(facts, inputs))
     return max((Peak("", 0.0, 0.0), *peaks), key=lambda peak: peak.share)
 
 
 def first_inexact_peaks(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> list[Peak]:
-    """Return the Peaks (upper bounds of the numbers) of the first tensors that may contain rounded numbers.
+    """Return the Peaks of the tensors that may be rounded although they are computed from exact tensors only.
 
-    The first ones are the inexact tensors that are computed from exact tensors only. Tensors that nothing reads are
-    omitted.
+    Tensors that nothing reads are omitted.
     """
     peaks = [(index, peak) for index, peak in _iterate_peaks(facts, inputs) if peak.share >= 1]
     inexact = {peak.tensor for _, peak in peaks}
@@ -126,17 +119,13 @@ class _RunRanges:
     ranges: dict[str, _ValueRange]
 
     def range_of(self, name: str) -> _ValueRange:
-        """Return the range of a tensor or constant. Integers and other non-floats have the range 0: they are exact."""
+        """Return the range of a tensor or constant; integers, which are always exact, have the range 0."""
         if name not in self.ranges and self.facts.constants.get(name, (0,))[0] in SIGNIFICAND_BITS:
             self.ranges[name] = _value_range(self.facts.model.array(name))
         return self.ranges.get(name, _ValueRange(0.0))
 
     def largest_sum(self, node: onnx.NodeProto) -> float:
-        """Return an upper bound of Σ |term|, over the terms that are added up for one output element of a node.
-
-        The bound holds for every output element, and therefore for all partial sums. It is 0 if the operator does not
-        add.
-        """
+        """Return an upper bound of Σ |term| over the summands of an output element; 0 if the operator does not add."""
         index = weight_index(self.facts, node)
         if node.name in self.facts.relaxation.excluded or (is_stand_in(node) and node.op_type not in _PRODUCT_OPS):
             return 0.0
@@ -161,10 +150,9 @@ class _RunRanges:
         )
 
     def _range_after_bounding(self, node: onnx.NodeProto, value_range: _ValueRange) -> _ValueRange:
-        """Return the range of an input of a node after the node has reduced it modulo an odd number.
+        """Return the range of a node's input after the node has reduced it modulo an odd number.
 
-        `value_range` is the range before this reduction. Only stand-ins (integer functions that replace operators) use
-        a modulus, so `value_range` is returned for all other nodes.
+        Only functions that replace an operator do so. For other nodes, `value_range` is returned unchanged.
         """
         if not is_stand_in(node):
             return value_range
@@ -173,7 +161,7 @@ class _RunRanges:
         )
 
     def _product_count(self, node: onnx.NodeProto) -> int:
-        """Return the number of products in an output element of a node that multiplies two computed tensors."""
+        """Return the number of products that a node of two computed inputs adds up for each output element."""
         first, second = (self._shape(name) for name in node.input[:2])
         if node.op_type.startswith("Conv"):
             return math.prod(second) // max(1, second[0 if node.op_type == "Conv" else 1])

@@ -1,9 +1,9 @@
 """Replacement of nodes that are excluded from the exact check.
 
 The exact check compares a split on small integers. A node is excluded if its numbers cannot be exact, or are random. If
-no plan cuts the excluded node, its outputs are replaced by integers that differ by position. Otherwise a stand-in (a
-function with the same inputs) returns zeros, and a new Add behind it adds random integers. Each piece of the node adds
-its region of these integers, so pieces that are read from a wrong place change the result.
+no plan splits the node, its outputs become integers that differ by position. Otherwise a function returns zeros, and a
+new Add after it adds random integers. Each piece of the node adds its region of these integers, so a piece at a wrong
+place changes the result.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ _MIN_ADD_OPSET = 7
 def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:
     """Return the reason why no Add can follow a node that the exact check replaces by zeros; "" if one can.
 
-    The Add would turn the zeros into random integers. It must not change how the network is divided into layers: it
-    must become one more element-wise node in the layer of the replaced node.
+    An Add is possible only if it becomes one more element-wise node in the layer of the replaced node.
     """
     rule, add_rule = facts.rule(node), facts.rules.get(("", "Add"))
     if len(node.output) != 1:
@@ -45,32 +44,23 @@ def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def excluded_stand_in(node: NodeProto, facts: GraphFacts) -> str:
-    """Return the name of the function (stand-in) that replaces a node that the exact check excludes.
-
-    The name is a key of `generic.BODIES`.
-    """
+    """Return the key of `generic.BODIES` for the function that replaces an excluded node."""
     if facts.is_whole(node):
         return "position_values"
     return "ones" if _why_no_add(node, facts) else "zeros"
 
 
 def describe_unchecked(node: NodeProto, facts: GraphFacts) -> str:
-    """Return a note if the exact check cannot notice misplaced pieces of an excluded node's output.
-
-    A node is excluded if it cannot compute exact numbers, so that its output is replaced.
-
-    The result is "" if the check can notice them.
-    """
+    """Return a note if the exact check cannot notice misplaced pieces of an excluded node's output; otherwise ""."""
     if excluded_stand_in(node, facts) != "ones":
         return ""
     return f" (ones replace its output, so pieces from a wrong place do not show: {_why_no_add(node, facts)})"
 
 
 def replacement_values(facts: GraphFacts, seed: int, size: int) -> dict[str, NDArray[Any]]:
-    """Return random integers from -size to size for the outputs of nodes that the exact check excludes, by tensor name.
+    """Return random integers from -size to size to be added to the zeros of excluded nodes, by tensor name.
 
-    Only excluded nodes that plans may split get such integers. In the check model, the node computes zeros, to which
-    the integers are added.
+    Excluded nodes that no plan splits are omitted.
     """
     nodes = [
         node
@@ -90,11 +80,9 @@ def alternating_values(dtype: int, shape: Shape, seed: int, name: str, size: int
 
 
 def add_replacements(proto: onnx.ModelProto, arrays: Mapping[str, NDArray[Any]]) -> None:
-    """Insert an Add of random integers behind each excluded node that computes a tensor in `arrays`.
+    """Insert an Add of random integers after each excluded node that computes a tensor in `arrays`.
 
-    An excluded node is one that cannot compute exact numbers. A function that returns zeros (its stand-in) replaces it.
-    The Add turns the zeros into integers that differ by position, so that pieces from a wrong place are noticed. The
-    integers are the initializer with the suffix NUMBERS_SUFFIX.
+    The node itself returns zeros. The integers differ by position, so misplaced pieces are noticed.
     """
     nodes = list(_nodes_with_adds(proto.graph.node, arrays))
     del proto.graph.node[:]

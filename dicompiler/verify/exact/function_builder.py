@@ -1,7 +1,7 @@
-"""Building blocks of stand-ins: nodes of ONNX functions that compute with small integers.
+"""Building blocks of integer functions that replace operators that round in the exact check (stand-ins).
 
-A stand-in replaces an operator that rounds. It is an ONNX model-local function with inputs X0, X1, … and outputs Y, Y1,
-…. `StandInCall` describes the nodes that call the function, and a body builder turns it into the nodes of the function.
+A stand-in is an ONNX model-local function with inputs X0, X1, … and outputs Y, Y1, …. `StandInCall` describes the nodes
+that call it, and a body builder returns the nodes of the function.
 """
 
 from __future__ import annotations
@@ -19,23 +19,17 @@ from dicompiler.ir.regions import Shape
 from dicompiler.verify.index_inputs import ValueLimit
 
 MODULUS = 16
-"""Modulus that stand-ins (integer functions that replace operators) apply to the terms of sums.
-
-It is a power of two, so that its reciprocal is exact.
-"""
+"""Modulus that is applied to the terms of sums. It is a power of two, so its reciprocal is exact."""
 ODD_MODULUS, ODD_MODULUS_16_BIT = 15, 3
-"""Moduli that stand-ins (integer functions that replace operators) apply to the factors of products.
+"""Moduli that are applied to the factors of products: ODD_MODULUS_16_BIT in 16-bit types, otherwise ODD_MODULUS.
 
-ODD_MODULUS_16_BIT is for 16-bit types, and ODD_MODULUS for types with 24 or more significand bits.
-
-Multiplication by two maps different remainders of an odd modulus to different remainders, so it hides no difference. No
-integer is half-way between two multiples of an odd modulus, so the nearest multiple, which is subtracted, is unique.
+They are odd, so that a factor of two hides no difference, and so that the nearest multiple of an integer is unique.
 """
 
 
 @dataclass(frozen=True)
 class StandInCall:
-    """The common properties of all nodes that call a stand-in (an integer function that replaces an operator).
+    """The common properties of all nodes that call one stand-in (an integer function that replaces an operator).
 
     Attributes:
         op: Operator type.
@@ -49,8 +43,7 @@ class StandInCall:
         input_types: ONNX types of the inputs, 0 if omitted or unknown.
         input_ranks: Ranks of the inputs, 0 if omitted or unknown.
         weight_input: Index of the input that is a filter of ±1 in all calls; None if there is none.
-        output_limits: Valid values of integer outputs, set by the operators that read them; None if all values are
-            valid.
+        output_limits: Valid values of integer outputs, as the operators that read them require; None if all are valid.
     """
 
     op: str
@@ -68,11 +61,10 @@ class StandInCall:
 
     @property
     def attribute_names(self) -> list[str]:
-        """Names of the attributes of the stand-in, the ONNX function that replaces an operator.
+        """Names of the ONNX function's attributes.
 
-        For a standard operator, they are all attributes of the operator. A node that computes a part of the output may
-        set attributes that have their default in the whole node. For any other operator, they are the attributes with
-        a value other than 0 in at least one calling node.
+        A function for a standard operator has all attributes of the operator, because a node for a piece of the output
+        may set more attributes than the whole node. Other functions have only `nonzero_attributes`.
         """
         if self.domain or not onnx.defs.has(self.op, self.opset, ""):
             return sorted(self.nonzero_attributes)
@@ -83,10 +75,7 @@ class StandInCall:
         return [f"X{index}" for index in range(self.arity)]
 
     def node(self, op: str, inputs: Sequence[str], outputs: Sequence[str], **own: Any) -> NodeProto:
-        """Return a node of the stand-in function. Its attributes refer to those of the node that calls the function.
-
-        Attributes in `own` have the given values instead.
-        """
+        """Return a node of the function; its attributes refer to those of the calling node, except those in `own`."""
         node = helper.make_node(op, inputs, outputs, **own)
         if op == self.op and self.example is not None and (self.domain or not onnx.defs.has(op, self.opset, "")):
             for entry in self.example.attribute:
@@ -104,16 +93,15 @@ class StandInCall:
 
 
 BodyBuilder = Callable[[StandInCall], list[NodeProto]]
-"""Function that returns the nodes of a stand-in (an integer function that computes Y from X0, X1, …)."""
+"""Function that returns the nodes of an ONNX function, which computes Y from X0, X1, …."""
 
 
 def constant_node(name: str, value: NDArray[np.generic]) -> NodeProto:
-    """Return a Constant node that outputs the tensor `name`."""
     return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(value))
 
 
 def cast_for_old_opset(body: list[NodeProto]) -> list[NodeProto]:
-    """Return `body` with each integer constant replaced by a float constant and a Cast, as opsets before 9 require."""
+    """Return `body` with each int64 constant replaced by a float constant and a Cast, as opsets before 9 require."""
     nodes = list[NodeProto]()
     for node in body:
         value = numpy_helper.to_array(node.attribute[0].t) if node.op_type == "Constant" and node.attribute else None
@@ -129,7 +117,7 @@ def cast_for_old_opset(body: list[NodeProto]) -> list[NodeProto]:
 def attribute_constant(
     name: str, value: str, attribute: str, attribute_type: AttributeProto.AttributeType
 ) -> NodeProto:
-    """Return a Constant node for an ONNX function: its value is an attribute of the node that calls the function.
+    """Return a Constant node for an ONNX function, with an attribute of the calling node as its value.
 
     `value` is the attribute of Constant that is set, such as "value_int".
     """
@@ -139,12 +127,12 @@ def attribute_constant(
 
 
 def refer_attribute(node: NodeProto, name: str, attribute: str, attribute_type: AttributeProto.AttributeType) -> None:
-    """Let an attribute of a node in an ONNX function refer to an attribute of the node that calls the function."""
+    """Let the attribute `name` of a node in an ONNX function refer to the calling node's `attribute`."""
     node.attribute.add(name=name, ref_attr_name=attribute).type = attribute_type
 
 
 def nonnegative_mod(call: StandInCall, tensor: str = "X0") -> list[NodeProto]:
-    """Return nodes that compute `bounded` = tensor modulo 16, which is 0 to 15, so that sums stay small."""
+    """Return nodes that compute the tensor `bounded` = `tensor` modulo 16 (from 0 to 15)."""
     return [
         call.typed_constant("modulus", float(MODULUS)),
         call.typed_constant("fraction", 1 / MODULUS),
@@ -156,18 +144,14 @@ def nonnegative_mod(call: StandInCall, tensor: str = "X0") -> list[NodeProto]:
 
 
 def modulus_for(dtype: int) -> int:
-    """Return the odd modulus that keeps the integers of check models small: 3 for 16-bit floats, otherwise 15.
-
-    `dtype` is an ONNX type.
-    """
+    """Return the modulus for factors of products: 3 for 16-bit floats, otherwise 15. `dtype` is an ONNX type."""
     return ODD_MODULUS_16_BIT if dtype in (TensorProto.FLOAT16, TensorProto.BFLOAT16) else ODD_MODULUS
 
 
 def centred_mod(call: StandInCall, tensor: str, target: str) -> list[NodeProto]:
     """Return nodes that compute the tensor `target`: x modulo m, from -m/2 to m/2.
 
-    x is `tensor`, and m is 15, or 3 for 16-bit types. The formula is x - m · floor(x / m + 1/2), so 0 stays 0. Infinite
-    values, and values so large that they would be rounded, are clipped first.
+    x is `tensor`, clipped to exact values; m is 15, or 3 for 16-bit types. The formula is x - m · floor(x / m + 1/2).
     """
     modulus, bound = modulus_for(call.dtype), 2.0**9 if modulus_for(call.dtype) == ODD_MODULUS_16_BIT else 2.0**22
     names = {name: f"{target}_{name}" for name in ("m", "share", "half", "low", "high", "cut", "y", "z", "f", "n")}
@@ -189,7 +173,7 @@ def centred_mod(call: StandInCall, tensor: str, target: str) -> list[NodeProto]:
 
 
 def round_scaled(call: StandInCall, tensor: str, factor: int, target: str) -> list[NodeProto]:
-    """Return nodes that compute `target` = round(tensor · factor) without the operator Round, which opset 11 added."""
+    """Return nodes that compute `target` = round(tensor · factor). The operator Round exists only since opset 11."""
     return [
         call.typed_constant(f"{target}_factor", float(factor)),
         call.typed_constant(f"{target}_half", 0.5),
@@ -200,10 +184,7 @@ def round_scaled(call: StandInCall, tensor: str, factor: int, target: str) -> li
 
 
 def reduce_sum(call: StandInCall, tensor: str, axis: int, target: str) -> list[NodeProto]:
-    """Return nodes that compute the tensor `target`: the sum of `tensor` over `axis`, which is kept with length 1.
-
-    The axes of ReduceSum are an input since opset 13 and an attribute before.
-    """
+    """Return nodes that compute the tensor `target`: the sum of `tensor` over `axis`, which is kept with length 1."""
     if call.opset < 13:
         return [helper.make_node("ReduceSum", [tensor], [target], axes=[axis])]
     return [

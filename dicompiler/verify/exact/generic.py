@@ -1,4 +1,4 @@
-"""Generic stand-ins: integer functions that can replace many operators.
+"""Integer functions that can replace many operators in the exact check (generic stand-ins).
 
 A generic stand-in is used for all operators that are split in the same way, whatever they compute. Each function of
 this module returns the nodes of an ONNX function that outputs small integers. Every element that the original operator
@@ -26,29 +26,24 @@ from dicompiler.verify.exact.function_builder import (
 from dicompiler.verify.index_inputs import ValueLimit
 
 ROUNDING_FACTOR = 16
-"""Factor by which a number is multiplied before it is rounded and taken modulo an odd number (15 or 3).
+"""Factor by which numbers are multiplied before they are rounded and taken modulo 15 or 3.
 
-The factor is 1 modulo 15 and modulo 3, so integers have the same remainder as without it.
+It is 1 modulo 15 and modulo 3, so the remainders of integers do not change.
 """
 DIGEST_PRIME, DIGEST_BOUND, DIGEST_FRACTION = 8191, 2.0**22, 1024
-"""Parameters of digests, which are hashes of all inputs of a node: integers modulo DIGEST_PRIME.
+"""Parameters of a digest, i.e. a hash of all inputs of a node, which is an integer modulo DIGEST_PRIME.
 
-A digest is computed from inputs that are clipped to ±DIGEST_BOUND, multiplied by DIGEST_FRACTION, and rounded down.
+Inputs are first clipped to ±DIGEST_BOUND, multiplied by DIGEST_FRACTION, and rounded down.
 """
 MAX_INTEGER_VALUES = 4
-"""Largest number of different values in an integer output that is computed from a digest: 0, 1, … below this number.
-
-There are fewer values if the operators that read the output accept fewer.
-"""
+"""Largest number of different values (0, 1, …) in an integer output that is computed from a digest."""
 _FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16)
 
 
 def same_operator_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that apply the original operator to inputs modulo an odd number.
 
-    Sums of products stay small however deep the network is. The modulus is applied to each element separately, so that
-    a split operator gives the same results as a whole one. It is not applied to filters, because their elements are 0
-    or ±1.
+    The modulus keeps sums of products small in networks of any depth. Filters of 0 and ±1 are used unchanged.
     """
     parameters = onnx.defs.get_schema(call.op, call.opset, "").inputs
     optional = onnx.defs.OpSchema.FormalParameterOption.Optional
@@ -63,17 +58,14 @@ def same_operator_body(call: StandInCall) -> list[NodeProto]:
 
 
 def bounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply the original operator to its first input modulo an odd number.
-
-    The modulus keeps the outputs small.
-    """
+    """Return nodes that apply the original operator to its first input modulo an odd number."""
     return [*centred_mod(call, "X0", "B0"), call.node(call.op, ["B0", *call.input_names[1:]], ["Y"])]
 
 
 def indexed_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that apply an indexing operator, such as Gather, to its indices modulo the length of the axis.
 
-    The exact check runs the network on random integers, so an index may exceed this length.
+    Random integers as indices may exceed this length.
     """
     return [
         attribute_constant("axis", "value_int", "axis", onnx.AttributeProto.INT),
@@ -86,23 +78,23 @@ def indexed_body(call: StandInCall) -> list[NodeProto]:
 
 
 def recurrent_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces an RNN, GRU or LSTM.
+    """Return the nodes of an integer function that replaces an RNN, GRU or LSTM of which only the output Y is read.
 
-    Only the output Y may be read. An element of Y is a sum of four terms: the inputs of its step, the inputs of all
-    steps, the weights of its direction, and the optional inputs.
+    An element of Y is a sum of four terms: the inputs of its step, the inputs of all steps, the weights of its
+    direction, and the optional inputs.
     """
     shapes = {"by_step": [0, 1, -1, 1], "by_batch": [1, 1, -1, 1], "by_unit": [0, 0, 1, -1], "by_both": [0, 0, -1, 1]}
     nodes = [constant_node(name, np.array(value, np.int64)) for name, value in shapes.items()]
     nodes += centred_mod(call, "X0", "B0")
     nodes += [*reduce_sum(call, "B0", 2, "step"), *reduce_sum(call, "step", 0, "steps")]
     terms = [("step", "by_step"), ("steps", "by_batch")]
-    # Indices of the weights W and R, which have the shape (directions, gates · units, features or units).
+    # Inputs 1 and 2 are the weights W and R of shape (directions, gates · units, features or units).
     for i in (1, 2):
         nodes += [*centred_mod(call, f"X{i}", f"B{i}"), *reduce_sum(call, f"B{i}", 1, f"sum{i}")]
         nodes.append(helper.make_node("Transpose", [f"sum{i}"], [f"of{i}"], perm=[1, 0, 2]))
     nodes += reduce_sum(call, "of1", 2, "of3")
     terms += [("of2", "by_unit"), ("of3", "by_unit")]
-    # Indices of the optional inputs of an RNN, GRU or LSTM: bias, two initial states, and peephole weights.
+    # Inputs 3, 5, 6 and 7 are optional: the bias, two initial states, and the peephole weights.
     for i in (3, 5, 6, 7):
         if i < len(call.input_types) and call.input_types[i]:
             axis, turned = (2, [2, 0, 1]) if i in (5, 6) else (1, [1, 0])
@@ -122,9 +114,9 @@ def recurrent_body(call: StandInCall) -> list[NodeProto]:
 
 
 def cumulative_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute the running sum of (x modulo an odd number), in place of a CumSum or CumProd.
+    """Return nodes that compute the running sum of the first input modulo an odd number, for CumSum and CumProd.
 
-    x is the first input. Running products would become too large to be exact.
+    Running products would become too large to be exact.
     """
     return [*centred_mod(call, "X0", "B0"), call.node("CumSum", ["B0", *call.input_names[1:]], ["Y"])]
 
@@ -135,14 +127,13 @@ def remainder_body(call: StandInCall) -> list[NodeProto]:
 
 
 def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces any element-wise operator.
+    """Return the nodes of an integer function that replaces any element-wise operator.
 
-    It computes Σ (i + 1) · (xᵢ modulo an odd number), over the float inputs x₀, x₁, …. All inputs of a
-    BatchNormalization except the first are vectors along the channels.
+    It computes Σ (i + 1) · (xᵢ modulo an odd number), over the float inputs x₀, x₁, ….
     """
     nodes, previous = list[NodeProto](), ""
-    # If the output has another type than the first input, the operator converts integers to floats. The stand-in (the
-    # integer function that replaces the operator) must then do the same.
+    # If the output has another type than the first input, the operator converts integers to floats, and so must the
+    # function that replaces it.
     if call.outputs and call.outputs[0][0] != call.dtype:
         cast = helper.make_node("Cast", ["X0"], ["typed_X0"], to=call.outputs[0][0])
         return [cast, *centred_mod(replace(call, dtype=call.outputs[0][0]), "typed_X0", output)]
@@ -165,7 +156,7 @@ def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
 
 
 def _channel_shape() -> list[NodeProto]:
-    """Return nodes that compute `channels`: the shape (-1, 1, …, 1) of a vector along the channels of the input X0."""
+    """Return nodes that compute `channels`: the shape (-1, 1, …, 1), which aligns a vector with the channels of X0."""
     ones = helper.make_tensor("one", onnx.TensorProto.INT64, [1], [1])
     return [
         constant_node("minus", np.array([-1])),
@@ -181,9 +172,7 @@ def _channel_shape() -> list[NodeProto]:
 def resample_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that apply a Resize or GridSample to inputs modulo an odd number, and compute round(64 · result).
 
-    The modulus keeps the outputs small. Interpolation gives fractions, which are scaled by 64 and rounded, because
-    the exact check compares integers. A piece of the output is interpolated with the same weights as the whole output,
-    so its results are rounded to the same integers.
+    Interpolation gives fractions, but the exact check compares integers.
     """
     return [
         *centred_mod(call, "X0", "B0"),
@@ -193,20 +182,18 @@ def resample_body(call: StandInCall) -> list[NodeProto]:
 
 
 def ones_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute ones of the output shape (zeros in integer types).
+    """Return nodes that compute ones of the output shape (zeros in integer types), in place of an excluded node.
 
-    They replace a node that the exact check cannot compute exactly and that plans may split. The readers of the ones
-    are still checked. But as all ones are equal, the check does not notice if a reader gets a piece from a wrong place.
+    Later layers are still checked, but a misplaced piece of the ones is not noticed, because all ones are equal.
     """
     return _filled_body(call, 1)
 
 
 def position_values_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that replace an excluded operator, which no plan splits, and which cannot compute exact numbers.
+    """Return nodes that replace the float outputs of an excluded operator, which no plan splits.
 
-    Each element of a float output becomes an integer that is computed from its position, so that pieces that are read
-    from a wrong place change the result. The operator itself computes its outputs of other types. They are the same in
-    the whole model and in the split model, because the operator is not split and so has the same inputs.
+    Each element becomes an integer computed from its position, so a misplaced piece is noticed. The operator itself
+    still computes its outputs of other types.
     """
     names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [
@@ -222,10 +209,7 @@ def position_values_body(call: StandInCall) -> list[NodeProto]:
 
 
 def zeros_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute zeros of the output shape, in place of an operator that the exact check cannot compute.
-
-    The module `excluded_layers` adds random integers to these zeros, so that the layers behind them are checked.
-    """
+    """Return nodes that compute zeros of the output shape. `excluded_layers` adds random integers to them."""
     return _filled_body(call, 0)
 
 
@@ -240,11 +224,9 @@ def _filled_body(call: StandInCall, number: int) -> list[NodeProto]:
 
 
 def rounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that round the results of an operator that no plan splits.
+    """Return nodes that compute round(64 · result) modulo an odd number, for an operator that no plan splits.
 
-    The results, multiplied by 64, are rounded to integers and taken modulo an odd number, because the exact check needs
-    small integers. An operator that is not split has the same inputs in the whole model and in the split model, so
-    rounding cannot make their results differ.
+    Such an operator has the same inputs in the whole and in the split model, so its rounded results are equal.
     """
     names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [call.node(call.op, _given_inputs(call), names)]
@@ -257,9 +239,8 @@ def rounded_body(call: StandInCall) -> list[NodeProto]:
 def digest_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that compute outputs from a digest of all inputs, for an operator that no plan splits.
 
-    The digest is an integer that depends on the value and the position of every element of every input. The elements of
-    the outputs, which have static shapes, are computed from it. All nodes compute in double precision, which represents
-    every intermediate integer exactly.
+    The digest is an integer that depends on the value and the position of every input element. All nodes compute in
+    double precision, so that every intermediate integer is exact.
     """
     nodes = [
         _double_constant("prime", DIGEST_PRIME),
@@ -281,12 +262,11 @@ def digest_body(call: StandInCall) -> list[NodeProto]:
 
 
 def output_name(index: int) -> str:
-    """Return the name of output number `index` of a stand-in (ONNX function): Y, Y1, Y2, …."""
     return f"Y{index or ''}"
 
 
 def _position_values(i: int, dtype: int) -> list[NodeProto]:
-    """Return nodes that compute output i, in which the element at position j is j · (j² + 1) modulo DIGEST_PRIME.
+    """Return nodes that compute output i: the element at position j is j · (j² + 1) modulo DIGEST_PRIME.
 
     The values are then reduced to a small range that the ONNX type `dtype` represents exactly.
     """
@@ -310,9 +290,9 @@ def _position_values(i: int, dtype: int) -> list[NodeProto]:
 
 
 def _positions(i: int) -> list[NodeProto]:
-    """Return nodes that compute the tensor `step{i}`: 0, 1, 2, … modulo DIGEST_PRIME.
+    """Return nodes that compute the tensor `step{i}`: 0, 1, 2, … modulo DIGEST_PRIME, for each element of `row{i}`.
 
-    It has one number for each element of the tensor `row{i}`, which has the elements of input or output i in one row.
+    `row{i}` is input or output i, flattened.
     """
     ones = numpy_helper.from_array(np.ones(1, np.int64))
     return [
@@ -343,7 +323,7 @@ def _mod(tensor: str, modulus: str, share: str, target: str) -> list[NodeProto]:
 
 
 def _position_weighted_sum(i: int) -> list[NodeProto]:
-    """Return nodes that compute the scalar `h{i}`: a hash of input i, which is a weighted sum of its elements.
+    """Return nodes that compute the scalar `h{i}`: a weighted sum of the elements of input i.
 
     The element at position j has the weight j³ + j + 1 modulo DIGEST_PRIME.
     """
@@ -373,17 +353,15 @@ def _position_weighted_sum(i: int) -> list[NodeProto]:
         helper.make_node("Add", [f"cube{i}", f"raise{i}"], [f"weight{i}"]),
         *_mod(f"weight{i}", "prime", "share", f"weights{i}"),
         helper.make_node("Mul", [f"small{i}", f"weights{i}"], [f"products{i}"]),
-        # A ReduceSum without axes sums over all axes, so the result is a scalar.
         helper.make_node("ReduceSum", [f"products{i}"], [f"h{i}"]),
     ]
 
 
 def _spread_digest(tensor: str, i: int, dtype: int, shape: Shape, limit: ValueLimit | None) -> list[NodeProto]:
-    """Return nodes that compute output i from the digest (hash of all inputs) in the scalar `tensor`.
+    """Return nodes that compute output i from a hash of all inputs, which is the scalar `tensor`.
 
-    The element at position j is (tensor + j) · (1 + j modulo 61) modulo DIGEST_PRIME. A second modulus then makes it
-    small enough for the ONNX type `dtype`. In integer outputs, all elements are also values that the operators that
-    read the output accept (`limit`).
+    The element at position j is (tensor + j) · (1 + j modulo 61) modulo DIGEST_PRIME. It is then reduced to a small
+    range that `dtype` represents exactly. `limit` has the valid values of an integer output.
     """
     if isinstance(limit, tuple):
         return [constant_node(output_name(i), np.array(limit, helper.tensor_dtype_to_np_dtype(dtype)).reshape(shape))]
@@ -423,7 +401,7 @@ BODIES = {
     "weighted_sum": weighted_sum_body,
     "zeros": zeros_body,
 }
-"""Function that builds a stand-in (integer function in place of an operator), by the name that operator rules use.
+"""Builders of functions that replace operators, by the name that operator rules use.
 
 `position_values`, `ones` and `zeros` replace excluded nodes only.
 """

@@ -28,26 +28,18 @@ FLOAT8_TYPES = frozenset(
 )
 """8-bit floating-point types of stored weights. Integers up to 8 are exact in each of them."""
 Rules = Mapping[tuple[str, str], OperatorRule]
-"""Operator rules by (domain, operator type).
-
-For the exact check, a rule names the integer function (stand-in) that replaces the operator, and kinds of integers that
-replace its constant inputs.
-"""
+"""Operator rules by (domain, operator type). They also name the integers and functions for the exact check."""
 
 
 @dataclass(frozen=True)
 class Relaxation:
     """Changes of a check model (the network with small integers) that make its numbers exact.
 
-    Each attempt to build a check model keeps the changes of the previous attempt, and adds further ones.
-
     Attributes:
         schedule: Index into SCHEDULES. Later schedules have sparser filters and smaller values.
         bounds_inputs: True if operators that multiply and add take their inputs modulo an odd number.
-        generic_ops: (domain, type) of operators that are replaced by a generic stand-in (an integer function that can
-            replace many operators).
-        excluded: Reason for each node that the check excludes, by node name. The numbers of such a node cannot be exact
-            or are random.
+        generic_ops: (domain, type) of operators that are replaced by an integer function of the module `generic`.
+        excluded: By node name, the reason why the check excludes the node.
     """
 
     schedule: int = 0
@@ -65,14 +57,14 @@ class GraphFacts:
         nodes: Its nodes in graph order.
         constants: (ONNX type, shape) of the initializers by name.
         uses: (node index, input index) pairs of the nodes that read a tensor, by tensor name.
-        dtypes: ONNX types of all tensors of known type.
+        dtypes: ONNX types by tensor name, if known.
         captured: Names that control-flow bodies (the sub-graphs of If, Loop and Scan) read.
         outputs: The graph outputs.
         opset: Version of the standard operators.
         rules: Operator rules by (domain, operator type).
         tensors: Types, shapes and small constant values of all tensors.
         relaxation: Changes of the check model that make its numbers exact.
-        whole_nodes: Names of the nodes in layers that no plan cuts; empty if the layers are not known.
+        whole_nodes: Names of the nodes in layers that no plan splits; empty if the layers are not known.
     """
 
     model: Model
@@ -89,14 +81,11 @@ class GraphFacts:
     whole_nodes: frozenset[str] = frozenset()
 
     def rule(self, node: onnx.NodeProto) -> OperatorRule | None:
-        """Return the operator rule of the node's original operator; None if it has none.
-
-        The original operator is the one that a stand-in (integer function) may have replaced.
-        """
+        """Return the rule of the node's operator, or of the operator that the node's function replaces."""
         return self.rules.get((original_domain(node), node.op_type))
 
     def is_whole(self, node: onnx.NodeProto) -> bool:
-        """Return True if no plan cuts the node, because its operator or its layer cannot be cut."""
+        """Return True if no plan splits the node, because its operator or its layer cannot be split."""
         rule = self.rule(node)
         return rule is None or not rule.can_cut or node.name in self.whole_nodes
 
@@ -106,7 +95,6 @@ class GraphFacts:
         return 0 if not tensor else dtype or onnx.TensorProto.FLOAT
 
     def has_float_constant(self, node: onnx.NodeProto, index: int) -> bool:
-        """Return True if the node's input with this index is a floating-point constant."""
         name = node.input[index] if index < len(node.input) else ""
         return name in self.constants and self.constants[name][0] in SIGNIFICAND_BITS.keys() | FLOAT8_TYPES
 
@@ -132,7 +120,7 @@ class GraphFacts:
         return tuple(len(self.shape(name) or ()) for name in node.input)
 
     def readers(self, tensor: str) -> tuple[InputPlace, ...] | None:
-        """Return the nodes that read a tensor, as pairs (node index, input index).
+        """Return the (node index, input index) pairs at which nodes read a tensor.
 
         The result is None if a control-flow body reads the tensor or if it is a graph output.
         """
@@ -140,10 +128,9 @@ class GraphFacts:
 
 
 def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | None = None) -> GraphFacts:
-    """Return the types, shapes, readers and operator rules that check models (variants with small integers) need.
+    """Return facts about a model's types, shapes, readers and operator rules.
 
-    Types are inferred on a copy without weights. The default of `rules` is the built-in rules. If `layers` are given,
-    their shapes are used too, and nodes in layers that cannot be cut are marked as whole.
+    `rules` default to the built-in rules. `layers` add their shapes, and tell which nodes no plan splits.
     """
     inferred = onnx.shape_inference.infer_shapes(model.without_weights())
     nodes = tuple(model.proto.graph.node)
@@ -169,15 +156,15 @@ def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | 
 
 
 def facts_for_model(facts: GraphFacts, model: Model) -> GraphFacts:
-    """Return a copy of the GraphFacts `facts` for a model with the same graph but other constants."""
+    """Return `facts` for a model with the same graph but other constants."""
     return replace(facts, model=model, nodes=tuple(model.proto.graph.node), constants=model.initializers())
 
 
 def original_domain(node: onnx.NodeProto) -> str:
-    """Return the domain of a node's original operator, also if a stand-in (an integer function) replaces the node.
+    """Return the domain of a node's operator, or of the operator that the node's function replaces.
 
-    For example, the domain of a stand-in dicompiler.check.com.microsoft#1 becomes com.microsoft. The number
-    distinguishes several stand-ins of one operator.
+    For example, the domain dicompiler.check.com.microsoft#1 becomes com.microsoft. The number distinguishes several
+    functions that replace one operator.
     """
     domain = "" if node.domain == "ai.onnx" else node.domain
     if not is_stand_in(node):
@@ -197,7 +184,7 @@ def get_attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 
 def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
-    """Set an attribute of a node; the attribute keeps its place in the list if it exists."""
+    """Set an attribute of a node. An existing attribute keeps its place in the list."""
     attribute = onnx.helper.make_attribute(name, value)
     for entry in node.attribute:
         if entry.name == name:

@@ -1,6 +1,6 @@
 """Integer constants of check models: sparse weights, small additive constants, signs as factors, and clipping bounds.
 
-A check model is a copy of the network with integer values, for which splitting must not change a bit.
+A check model is a copy of the network with integer values. Splitting it must not change a bit of its results.
 """
 
 from __future__ import annotations
@@ -23,15 +23,14 @@ Array = NDArray[Any]
 
 @dataclass(frozen=True)
 class MagnitudeSchedule:
-    """Limits on the values of a check model, which has random integers instead of the model's weights.
+    """Limits on the integers of a check model.
 
     Attributes:
-        seeds: Number of check models that are made with consecutive seeds. Together, their filters must have an element
-            other than 0 at every kernel position and input channel.
-        taps: Number of elements of ±1 in each filter. Entry i is for filters behind i other layers with weights, and
-            the last entry also for those behind more layers. More elements are used if `seeds` seeds would otherwise
-            not read all kernel positions and input channels.
-        shifts: Number of different values of a shift (an additive constant), a prime.
+        seeds: Number of check models, made with consecutive seeds. Together, their filters have a nonzero element at
+            every kernel position and input channel.
+        taps: Minimum number of elements of ±1 in each filter. Entry i is for filters after i other layers with weights;
+            the last entry is also for all deeper ones.
+        shifts: Number of different values of an additive constant, a prime.
         inputs: Inputs are integers from -inputs to inputs.
     """
 
@@ -51,7 +50,7 @@ SCHEDULES = (
     MagnitudeSchedule(4, (2, 1)),
     MagnitudeSchedule(4, (1,), shifts=5, inputs=2),
 )
-"""Schedules (limits on values) from dense to sparse filters. The first one with which every value is exact is used.
+"""Schedules from dense to sparse filters. The first one with which every value is exact is used.
 
 Filters that read more elements reveal smaller faults.
 """
@@ -59,18 +58,15 @@ Filters that read more elements reveal smaller faults.
 _ADD_OPS = ("Add", "Sub", "Sum")
 """Operators that add two computed tensors, so that their results grow."""
 _SIGN_PRESERVING_OPS = ("Add", "BatchNormalization", "Dropout", "Identity", "Mul")
-"""Operators that preserve the sign of a whole channel, or flip it by a constant factor.
-
-A constant factor behind them can therefore cancel out the sign of the filter before them.
-"""
+"""Operators that preserve the sign of a whole channel, or flip it by a constant factor."""
 
 
 @dataclass(frozen=True)
 class _FollowingNodes:
-    """Nodes on the path behind a node with weights, up to the first node that changes more than a channel's sign.
+    """Nodes on the path after a node with weights, up to the first node that changes more than a channel's sign.
 
     Attributes:
-        links: Indices of the nodes that multiply by a constant. Their constants may flip the sign of a channel.
+        links: Indices of the nodes on the path that multiply by a constant. It may flip the sign of a channel.
         leads_to_add: True if an addition of two computed tensors follows.
     """
 
@@ -81,9 +77,8 @@ class _FollowingNodes:
 def integer_constants(facts: GraphFacts, seed: int, schedule: MagnitudeSchedule) -> dict[InputPlace, Array]:
     """Return integer arrays for all replaced constants, by the (node index, input index) that reads them.
 
-    If a filter is followed by a BatchNormalization or a constant factor, both have the same sign, so that the signs
-    cancel out. Otherwise a ReLU could make a whole channel zero. Before an addition of two computed tensors, the signs
-    are random, so that a sum of many branches stays small.
+    A filter and the constant factor after it have the same sign, so that a later ReLU does not make the whole channel
+    zero. Before an addition of two computed tensors, signs are random, so that a sum of many branches stays small.
     """
     arrays: dict[InputPlace, Array] = {}
     paired: dict[int, Array] = {}
@@ -101,10 +96,10 @@ def integer_constants(facts: GraphFacts, seed: int, schedule: MagnitudeSchedule)
 def integer_inputs(
     model_inputs: Mapping[str, tuple[int, tuple[int, ...]]], seed: int, schedule: MagnitudeSchedule
 ) -> dict[str, Array]:
-    """Return random inputs by name, all of which are integers or bools.
+    """Return random integer or bool inputs by name.
 
-    Inputs of float types get integers from -`schedule.inputs` (the largest magnitude of inputs) to `schedule.inputs`,
-    inputs of integer types 0 to 3, and bool inputs False or True. `model_inputs` are (ONNX type, shape) by name.
+    Float inputs get -`schedule.inputs` … `schedule.inputs`, and integer inputs 0 … 3. `model_inputs` has (ONNX type,
+    shape) by name.
     """
     feed = {}
     for name, (dtype, shape) in model_inputs.items():
@@ -121,7 +116,7 @@ def integer_inputs(
 def _weighted_depths(facts: GraphFacts) -> dict[int, int]:
     """Return the depth of each node with weights, by node index.
 
-    The depth is the number of nodes with weights before the node, on the path with the most such nodes.
+    The depth is the largest number of nodes with weights on a path before the node.
     """
     reached: dict[str, int] = {}
     depths = {}
@@ -135,12 +130,7 @@ def _weighted_depths(facts: GraphFacts) -> dict[int, int]:
 
 
 def _find_following_nodes(facts: GraphFacts, index: int) -> _FollowingNodes:
-    """Follow the path downstream of a node, up to the first tensor without a suitable reader.
-
-    A suitable reader is the only reader of its tensor, and it preserves or flips the signs of whole channels. The
-    result has the nodes on the path that multiply by a constant. It also says whether an addition of two computed
-    tensors ends the path.
-    """
+    """Follow the path after a node while each tensor has one reader, which preserves or flips channel signs."""
     links: list[int] = []
     readers = facts.readers(facts.nodes[index].output[0])
     while readers is not None and len(readers) == 1:
@@ -160,11 +150,16 @@ def _find_following_nodes(facts: GraphFacts, index: int) -> _FollowingNodes:
 def _weighted_constants(
     facts: GraphFacts, index: int, seed: int, taps: int, schedule: MagnitudeSchedule, paired: dict[int, Array]
 ) -> dict[InputPlace, Array]:
-    """Return filters and bias of a node with weights.
+    """Return filters and bias of a node with weights, by the (node index, input index) that reads them.
 
-    `taps` is the number of elements of a filter that are +1 or -1; all others are 0. Following nodes that multiply each
-    channel by a constant get random signs as constants, which are stored in `paired` by node index. The filters are
-    multiplied by the same signs, so that the two factors cancel out.
+    Args:
+        facts: Facts about the network.
+        index: Index of the node.
+        seed: Seed of positions and signs.
+        taps: Number of elements of ±1 in each filter.
+        schedule: Limits on the values.
+        paired: By node index, the signs of later constant factors. Signs that cancel out those of the filters are
+            added.
     """
     node = facts.nodes[index]
     weight_input = weight_index(facts, node)
@@ -197,11 +192,15 @@ def _scale_size(facts: GraphFacts, link: int) -> int:
 def _other_constants(
     facts: GraphFacts, index: int, kinds: list[str], seed: int, shifts: int, paired: Mapping[int, Array]
 ) -> dict[InputPlace, Array]:
-    """Return the integer constants of a node without weights.
+    """Return the integer constants of a node without weights, by the (node index, input index) that reads them.
 
-    `kinds` has a kind of integers for each input, such as "gain" or "shift", from the operator rule's attribute
-    `constant_stand_ins`. The last kind applies to all further inputs. `paired` are the signs by which nodes multiply
-    channels, by node index. `shifts` is the number of different values of an additive constant.
+    Args:
+        facts: Facts about the network.
+        index: Index of the node.
+        kinds: Kind of integers for each input, such as "gain" or "shift". The last kind applies to all further inputs.
+        seed: Seed of the integers.
+        shifts: Number of different values of an additive constant.
+        paired: Signs by which nodes multiply channels, by node index.
     """
     node = facts.nodes[index]
     indices = [input_index for input_index in range(len(node.input)) if facts.has_float_constant(node, input_index)]
@@ -245,8 +244,7 @@ def _factor_values(facts: GraphFacts, use: InputPlace, paired: Mapping[int, Arra
 def _deviation_values(facts: GraphFacts, use: InputPlace, seed: int) -> Array:
     """Return a standard deviation (1, 2 or 4) for each channel of a BatchNormalization.
 
-    The caller multiplies the scale by this number, and uses its square as the variance. Both cancel out, because the
-    operator multiplies by scale / √variance.
+    The scale is multiplied by it and the variance by its square, so that both cancel out in scale / √variance.
     """
     size = int(np.prod(facts.constants[facts.nodes[use[0]].input[use[1]]][1]))
     random = named_generator(seed, f"{facts.nodes[use[0]].name}/deviation")
@@ -254,10 +252,9 @@ def _deviation_values(facts: GraphFacts, use: InputPlace, seed: int) -> Array:
 
 
 def _gain_values(facts: GraphFacts, use: InputPlace, seed: int) -> Array:
-    """Return integers from -3 to 4 without 0 as the values of a constant.
+    """Return nonzero integers from -3 to 4 as the values of a constant.
 
-    Elements at positions i and j differ unless 7 divides i - j. A region that is shifted by fewer than seven elements
-    is therefore noticed.
+    Elements fewer than seven positions apart differ, so a region that is shifted by fewer elements is noticed.
     """
     random = named_generator(seed, f"{facts.nodes[use[0]].name}/gain")
     step, start = random.integers(1, 7), random.integers(7)
@@ -280,8 +277,8 @@ def _bound_values(facts: GraphFacts, use: InputPlace, name: str) -> Array:
 def _shift_values(facts: GraphFacts, use: InputPlace, seed: int, shifts: int) -> Array:
     """Return small integers, a third of them negative, as the values of an additive constant.
 
-    `shifts` is the number of different values, a prime. Elements at positions i and j differ unless `shifts` divides
-    i - j. A region that is shifted by fewer elements is therefore noticed.
+    `shifts` is the number of different values, a prime. Elements fewer than `shifts` positions apart differ, so a
+    region that is shifted by fewer elements is noticed.
     """
     node = facts.nodes[use[0]]
     random = named_generator(seed, f"{node.name}/shift{use[1]}")

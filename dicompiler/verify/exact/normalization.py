@@ -1,4 +1,4 @@
-"""Integer functions with which the exact check replaces normalizations (stand-ins).
+"""Integer functions that replace normalizations in the exact check.
 
 A group consists of the elements over which the operator normalizes. Each result depends on all elements of its group,
 so an element that is missing, read twice or misplaced changes the whole group. An element x becomes
@@ -27,10 +27,7 @@ DEFAULT_AXES = (0, 2, 3)
 
 
 def instance_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces InstanceNormalization.
-
-    Each channel is normalized separately.
-    """
+    """Return the nodes of an integer function that replaces InstanceNormalization."""
     return [
         *nonnegative_mod(call),
         constant_node("maps", np.array([0, 0, -1], np.int64)),
@@ -42,10 +39,9 @@ def instance_body(call: StandInCall) -> list[NodeProto]:
 
 
 def group_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces GroupNormalization.
+    """Return the nodes of an integer function that replaces GroupNormalization.
 
-    The channels of a group are normalized together. Scale and shift have one element for each group before opset 21,
-    and one for each channel since then.
+    Scale and shift have one element for each group before opset 21, and one for each channel since then.
     """
     nodes = [
         *nonnegative_mod(call),
@@ -73,10 +69,7 @@ def group_body(call: StandInCall) -> list[NodeProto]:
 
 
 def layer_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces LayerNormalization and RMSNormalization.
-
-    The stand-in normalizes over all axes from the attribute `axis` on.
-    """
+    """Return the nodes of an integer function that replaces LayerNormalization and RMSNormalization."""
     nodes = [
         *nonnegative_mod(call),
         call.node("Flatten", ["bounded"], ["elements"]),
@@ -90,9 +83,9 @@ def layer_body(call: StandInCall) -> list[NodeProto]:
 
 
 def skip_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces SkipLayerNormalization.
+    """Return the nodes of an integer function that replaces SkipLayerNormalization.
 
-    The stand-in normalizes a weighted sum of the inputs over the last axis.
+    It normalizes a weighted sum of the inputs over the last axis.
     """
     axis = constant_node("last", np.array([-1], np.int64))
     return [
@@ -103,22 +96,20 @@ def skip_body(call: StandInCall) -> list[NodeProto]:
 
 
 def mean_variance_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces MeanVarianceNormalization.
+    """Return the nodes of an integer function that replaces MeanVarianceNormalization.
 
-    A group (elements that are normalized together) has the elements along the attribute `axes`. `prepare_node` has set
-    this attribute if it was missing.
+    `prepare_node` has set the attribute `axes` of the calling node if it was missing.
     """
     axes = attribute_constant("axes", "value_ints", "axes", AttributeProto.INTS)
     return [*nonnegative_mod(call), *_subtract_group_sum(call, "bounded", [axes], "axes", None, "Y")]
 
 
 def lp_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces LpNormalization.
+    """Return the nodes of an integer function that replaces LpNormalization.
 
-    A group (elements that are normalized together) has the elements along the axis of the calling node. Since opset 13,
-    the stand-in is (x modulo 16) minus the group's sum modulo 16. Before opset 13, it is x minus the largest element of
-    the group, which TopK finds. ReduceSum cannot be used there: its attribute `axes` is a list and cannot be set from
-    the calling node's attribute `axis`, which is a number. TopK has an attribute `axis`.
+    Since opset 13, it computes (x modulo 16) - (the sum of x modulo 16 over the axis, modulo 16). Before, it computes x
+    minus the largest element along the axis, because the attribute `axes` of ReduceSum cannot refer to the attribute
+    `axis` of the calling node. The attribute `axis` of TopK can.
     """
     if call.opset < 13:
         inputs, attributes = (["X0"], {"k": 1}) if call.opset < 10 else (["X0", "one"], {})
@@ -135,9 +126,9 @@ def lp_body(call: StandInCall) -> list[NodeProto]:
 
 
 def softmax_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces Softmax and LogSoftmax.
+    """Return the nodes of an integer function that replaces Softmax and LogSoftmax.
 
-    The stand-in normalizes over the attribute `axis`; before opset 13, over all axes from `axis` on.
+    It normalizes over the attribute `axis`; before opset 13, over all axes from `axis` on.
     """
     if call.opset >= 13:
         return lp_body(call)
@@ -154,11 +145,16 @@ def _subtract_group_sum(
 ) -> list[NodeProto]:
     """Return nodes that compute `target` = tensor - (sum of `tensor` over some axes, modulo 16).
 
-    The elements of `tensor` are integers from 0 to 15. The arguments give the axes of the sum in two forms, because
-    ReduceSum reads its axes from an input since opset 13 and from an attribute before:
+    ReduceSum reads its axes from an input since opset 13, and from an attribute before. The axes are therefore given
+    twice.
 
-    - Since opset 13, the nodes `axes` compute a tensor called `name` with the axes.
-    - Before opset 13, `axis` is the only axis. If it is None, the axes are the attribute `axes` of the calling node.
+    Args:
+        call: Description of the calling nodes.
+        tensor: Name of a tensor of integers from 0 to 15.
+        axes: Since opset 13: nodes that compute the axes.
+        name: Since opset 13: name of the tensor with the axes.
+        axis: Before opset 13: the only axis. If None, the axes are the attribute `axes` of the calling node.
+        target: Name of the result.
     """
     over = helper.make_node("ReduceSum", ["numbers"], ["sum"], keepdims=1)
     if axis is None:
@@ -208,4 +204,4 @@ BODIES = {
     "skip_normalization": skip_body,
     "softmax": softmax_body,
 }
-"""Function that builds a stand-in (integer function in place of an operator), by the name that operator rules use."""
+"""Builders of functions that replace normalizations, by the name that operator rules use."""

@@ -23,7 +23,7 @@ WEIGHTED_OPS = ("Conv", "ConvTranspose", "Gemm", "MatMul")
 def weight_index(facts: GraphFacts, node: onnx.NodeProto) -> int | None:
     """Return the input index of the constant weight of a Conv, ConvTranspose, Gemm or MatMul.
 
-    The result is None for other operators, and if the node has no constant weight, or one without elements.
+    The result is None for other operators, and if the weight is not constant or has no elements.
     """
     if original_domain(node) or node.op_type not in WEIGHTED_OPS:
         return None
@@ -49,10 +49,9 @@ class FilterExtent:
     taps: int
 
     def min_elements(self, seeds: int = MAX_SEEDS) -> int:
-        """Return the number of nonzero elements that each sparse filter needs.
+        """Return the number of nonzero elements that each filter needs.
 
-        With this number, the filters of `seeds` consecutive seeds together read all input channels and kernel positions
-        of the layer.
+        With them, `seeds` consecutive seeds together read all input channels and kernel positions of the layer.
         """
         channels = math.ceil(self.channels / (self.filters * seeds))
         taps = math.ceil(self.taps / (self.groups * self.filters * seeds))
@@ -60,20 +59,16 @@ class FilterExtent:
 
     @property
     def seeds_needed(self) -> int:
-        """Number of consecutive seeds with which sparse filters read every kernel position and input channel.
-
-        It is at most MAX_SEEDS.
-        """
+        """Number of consecutive seeds, at most MAX_SEEDS, that read every kernel position and input channel."""
         channels = math.ceil(self.channels / (self.filters * self.min_elements()))
         taps = math.ceil(self.taps / (self.groups * self.filters * self.min_elements()))
         return max(1, channels, taps)
 
 
 def unified_view(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArray[Any]:
-    """Return a node's weight `array` as a view of shape (groups, filters, channels, kernel positions).
+    """Return a node's contiguous weight `array` as a view of shape (groups, filters, channels, kernel positions).
 
-    `index` is the input index of the weight. Each matrix of a MatMul's stack is a group. `array` must be contiguous,
-    because the caller writes to it through the view.
+    `index` is the input index of the weight. Each matrix in a batched MatMul is a group.
     """
     shape = array.shape
     if node.op_type in ("Conv", "ConvInteger", "QLinearConv"):
@@ -95,21 +90,28 @@ def unified_view(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArr
 
 
 def filter_extent(node: onnx.NodeProto, index: int, shape: Shape) -> FilterExtent:
-    """Return the size of a weight of shape `shape` as a FilterExtent, without allocating the weight."""
+    """Return the size of a weight without allocating it. `index` is the weight's index among the node's inputs."""
     return FilterExtent(*unified_view(node, index, np.broadcast_to(np.int8(0), shape)).shape)
 
 
 def sparse_filters(
     node: onnx.NodeProto, index: int, shape: Shape, dtype: np.dtype[Any], seed: int, taps: int, signs: NDArray[Any]
 ) -> NDArray[Any]:
-    """Return a weight with `taps` elements of ±1 in each filter; all other elements are 0.
+    """Return a weight with at least `taps` elements of ±1 in each filter; all other elements are 0.
 
-    There are more elements if all seeds together would otherwise not read every input channel and kernel position. The
-    positions of a layer's nonzero elements are consecutive entries of two permutations, one of the channels and one of
-    the kernel positions. The permutations depend only on the layer's name. Each seed starts at the entry at which the
-    previous seed ends, so consecutive seeds read all entries in turn. `index` is the weight's index among the node's
-    inputs. `signs` are the signs of the first element of each filter, with shape (groups · filters,); all other signs
-    are random.
+    The nonzero positions are consecutive entries of two permutations, one of the channels and one of the kernel
+    positions. The permutations depend only on the layer's name. Each seed continues at the entry at which the previous
+    seed ends.
+
+    Args:
+        node: The node that reads the weight.
+        index: Index of the weight among the node's inputs.
+        shape: Shape of the weight.
+        dtype: Type of the weight.
+        seed: Number of the check model.
+        taps: Minimum number of nonzero elements in each filter. More are used if the seeds would not read all
+            positions.
+        signs: Sign of the first element of each filter, of shape (groups · filters,). All other signs are random.
     """
     array = np.zeros(shape, dtype)
     view = unified_view(node, index, array)

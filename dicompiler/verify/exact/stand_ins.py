@@ -2,7 +2,7 @@
 
 A node with a stand-in keeps its name, operator type, attributes, inputs and outputs. Only its domain becomes
 `dicompiler.check`, or `dicompiler.check.DOMAIN` for an operator with a non-standard domain DOMAIN. Its operator rule
-does not change, so a stand-in is cut like the original operator and reads at least the same elements.
+does not change, so it is split like the original node.
 """
 
 from __future__ import annotations
@@ -61,22 +61,22 @@ class StandIn:
 
 
 def _single_node_body(op: str) -> BodyBuilder:
-    """Return a builder of stand-ins (integer functions) that consist of one node with the operator type `op`."""
+    """Return a builder of functions that consist of one node with the operator type `op`."""
     return lambda call: [call.node(op, call.input_names, ["Y"])]
 
 
 def _sign_node(call: StandInCall, target: str = "Y") -> NodeProto:
-    """Return a Sign node, or a Clip of integers to -1 … 1 before opset 9, in which Sign was added."""
+    """Return a Sign node. Before opset 9, which added Sign, it is a Clip of integers to -1 … 1."""
     if call.opset >= 9:
         return call.node("Sign", ["X0"], [target])
     return helper.make_node("Clip", ["X0"], [target], min=-1.0, max=1.0)
 
 
 def _window_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces AveragePool.
+    """Return the nodes of an integer function that replaces AveragePool.
 
-    It computes the sum of (x modulo 16) over each window. LpPool computes the sum, but supports only float32, and some
-    attributes only since opset 18. In other cases, the stand-in is the maximum of the window.
+    It computes the sum of (x modulo 16) over each window with LpPool. If LpPool does not support the type or the
+    attributes, it computes the maximum of the window.
     """
     later = (
         call.nonzero_attributes
@@ -89,10 +89,10 @@ def _window_body(call: StandInCall) -> list[NodeProto]:
 
 
 def _map_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces global pools.
+    """Return the nodes of an integer function that replaces global pools.
 
-    It computes the sum of (x modulo 16) over all positions of each channel. In 16-bit types, the stand-in is the
-    maximum of x, because the sum could be too large to be exact.
+    It computes the sum of (x modulo 16) over all positions of each channel. In 16-bit types, it computes the maximum,
+    because the sum could be too large to be exact.
     """
     if call.dtype not in _SUMMABLE_TYPES:
         return [call.node("GlobalMaxPool", ["X0"], ["Y"])]
@@ -107,7 +107,7 @@ def _map_body(call: StandInCall) -> list[NodeProto]:
 
 
 def _reduce_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces means over axes.
+    """Return the nodes of an integer function that replaces means over axes.
 
     It computes the sum of (x modulo 16), or the maximum in 16-bit types.
     """
@@ -117,12 +117,10 @@ def _reduce_body(call: StandInCall) -> list[NodeProto]:
 
 
 def _lrn_body(call: StandInCall) -> list[NodeProto]:
-    """Return the nodes of an integer function (stand-in) that replaces LRN.
+    """Return the nodes of an integer function that replaces LRN.
 
-    It computes x + floor(32 · sign(x) / (1 + n) + 1/2), where n is the number of nonzero channels in the window. LRN
-    itself divides by 1 + n, because `prepare_node` sets its alpha to the size of its window, and its beta and bias to
-    1. The rounding error of LRN is far too small to reach the next integer. ReLU makes about half of the channels zero,
-    so n differs from window to window.
+    It computes x + floor(32 · sign(x) / (1 + n) + 1/2), where n is the number of nonzero channels in the window. An LRN
+    node computes the quotient: `prepare_node` sets its alpha to the size of its window, and its beta and bias to 1.
     """
     return [
         _sign_node(call, "sign"),
@@ -146,11 +144,10 @@ BODIES: Mapping[str, BodyBuilder] = {
     **normalization.BODIES,
     **generic.BODIES,
 }
-"""Function that builds a stand-in (integer function in place of an operator), by the name that operator rules use.
+"""Builders of functions that replace operators, by the name that operator rules use.
 
-If an operator rule names an operator type instead, the stand-in is one node of this type with the same inputs. Bounded
-functions have bounded stand-ins (Sigmoid becomes a remainder), and rectifiers become rectifiers. An average becomes a
-sum of bounded values over the same window, because a maximum would hide most faults.
+If an operator rule names an operator type instead, the function is one node of this type with the same inputs. Bounded
+functions are replaced by bounded ones, and averages by sums: a maximum would hide most faults.
 """
 
 
@@ -195,16 +192,16 @@ def choose_body(node: NodeProto, facts: GraphFacts) -> str:
 
 
 def _is_uncuttable_recurrent(node: NodeProto, body: str) -> bool:
-    """Return True if the stand-in "recurrent" was chosen for a node that this integer function does not support.
+    """Return True if the function "recurrent" was chosen, but does not support the node.
 
-    It supports only nodes that plans can cut and that have the output Y.
+    It supports only nodes that plans can split and that have the output Y.
     """
     attributes = ("layout", "activation_alpha", "activation_beta")
     return body == "recurrent" and (not node.output[0] or any(get_attribute(node, name, 0) for name in attributes))
 
 
 def _can_digest(node: NodeProto, facts: GraphFacts) -> bool:
-    """Return True if a digest can replace the node: a function that computes outputs from a hash of all inputs.
+    """Return True if a digest (a hash of all inputs) can replace the node's outputs.
 
     The node must have numeric inputs, outputs of static shape, and opset 9 or later.
     """
@@ -214,10 +211,10 @@ def _can_digest(node: NodeProto, facts: GraphFacts) -> bool:
 
 
 def choose_stand_ins(facts: GraphFacts) -> dict[int, StandIn]:
-    """Return the stand-ins (exact integer functions) of all nodes that need one, by node index.
+    """Return the integer functions (stand-ins) of all nodes that need one, by node index.
 
-    Nodes with the same operator, types and stand-in share a function. A digest, which computes outputs from a hash of
-    all inputs, has a function of its own for each node, because the function contains the output shape.
+    Nodes with the same operator, types and function body share a function. Nodes whose function contains the output
+    shape get one each.
     """
     stand_ins: dict[int, StandIn] = {}
     functions: dict[tuple[str, str], dict[tuple[Any, ...], int]] = {}
@@ -245,11 +242,10 @@ def is_exact_average(node: NodeProto) -> bool:
 
 
 def prepare_node(node: NodeProto, facts: GraphFacts, stand_in: StandIn | None) -> None:
-    """Change a node in place so that it computes with integers: its domain, if it has a stand-in, and its attributes.
+    """Change a node in place so that it computes with integers.
 
-    The bounds of a Clip become large or 0, so that it is exact on small integers. LeakyRelu becomes |x|. The factors of
-    a Gemm and the exponent of an LRN become 1. The axes of normalizations are set even if they have their default,
-    because the function of a stand-in does not know the default of the original operator.
+    A node with a stand-in gets the stand-in's domain. Attributes such as the slope of a LeakyRelu become integers. The
+    axes of normalizations are set even if they have their default, because the stand-in does not know the default.
     """
     values, body = dict[str, Any](), stand_in.body if stand_in is not None else ""
     if stand_in is not None:
@@ -295,10 +291,9 @@ def prepare_node(node: NodeProto, facts: GraphFacts, stand_in: StandIn | None) -
 
 
 def integer_weights(node: str, name: str, count: int, kind: str) -> list[float]:
-    """Return `count` integers as the weights in the attribute `name` of the node with the name `node`.
+    """Return `count` integers for the weights in attribute `name` of the node named `node`.
 
-    The integers of the `kind` "one" are all 1, those of "shift" are from -4 to 8, and those of "gain" are from -3 to 4
-    without 0.
+    The `kind` "one" gives ones, "shift" integers from -4 to 8, and "gain" nonzero integers from -3 to 4.
     """
     start = named_generator(0, f"{node}/{name}").integers(13)
     positions = (start + 5 * np.arange(count)) % (7 if kind == "gain" else 13)
@@ -307,10 +302,10 @@ def integer_weights(node: str, name: str, count: int, kind: str) -> list[float]:
 
 
 def widen_bound(name: str, value: float, dtype: int) -> float:
-    """Return a bound with which a Clip acts on small integers like a ReLU, or does not change them.
+    """Return a bound with which a Clip does not change small integers, or acts like a ReLU.
 
-    `name` is "min" or "max". A negative minimum becomes -n and a positive maximum n; n is a large power of two. All
-    other bounds become 0, so that a ReLU6 still sets negative values to 0.
+    `name` is "min" or "max". A negative minimum becomes -n and a positive maximum n, for a large power of two n. All
+    other bounds become 0.
     """
     largest = 2.0 ** (SIGNIFICAND_BITS.get(dtype, 8) - 1)
     if name == "min":
@@ -331,10 +326,7 @@ def _round_body_outputs(body: onnx.GraphProto, facts: GraphFacts) -> None:
 
 
 def declare_functions(proto: onnx.ModelProto, facts: GraphFacts, stand_ins: Mapping[int, StandIn]) -> None:
-    """Add the stand-ins that the nodes of `proto` call, and raise its IR version if needed, in place.
-
-    Stand-ins are integer functions that replace operators in the exact check.
-    """
+    """Add the integer functions that the nodes of `proto` call, and raise its IR version if needed, in place."""
     calls: dict[tuple[StandIn, str], list[NodeProto]] = {}
     for index, stand_in in stand_ins.items():
         node = proto.graph.node[index]
