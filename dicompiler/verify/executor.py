@@ -43,11 +43,9 @@ class SegmentRunner(Protocol):
 class OrtSession:
     """One ONNX model in onnxruntime, on one thread.
 
-    Large initializers are placeholders in the model, without data. onnxruntime receives their data separately, because
-    a protobuf message cannot exceed 2 GB.
-
     Args:
-        proto: The model.
+        proto: The model. Large initializers are placeholders without data, because a protobuf message cannot exceed 2
+            GB.
         weights: Data of the placeholders, by name.
         place: The model's name at the start of error messages.
         optimization: Graph optimization level of onnxruntime.
@@ -79,8 +77,8 @@ class OrtSession:
         if is_single_use:
             options.add_session_config_entry("session.disable_prepacking", "1")
         names = [tensor.name for tensor in proto.graph.initializer if is_placeholder(tensor)]
-        # onnxruntime may read the weights without a copy, so this attribute keeps them in memory as long as the
-        # session.
+        # This attribute keeps the weights in memory as long as the session, because onnxruntime may use them without a
+        # copy.
         self._values = [to_ort(np.asarray(weights[name].array(), order="C")) for name in names]
         options.add_external_initializers(names, self._values)
         try:
@@ -94,10 +92,7 @@ class OrtSession:
         self._has_non_numpy_types = any(name in kind for kind in types for name in _NON_NUMPY_TYPES)
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the model, and return every output by name.
-
-        Outputs are arrays, or lists and dicts for values that are not tensors.
-        """
+        """Run the model, and return every output by name: arrays, or lists and dicts for sequences and maps."""
         feeds = {name: _in_c_order(value) for name, value in inputs.items()}
         with self._ort_errors_translated():
             if not self._has_non_numpy_types:
@@ -111,7 +106,6 @@ class OrtSession:
 
     @contextmanager
     def _ort_errors_translated(self) -> Iterator[None]:
-        """Turn errors of onnxruntime into DicompilerError."""
         try:
             yield
         except DicompilerError:
@@ -120,11 +114,10 @@ class OrtSession:
             raise DicompilerError(f"{self.place}: onnxruntime cannot run it: {one_line(str(error))}") from error
 
     def bind(self, memory: Mapping[str, Any]) -> Callable[[], object]:
-        """Return a function that runs the model on the arrays in `memory`.
+        """Return a function that runs the model on the arrays in `memory`, which are inputs and outputs by name.
 
-        `memory` has arrays by the names of the model's inputs and outputs. Each call reads the inputs from these
-        arrays, and writes the outputs with numeric type and static shape to them. If any input is not a numeric array,
-        calls run the model, but write no outputs.
+        Each call reads the inputs from these arrays and writes the numeric outputs of static shape to them. If any
+        input is not a numeric array, no outputs are written.
         """
         names = [value.name for value in self._session.get_inputs()]
         if not all(_is_numeric_array(memory[name]) for name in names):
@@ -142,8 +135,8 @@ class OrtSession:
 
         def call() -> None:
             with self._ort_errors_translated():
-                # Outputs for which the caller gave no array are bound again before each call. onnxruntime then
-                # allocates new memory and does not overwrite the outputs of the previous call.
+                # Outputs for which the caller gave no array are bound again before each call, so that onnxruntime
+                # allocates new memory for them and does not overwrite the outputs of the previous call.
                 for name in unbound_outputs:
                     binding.bind_output(name)
                 self._session.run_with_iobinding(binding)
@@ -162,15 +155,15 @@ def _in_c_order(value: Any) -> Any:
 def to_ort(array: NDArray[Any]) -> ort.OrtValue:
     """Return an onnxruntime value that shares the memory of an array.
 
-    If the array's type has elements smaller than a byte (such as int4), the value is a packed copy instead.
+    For element types smaller than a byte (such as int4), the value is a packed copy instead.
     """
     if array.dtype.isbuiltin != 2:  # `isbuiltin` is 2 for types that another package has added to NumPy (bfloat16, …).
         return ort.OrtValue.ortvalue_from_numpy(array)
     storage = array.view(f"u{array.dtype.itemsize}")
     packed = Weight.from_array(array)
     if packed.nbytes < array.nbytes:
-        # The array has a byte for each element, because onnxruntime takes the shape from it. onnxruntime reads only
-        # the packed bytes, at the start of its memory.
+        # onnxruntime takes the shape from the array, which therefore has a byte for each element. It reads only the
+        # packed bytes at the start of the memory.
         storage = np.zeros(array.shape, np.uint8)
         storage.reshape(-1)[: packed.nbytes] = np.frombuffer(packed.data, np.uint8)
     return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(storage, packed.dtype)
@@ -187,14 +180,11 @@ def from_ort(value: ort.OrtValue) -> Any:
 def with_initial_states(
     states: Sequence[TensorSpec], inputs: Mapping[str, Any], is_first_frame: bool = False
 ) -> Mapping[str, Any]:
-    """Return the inputs with zeros for missing states.
-
-    States are graph outputs that become graph inputs of the next frame. The inputs of a later frame without any state
-    are returned unchanged, because such a frame uses the states of the previous frame.
+    """Return the inputs with zeros for missing states, i.e. outputs of one frame that are inputs of the next.
 
     Args:
         states: Name, type and shape of all states.
-        inputs: Arrays by input name.
+        inputs: Arrays by input name. Without any state, the inputs of a later frame are returned unchanged.
         is_first_frame: True if there is no previous frame.
     """
     if not is_first_frame and not any(state.name in inputs for state in states):
@@ -206,7 +196,8 @@ def with_initial_states(
 def check_inputs(values: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Return the inputs in the order of `values`, as arrays in C order.
 
-    Raises DicompilerError if an input is missing, unknown, or of another type or shape.
+    Raises:
+        DicompilerError: An input is missing, unknown, or of another type or shape.
     """
     names = [value.name for value in values]
     for name in inputs:
@@ -218,7 +209,7 @@ def check_inputs(values: Sequence[TensorSpec], inputs: Mapping[str, Any]) -> dic
 def _check_input(value: TensorSpec, inputs: Mapping[str, Any]) -> Any:
     if value.name not in inputs:
         raise DicompilerError(f"input {value.name!r} is missing: give all of the network's inputs")
-    # The type is UNDEFINED for a sequence or an optional value, which has no type and shape to check.
+    # A sequence or an optional value has the type UNDEFINED, so there is no type and shape to check.
     if value.dtype == onnx.TensorProto.UNDEFINED:
         return inputs[value.name]
     dtype = np.dtype(onnx.helper.tensor_dtype_to_np_dtype(value.dtype))
@@ -232,15 +223,15 @@ def run_model(
     optimization: Optimization = "extended",
     is_single_use: bool = False,
 ) -> dict[str, Any]:
-    """Run a whole model in one onnxruntime session. Results of split networks are compared with its outputs.
+    """Run a whole model in one onnxruntime session, for example as the reference for a split network.
 
     Args:
-        model: The network. The pass `partition` cuts states (tensors that one frame passes to the next) into pieces.
-            For such a model, the inputs contain whole states, which are cut here.
-        inputs: An array for each graph input, by name.
+        model: The network.
+        inputs: An array for each graph input, by name. States (tensors that one frame passes to the next) are whole
+            arrays, even if the pass `partition` has cut them.
         outputs: Names of tensors to return instead of the graph outputs; inner tensors are allowed.
         optimization: Graph optimization level of onnxruntime.
-        is_single_use: True if memory is to be saved: onnxruntime then makes no second, reordered copy of the weights.
+        is_single_use: True to save memory: onnxruntime then makes no second, reordered copy of the weights.
 
     Returns:
         The outputs by name.
@@ -268,8 +259,8 @@ class Execution:
     Attributes:
         outputs: Graph outputs by name, each from the first device that has it.
         sent: Sent bytes by transfer index.
-        delivered: Outputs by name, for each sink (a device that receives outputs).
-        values: Every tensor by device and name, if the caller asked for them.
+        delivered: By device, the outputs that it received, by name.
+        values: By device, every tensor by name. It is empty unless the caller asked for it.
         kept_states: Pieces of states (tensors that one frame passes to the next) that devices keep, with their values.
     """
 
@@ -282,7 +273,7 @@ class Execution:
 
 @dataclass(frozen=True)
 class _SingleUseSession:
-    """A runner of a segment (submodel) that creates a session for each run, and then frees it to save memory."""
+    """A runner of a segment (submodel) that saves memory: it creates a session for each run and then frees it."""
 
     make_session: Callable[[], OrtSession]
 
@@ -291,14 +282,13 @@ class _SingleUseSession:
 
 
 class ProgramExecutor:
-    """A program with loaded sessions, which runs many frames. It keeps states, which one frame passes to the next.
+    """A program with loaded sessions, which runs many frames and keeps the states that one frame passes to the next.
 
     Args:
         program: The program.
         optimization: Graph optimization level of onnxruntime.
         make_runner: Function that loads a segment. Default: it creates an onnxruntime session.
-        is_single_use: True if one frame is run. Each session is then created when its segment runs and freed
-            afterwards, so that only one session holds weights at a time.
+        is_single_use: True if one frame is run. Only the session of the running segment is then in memory.
     """
 
     def __init__(
@@ -325,7 +315,7 @@ class ProgramExecutor:
 
         Args:
             inputs: Arrays by input name. If any state (a tensor that one frame passes to the next) is among them, all
-                states restart: the given states from their arrays, and the other states from zeros.
+                other states restart from zeros.
             keep_values: True to return every tensor of every device in `Execution.values`.
 
         Returns:
@@ -381,10 +371,7 @@ class ProgramExecutor:
 
 
 def _sends_by_segment(device: DeviceProgram) -> list[list[int]]:
-    """Return the transfers that a device sends before its first segment (submodel), then those after each segment.
-
-    A transfer is a tensor region that one device sends to another, given by its index in the program.
-    """
+    """Return the indices of the transfers that a device sends before its first segment, then after each segment."""
     sends: list[list[int]] = [[]]
     for step in device.steps:
         if step.kind == "run":

@@ -1,8 +1,4 @@
-"""Valid values of graph inputs that are indices, masks, lengths or shapes, found from the operators that read them.
-
-`find_value_limits` returns the number of valid values of each such input, and `limit_values` replaces the values of the
-inputs by valid ones.
-"""
+"""Valid values of graph inputs that are indices, masks, lengths or shapes, found from the operators that read them."""
 
 from __future__ import annotations
 
@@ -25,19 +21,19 @@ PASS_THROUGH_OPS = frozenset(
 """Operators that copy values of their first input to the output (Concat: of all inputs)."""
 InputUse = tuple[onnx.NodeProto, int]
 MASK_VALUES = 2
-"""Number of valid values of a mask, which contains 0 and 1."""
+"""Number of valid values of a mask: 0 and 1."""
 INDEXING_OPS = frozenset({"Gather", "GatherElements", "ScatterElements", "ScatterND"})
-"""Operators that read indices of rows of the first input from the second one. Negative indices count from the end."""
+"""Operators whose second input has indices into the first one. Negative indices count from the end."""
 
 ValueLimit = int | tuple[int, ...]
 """Valid values of an integer input: n if they are 0 … n-1, or a tuple if the input must have exactly these values."""
 
 
 def find_value_limits(model: Model, names: Iterable[str] | None = None) -> dict[str, ValueLimit]:
-    """Return the valid values of graph inputs, by input name; inputs for which all values are valid are omitted.
+    """Return the valid values of integer graph inputs, by name; inputs without a restriction are omitted.
 
-    Examples of limited inputs are the indices of a Gather, the tokens of an embedding, the classes of a OneHot, the
-    mask of an attention, and the target shape of a Reshape. `names` are tensors to examine instead of the graph inputs.
+    Examples are the indices of a Gather, the mask of an attention, and the target shape of a Reshape. `names` are
+    tensors to examine instead of the graph inputs.
     """
     tensors, readers = model.tensors(), find_readers(model)
     limits = dict[str, ValueLimit]()
@@ -55,7 +51,7 @@ def find_value_limits(model: Model, names: Iterable[str] | None = None) -> dict[
 
 
 def find_readers(model: Model) -> dict[str, list[InputUse]]:
-    """Return the nodes that read each tensor, each with the index of the node's input."""
+    """Return (node, input index) pairs of the nodes that read each tensor, by tensor name."""
     readers: dict[str, list[InputUse]] = {}
     for node in model.proto.graph.node:
         for index, name in enumerate(node.input):
@@ -68,9 +64,8 @@ def _find_reshape_target(
 ) -> tuple[int, ...] | None:
     """Return a valid target shape for a Reshape that reads its shape from the graph input `shape_input`.
 
-    If the Reshape's output has a static shape, this shape is returned. Otherwise, let n be the number of elements of
-    `shape_input`. The target shape then has n axes: the first n - 1 axes of the data, and one that merges the rest. The
-    result is None if a shape is unknown.
+    If the output has no static shape, the last axis of the target merges the remaining axes of the data. The result is
+    None if a shape is unknown.
     """
     output, data, target = (tensors.get(name) for name in (node.output[0], node.input[0], shape_input))
     if output is not None and output.shape is not None:
@@ -84,7 +79,7 @@ def _find_reshape_target(
 
 
 def _final_readers(name: str, readers: Mapping[str, list[InputUse]]) -> list[InputUse]:
-    """Return the nodes that read a tensor's values, directly or behind operators of PASS_THROUGH_OPS."""
+    """Return the nodes that read a tensor's values, directly or after operators of PASS_THROUGH_OPS."""
     uses, waiting, seen = [], [name], {name}
     while waiting:
         for node, index in readers.get(waiting.pop(), ()):
@@ -107,10 +102,9 @@ InputTensors = list[TensorInfo | None]
 
 
 def input_extent(index: int, axis: int | None = None) -> Callable[[onnx.NodeProto, InputTensors], int | None]:
-    """Return a function that returns the extent of one input of a node along an axis.
+    """Return a function that returns the extent of a node's input `index` along `axis`; None if it is unknown.
 
-    `index` is the index of the input. If `axis` is None, the axis is the node's attribute `axis`. The returned function
-    returns None if the extent is unknown.
+    If `axis` is None, the axis is the node's attribute `axis`.
     """
 
     def count(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
@@ -124,10 +118,9 @@ def input_extent(index: int, axis: int | None = None) -> Callable[[onnx.NodeProt
 
 
 def _nd_index_limit(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number n if the indices of a ScatterND or GatherND must be in 0 … n-1; None if n is unknown.
+    """Return n if the indices of a ScatterND or GatherND must be in 0 … n-1; None if n is unknown.
 
-    An index is a vector with one number for each axis that it addresses. All these numbers get the same limit n, which
-    is the smallest extent of these axes.
+    n is the smallest extent of all axes that an index addresses.
     """
     data, indices = (None if tensor is None else tensor.shape for tensor in inputs[:2])
     batch_axes = next((attribute.i for attribute in node.attribute if attribute.name == "batch_dims"), 0)
@@ -144,10 +137,10 @@ def _mask_values(_node: onnx.NodeProto, _inputs: InputTensors) -> int:
 
 
 def _rotary_positions_ort(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number n if the positions of com.microsoft's RotaryEmbedding must be in 0 … n-1.
+    """Return n if the positions of com.microsoft's RotaryEmbedding must be in 0 … n-1; None if n is unknown.
 
-    If the positions are a vector, it contains only the position of the first row of each sequence. The positions of
-    all later rows, which are larger, must be valid too, so the largest values of the first position are not valid.
+    A vector of positions has only the position of each sequence's first row. n is then smaller, because the positions
+    of the later rows must be valid too.
     """
     count = input_extent(2, 0)(node, inputs) if node.domain else None
     x, positions = (None if tensor is None else tensor.shape for tensor in inputs[:2])
@@ -156,10 +149,10 @@ def _rotary_positions_ort(node: onnx.NodeProto, inputs: InputTensors) -> int | N
 
 
 def _cache_rows(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number of rows of the cache that GroupQueryAttention writes.
+    """Return the number of rows of the cache that GroupQueryAttention writes; None if it is unknown.
 
-    It is the larger of two numbers: the rows of the cache that the node reads, and the node's constant input
-    `total_sequence_length`. The result is None if both are unknown.
+    It is the larger of two numbers: the rows of the cache that the node reads, and the constant input
+    `total_sequence_length`.
     """
     past_rows, total = input_extent(3, 2)(node, inputs), inputs[6] if len(inputs) > 6 else None
     totals = [] if total is None or total.value is None else [int(total.value.flat[0])]
@@ -172,7 +165,7 @@ def _rotary_positions(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
 
 
 def _sequence_length(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number n of time steps: sequence lengths of 0 to n-1 are valid. The result is None if n is unknown."""
+    """Return the number n of time steps, or None. Sequence lengths of 0 to n-1 are then used as inputs."""
     axes = {attribute.name: attribute.i for attribute in node.attribute}
     return input_extent(0, axes.get("time_axis", axes.get("layout", 0)))(node, inputs)
 
@@ -184,7 +177,7 @@ def _counted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | N
 
 
 def _inverted_mask_values(_node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return MASK_VALUES (values 0 and 1) if a Sub computes `1 - input`: some exporters invert masks in this way."""
+    """Return MASK_VALUES (0 and 1) if a Sub computes `1 - input`: some exporters invert masks in this way."""
     minuend = None if inputs[0] is None else inputs[0].value
     return MASK_VALUES if minuend is not None and minuend.size == 1 and minuend.flat[0] == 1 else None
 
@@ -208,7 +201,7 @@ _VALUE_COUNTS: Mapping[tuple[str, int], Callable[[onnx.NodeProto, InputTensors],
     ("RotaryEmbedding", 3): _rotary_positions,
     ("Sub", 1): _inverted_mask_values,
 }
-"""Function that returns the number of valid values of a node's input, by (operator, index of the input)."""
+"""By (operator, input index): function that returns the number of valid values of a node's input."""
 
 
 def limit_values(

@@ -1,11 +1,7 @@
-"""Check of input values that index rows of a table, such as tokens of an embedding.
+"""Check of input values that index rows of a table, such as tokens of an embedding, before a frame is sent.
 
-Clients run the check before they send a frame.
-
-`find_lookup_tables` returns the tables that each input indexes, with the offset that is added to the input's values,
-and the region of the input that is used. It follows the values through operators that move or cast them, or that add a
-constant. Values behind any other operator (a Clip, a product, a sum of two inputs) are not checked here. Such an
-operator may bring them into the valid range. onnxruntime checks them when it computes the frame.
+The values are followed through operators that move or cast them, or that add a constant. Values after any other
+operator (a Clip, a product, a sum of two inputs) are not checked, because it may bring them into the valid range.
 """
 
 from __future__ import annotations
@@ -31,12 +27,12 @@ ROW_PRESERVING_OPS = frozenset({"Cast", "Identity", "Transpose"})
 REARRANGING_OPS = frozenset("Concat Expand Flatten Reshape Squeeze Tile Transpose Unsqueeze".split())
 """Operators that only move values. A Concat moves the values of all inputs, the others those of the first input."""
 INDEX_TYPES: Mapping[int, str] = {TensorProto.INT32: "int32", TensorProto.INT64: "int64"}
-"""Integer types of indices, which are wide enough that adding a constant to an index does not wrap around."""
+"""Types of indices. They are so wide that adding a constant to an index does not wrap around."""
 
 
 @dataclass(frozen=True)
 class _IndexValues:
-    """Description of a tensor with values of a graph input that were moved, cast or increased by a constant.
+    """A tensor with values of a graph input that were moved, cast or increased by a constant.
 
     Attributes:
         tensor: Name of the tensor.
@@ -54,19 +50,15 @@ class _IndexValues:
 
 
 def check_indices(model: Model, inputs: Mapping[str, Any]) -> None:
-    """Raise DicompilerError if an input value indexes a table, but the table does not have such a row.
-
-    An example is a token beyond the vocabulary. The error names input and table.
-    """
+    """Raise DicompilerError if an input value, such as a token, is not a row of the table that it indexes."""
     for name, tables in find_lookup_tables(model, inputs).items():
         check_index_range(inputs[name], tables, f"input {name!r}")
 
 
 def find_lookup_tables(model: Model, names: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
-    """Return the tables of which each input selects rows, as arguments of `check_index_range`, by input name.
+    """Return the tables that each input in `names` indexes, as arguments of `check_index_range`, by input name.
 
-    `names` are the graph inputs to examine. Inputs that index no table are omitted. If an input indexes several tables
-    with the same valid values, only the first table is returned.
+    Inputs that index no table are omitted. Of several tables with the same valid values, only the first is returned.
     """
     tensors, readers = model.tensors(), find_readers(model)
     makers = {name: node for node in model.proto.graph.node for name in node.output}
@@ -121,11 +113,9 @@ def _index_uses(
 def _after_node(
     values: _IndexValues, node: onnx.NodeProto, index: int, tensors: Mapping[str, TensorInfo]
 ) -> _IndexValues | None:
-    """Follow the values of a graph input through a node; return their description in the node's first output.
+    """Return a description of a graph input's values in the first output of a node; None if the node may change them.
 
-    `values` describes input `index` of the node. The result is None for nodes that may change the values in a way that
-    _IndexValues cannot describe. Behind a Clip, for example, a value may be a valid index although the value in the
-    graph input is not.
+    `values` describes input `index` of the node.
     """
     if node.domain or (index and node.op_type not in ("Add", "Concat")):
         return None
@@ -147,10 +137,7 @@ def _after_node(
 
 
 def _after_cast(values: _IndexValues, source: TensorInfo | None, dtype: int) -> _IndexValues | None:
-    """Return the description of index values behind a Cast to an integer type; None for a Cast from floats.
-
-    A Cast from floats rounds, so values behind it are not checked.
-    """
+    """Return the description of index values after a Cast to integers; None for a Cast from floats, which rounds."""
     if dtype not in INDEX_TYPES or source is None or _numpy_dtype(source).kind not in "iu":
         return None
     is_lossless = np.can_cast(_numpy_dtype(source), INDEX_TYPES[dtype])
@@ -158,13 +145,13 @@ def _after_cast(values: _IndexValues, source: TensorInfo | None, dtype: int) -> 
 
 
 def _after_slice(values: _IndexValues, node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> _IndexValues | None:
-    """Return the description of index values behind a Slice with constant bounds and steps of 1; otherwise None."""
+    """Return the description of index values after a Slice with constant bounds and steps of 1; otherwise None."""
     bounds, source = [_constant_values(tensors, name) for name in node.input[1:]], tensors.get(node.input[0])
     if not values.is_in_place or values.region is None or source is None:
         return None
     if len(source.shape or ()) != len(values.region):
-        # The values have more axes than the graph input, because a constant of higher rank was added to them. The
-        # Slice then selects no region of the graph input, so the values are not followed further.
+        # The values have more axes than the graph input, because a constant of higher rank was added to them. The Slice
+        # then selects no region of the graph input.
         return None
     if len(bounds) < 2 or bounds[0] is None or bounds[1] is None:
         return None
@@ -190,9 +177,9 @@ def _numpy_dtype(tensor: TensorInfo) -> np.dtype[Any]:
 
 
 def _rows_of_input(index: int, axis: int | None = 0) -> _FindRows:
-    """Return a function that returns name and number of rows of a table that a node reads.
+    """Return a function that returns name and number of rows of the table in a node's input `index`.
 
-    The table is the node's input `index`, and its rows are counted along `axis` (None: the node's attribute `axis`).
+    The rows are counted along `axis` (None: the node's attribute `axis`).
     """
 
     def find_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
@@ -215,10 +202,9 @@ def _rotary_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> Tab
 
 
 def _cache_rows(node: onnx.NodeProto, tensors: Mapping[str, TensorInfo]) -> TableRows | None:
-    """Return name and number of rows of the cache that GroupQueryAttention writes.
+    """Return name and number of rows of the cache that GroupQueryAttention writes; None if its shape is unknown.
 
-    The node also reads a cache, which may have fewer rows. If it has as many rows, its name is returned instead. The
-    result is None if the shape of the written cache is unknown.
+    If the cache that the node reads has as many rows, its name is returned instead.
     """
     cache = tensors.get(node.output[1]) if len(node.output) > 1 else None
     past_rows = _rows_of_input(3, 2)(node, tensors)
@@ -238,4 +224,4 @@ _TABLES: Mapping[tuple[str, str, int], _FindRows] = {
     (ORT_DOMAIN, "GroupQueryAttention", 9): _rotary_rows,
     (ORT_DOMAIN, "RotaryEmbedding", 1): _rows_of_input(2),
 }
-"""Function that finds the indexed table, by (domain, operator, input index)."""
+"""By (domain, operator, input index): function that finds the indexed table."""

@@ -23,8 +23,7 @@ _EXTRA_STRINGS = ("", "alpha", "beta gamma", "ünïcødé")
 def random_non_tensor_inputs(model: Model, seed: int, integers_only: bool = False) -> dict[str, Any]:
     """Draw values for the inputs that are strings, sequences, maps or optional values, by input name.
 
-    Strings are drawn from those that occur in the network and from the fixed strings _EXTRA_STRINGS. With
-    `integers_only`, the numbers in sequences, maps and optional values are integers.
+    With `integers_only`, all numbers in these values are integers.
     """
     types = _non_tensor_types(model)
     strings = known_strings(model) if types else ()
@@ -81,8 +80,10 @@ def _random_value(
 def to_ort_inputs(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a user's inputs to the types that onnxruntime expects.
 
-    Lists become arrays, arrays named x_0, x_1, … become the sequence x, and missing optional values become None. Raises
-    DicompilerError if a value does not match its type.
+    Lists become arrays, arrays named x_0, x_1, … become the sequence x, and missing optional values become None.
+
+    Raises:
+        DicompilerError: A value does not match its type.
     """
     values = dict(inputs)
     for name, value_type in _non_tensor_types(model).items():

@@ -21,19 +21,21 @@ from dicompiler.verify.lookup_tables import check_indices
 from dicompiler.verify.non_tensor_inputs import random_non_tensor_inputs, to_ort_inputs
 
 STATEFUL_FRAMES = 4
-"""Number of consecutive frames with which a network with states is verified."""
+"""Number of consecutive frames with which a network with states (outputs that the next frame reads) is verified."""
 
 
 def prepare_inputs(model: Model, inputs: Mapping[str, NDArray[Any]] | None = None, seed: int = 0) -> dict[str, Any]:
     """Return checked inputs for one frame, by input name.
 
-    `inputs` are the user's inputs; if they are None, random inputs are drawn with `seed`. Random tokens, positions,
-    classes and masks are within their valid ranges. A state (a tensor that one frame passes to the next) is zeros if
-    the user omits it.
+    Args:
+        model: The network.
+        inputs: The user's inputs; missing states (tensors that one frame passes to the next) become zeros. If None,
+            valid random inputs are drawn.
+        seed: Seed of random inputs.
 
     Raises:
-        DicompilerError: An input is missing, unknown or of another type or shape, or it contains an index beyond the
-            end of the table that it indexes.
+        DicompilerError: An input is missing, unknown or of another type or shape, or an index is beyond the end of its
+            table.
     """
     values = graph_inputs(model)
     if inputs is not None:
@@ -59,9 +61,8 @@ def first_and_later_inputs(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the inputs of the first frame of a run, and those of all later frames.
 
-    Both are equal unless the model has states (tensors that one frame passes to the next). The inputs of later frames
-    then have no states. The inputs of the first frame have states only if the user gives `inputs`; otherwise, the run
-    begins with states of zeros.
+    They are equal unless the model has states (tensors that one frame passes to the next). Only the first frame can
+    then have states as inputs, namely those that the user gives.
     """
     first = prepare_inputs(model, inputs)
     if not read_states(model.proto):
@@ -71,10 +72,9 @@ def first_and_later_inputs(
 
 
 def verification_frames(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> list[dict[str, Any]]:
-    """Return the inputs of the frames to verify: one frame, or STATEFUL_FRAMES frames if the model has states.
+    """Return the inputs of the frames to verify: STATEFUL_FRAMES frames if the model has states, otherwise one frame.
 
-    Random inputs differ from frame to frame. States are tensors that one frame passes to the next, so only the first
-    frame gets them as inputs.
+    A state is a tensor that one frame passes to the next, so only the first frame has states as inputs.
     """
     if not read_states(model.proto):
         return [prepare_inputs(model, inputs)]
@@ -85,11 +85,7 @@ def verification_frames(model: Model, inputs: Mapping[str, NDArray[Any]] | None)
 def reference_outputs(
     model: Model, frames: Sequence[Mapping[str, Any]], optimization: Optimization = "extended"
 ) -> list[dict[str, Any]]:
-    """Return onnxruntime's outputs for consecutive frames.
-
-    Each frame reads the states (tensors that one frame passes to the next) of the previous frame. If the model
-    has no states, frames that are the same object as the first frame are not computed again.
-    """
+    """Return onnxruntime's outputs for consecutive frames, each of which reads the states of the previous one."""
     pairs, state, results = read_states(model.proto) or (), dict[str, Any](), list[dict[str, Any]]()
     values = [value for value in graph_inputs(model) if value.name in dict(pairs)]
     for i, frame in enumerate(frames):
@@ -108,9 +104,9 @@ _INPUT_ERROR = "onnxruntime cannot run it"
 
 @contextmanager
 def hint_on_input_error(model: Model, inputs: Mapping[str, NDArray[Any]] | None) -> Iterator[None]:
-    """Add a hint to errors of the `with` block that random inputs may have caused: the user can give inputs.
+    """Add a hint to errors of onnxruntime in the `with` block if inputs were random: the user can give valid inputs.
 
-    `inputs` are the user's inputs. If they are not None, no inputs are random, and errors are not changed.
+    `inputs` are the user's inputs; None if they were random.
     """
     try:
         yield

@@ -1,7 +1,7 @@
 """Allowed differences between outputs and onnxruntime's results on the whole model.
 
-A tolerance depends on the types through which an output was computed, or on the step of a quantized tensor (the
-difference between two adjacent values).
+A tolerance depends on the types of the tensors from which an output was computed. For a quantized tensor, it is a
+number of quantization steps.
 """
 
 from __future__ import annotations
@@ -17,18 +17,15 @@ from dicompiler.ir.onnx.model import Model
 RELATIVE_TOLERANCES = {"float16": 2e-3, "bfloat16": 2e-2, "float32": 1e-5, "float64": 1e-10}
 """Largest allowed difference as a share of max|reference|, by type. Values of all other types must be equal.
 
-The tolerances apply to every optimization level of onnxruntime. At level "all", convolutions sum in another order. Over
-15 networks and 180 splits, the largest difference was 1.2e-6 in float32 and 1.8e-3 in float16, at level "all" as well
-as at "extended".
+They apply to every optimization level of onnxruntime. The largest difference measured over 15 networks and 180 splits
+was 1.2e-6 in float32 and 1.8e-3 in float16.
 """
 MAX_QUANTIZATION_STEPS = 16.0
 """Quantization steps by which an output of a quantized network may differ.
 
-A sum near the middle between two quantized values may be rounded to either of them. The direction depends on whether
-onnxruntime computes the layer on integers (at level "all"), on the shapes of float convolutions, and on TFLite's
-kernels, which round twice. A layer is off by one step at most, and later layers propagate the difference. The largest
-difference was 5 steps in onnxruntime and 8 in TFLite Micro over the 53 convolutions of MobileNetV2, and 4 over the 23
-of YOLOv2.
+A sum near the middle between two quantized values may be rounded to either of them, and later layers propagate this
+difference. The largest difference measured in MobileNetV2 (53 convolutions) was 5 steps in onnxruntime, and 8 in TFLite
+Micro.
 """
 _QUANTIZED_OPS = "DequantizeLinear QuantizeLinear QLinearConv QLinearMatMul ConvInteger MatMulInteger".split()
 INT8_ACTIVATIONS = 4
@@ -64,10 +61,9 @@ def output_tolerances(model: Model) -> dict[str, Tolerance]:
 
 
 def tolerances_by_coarsest_type(model: Model) -> dict[str, Tolerance]:
-    """Return tolerances for outputs that were computed through a coarser type than their own.
+    """Return tolerances for outputs that were computed through a coarser type than their own, by output name.
 
-    If an intermediate value is rounded to float16, the output can differ by the steps of float16, even if it is of type
-    float32. Inputs and constants are ignored, because they are not rounded.
+    If an intermediate value is rounded to float16, a float32 output can differ by the steps of float16.
     """
     tensors, coarsest = model.tensors(), dict[str, float]()
 
@@ -111,10 +107,7 @@ def quantized_tolerances(model: Model) -> dict[str, Tolerance]:
 
 
 def _has_int8_activations(node: onnx.NodeProto) -> bool:
-    """Return True for a MatMulNBits that quantizes its operand.
-
-    Operands that differ by only 1e-7 can then be rounded to values that differ by a quantization step.
-    """
+    """Return True for a MatMulNBits that quantizes its first operand to 8 bits."""
     return any(attribute.name == "accuracy_level" and attribute.i == INT8_ACTIVATIONS for attribute in node.attribute)
 
 

@@ -1,7 +1,7 @@
 """Effects of narrow wire types (smaller element types for sent tensors): value ranges, overflows and the error bound.
 
-Narrowing is the conversion of a tensor to its wire type. The functions that run a program need a program that was
-compiled with `WireFormat.with_exact_stand_ins`, which sends all values before narrowing.
+Narrowing is the conversion of a tensor to its wire type. Here, a program must be compiled with
+`WireFormat.with_exact_stand_ins`, which sends all values before narrowing.
 """
 
 from __future__ import annotations
@@ -32,9 +32,8 @@ from dicompiler.verify.executor import ProgramExecutor
 ROUNDING_ERRORS = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "int8": 1 / 255, INT8_BLOCK: MAX_ROUNDING_ERROR}
 """Largest relative error of narrowing a tensor once (converting it to the type in which it is sent), by wire type.
 
-float16 and bfloat16 round to 11 and 8 bits of mantissa. The error of int8 is half a step of the quantized values, as a
-share of the tensor's largest value, if the tensor's range is symmetric around 0. The error of int8-block is a share of
-the largest magnitude in a block of values.
+The error of int8 is half a quantization step, as a share of the tensor's largest value, if the range is symmetric
+around 0. The error of int8-block is a share of the largest magnitude in a block of values.
 """
 MAX_FLOAT16 = float(np.finfo(np.float16).max)
 
@@ -44,8 +43,8 @@ class SentTensor(NamedTuple):
 
     Attributes:
         transfer: The transfer.
-        name: Key of the tensor in `WireFormat.ranges`: its name. For a partial sum, the range of the summed input
-            channels is appended.
+        name: Key of the tensor in `WireFormat.ranges`: its name, and for a partial sum also the range of summed
+            channels.
         values: The values before narrowing.
     """
 
@@ -55,9 +54,9 @@ class SentTensor(NamedTuple):
 
 
 def iterate_sent_tensors(program: Program, frames: Sequence[Mapping[str, Any]]) -> Iterator[SentTensor]:
-    """Yield the tensors that would be sent in a smaller element type (narrowed) when the program runs `frames`.
+    """Run a program on `frames`, and yield the tensors that would be sent in a smaller element type.
 
-    All replicas (copies of the plan on other devices) and failure plans of the program are run.
+    All replicas and failure plans of the program are run.
     """
     for role in program.roles:
         segments = [segment for device in role.devices for segment in device.segments]
@@ -75,11 +74,12 @@ def iterate_sent_tensors(program: Program, frames: Sequence[Mapping[str, Any]]) 
 def measure_ranges(program: Program, samples: Sequence[Mapping[str, Any]]) -> dict[str, ValueRange]:
     """Return the lowest and the highest value of each sent tensor over all samples, by key of `WireFormat.ranges`.
 
-    Raises DicompilerError if a tensor contains NaN or infinity, which int8 cannot represent.
+    Raises:
+        DicompilerError: A tensor contains NaN or infinity, which int8 cannot represent.
     """
     ranges: dict[str, ValueRange] = {}
     for transfer, name, values in iterate_sent_tensors(program, samples):
-        # Only float32 tensors are sent as int8, so no range is needed for other types.
+        # Only float32 tensors can be sent as int8, so other types need no range.
         if transfer.value.dtype != onnx.TensorProto.FLOAT:
             continue
         if not np.isfinite(values).all():
@@ -96,10 +96,10 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
     """Check that the wire types (element types in which tensors are sent) can represent the values sent for one frame.
 
     The check fails if a finite value becomes infinite in float16, or if a tensor sent as int8 contains NaN or infinity.
-    In a tensor sent as int8-block, NaN and infinity need no check, because they end the run with an error.
+    The type int8-block is not checked, because such values end its run with an error.
 
     Args:
-        program: Program that sends values in their own types: it was compiled with `WireFormat.with_exact_stand_ins`.
+        program: A program that sends values in their own types, compiled with `WireFormat.with_exact_stand_ins`.
         routing: Routing of the plan (all exchanged regions), with its wire types.
         wire: The plan's wire types.
         inputs: Arrays by input name.
@@ -109,8 +109,8 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
     transfer_count, clipped_count, beyond_count, non_finite_count, largest = 0, 0, 0, 0, 0.0
     for transfer, name, values in iterate_sent_tensors(program, [inputs]):
         wire_dtype, is_finite = wire_dtypes[name], np.isfinite(values)
-        # `program` was made for the wire type `exact`, which lists all float tensors. The plan's own wire type does not
-        # apply to the element type of this tensor, so the plan sends the tensor unchanged.
+        # `program` lists all float tensors. Without a wire type for its element type, the plan sends a tensor
+        # unchanged.
         if not wire_dtype:
             continue
         largest_here = float(np.abs(values[is_finite]).max(initial=0.0))
@@ -141,11 +141,10 @@ def _to_float16(values: NDArray[Any]) -> NDArray[Any]:
 
 
 def wire_error_bound(routing: Routing) -> float:
-    """Return the largest difference that narrowing should cause in an output, as a fraction of max|reference|.
+    """Return the largest difference that narrow wire types should cause in an output, as a share of max|reference|.
 
-    Narrowing is the conversion of a sent tensor to a smaller element type. The result is the rounding error of one
-    narrowing, times the largest number of narrowings on a path from an input to an output. A network that amplifies
-    rounding errors may exceed the bound. Use another wire type for such a network.
+    It is the rounding error of one conversion, times the largest number of conversions on a path from an input to an
+    output. A network that amplifies rounding errors may exceed it.
     """
     wire_dtypes = effective_wire_dtypes(routing.layers)
     sent = {wire_dtypes.get(box.key.tensor, "") for role in routing.roles for box in role.received_boxes}
