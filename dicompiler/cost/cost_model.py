@@ -1,6 +1,6 @@
 """The base class of cost models, and the cost model `analytic`.
 
-A cost model predicts the seconds that a device needs to compute a share (a piece) of a layer.
+A cost model predicts the seconds that a device needs to compute a layer, or a piece of it (a share).
 """
 
 from __future__ import annotations
@@ -33,9 +33,8 @@ class CostModel(ABC):
     Attributes:
         name: Name of the model, as in `--cost NAME`.
         is_measured: Whether predictions depend on measurements, so that they may differ after the next measurement.
-        runtime: Factor by which messages and calls take longer than the target states for its reference host. With 0,
-            messages and calls are free, as papers on partitioning assume. None derives the factor from the speed of the
-            device's cores.
+        runtime: Factor by which the target's stated times of messages and calls are multiplied (0: both are free, as
+            papers assume). None derives it from the speed of the device's cores.
     """
 
     name: ClassVar[str]
@@ -57,8 +56,7 @@ class CostModel(ABC):
         Args:
             layers: The layers of the network.
             layer: Layer of which the device computes a share.
-            share: The share: the region of the output, the range of the reduction axis, and the number of partial sums
-                that are added up.
+            share: Region of the output, range of the reduction axis, and number of partial sums that are added up.
             device: Device that computes the share.
 
         Returns:
@@ -75,17 +73,16 @@ class CostModel(ABC):
     ) -> float:
         """Return the seconds of a share (a piece of a layer) that a device computes right after the layers before it.
 
-        If a device computes consecutive layers, onnxruntime fuses them and keeps the memory layout of the tensors
-        between them. Both effects change the time. The default implementation ignores them and returns the result of
-        `seconds`.
+        onnxruntime fuses consecutive layers on one device, which changes their times. The default implementation
+        ignores this and returns the result of `seconds`.
 
         Args:
             layers: The layers of the network.
             layer: Layer of which the device computes a share.
             share: The share of the layer.
             device: Device that computes the share.
-            local_bytes: Bytes of the inputs that the share reads exactly as its device has just computed them, neither
-                cut nor joined.
+            local_bytes: Bytes of the inputs that the device has just computed and that the share reads as they are,
+                neither cut nor joined.
 
         Returns:
             Seconds, infinite if the device does not compute.
@@ -129,9 +126,9 @@ class CostModel(ABC):
     def seconds_table(
         self, layers: LayerGraph, layer: Layer, shares: Sequence[LayerShare], devices: Sequence[Device]
     ) -> NDArray[np.float64]:
-        """Return the seconds that each device needs for each share (piece) of a layer, as `seconds` predicts them.
+        """Return the seconds that each device needs for each share (piece) of a layer.
 
-        A model may override this method with a faster implementation.
+        The result equals that of `seconds`; models may override this method with a faster one.
 
         Args:
             layers: The layers of the network.
@@ -150,14 +147,9 @@ class CostModel(ABC):
 class AnalyticModel(CostModel):
     """Time as the larger of operations / compute rate and bytes of weights / memory bandwidth.
 
-    The compute rate is that of the device's engine. For an engine other than onnxruntime, the platform can state a
-    rate for each kind of layer.
-
-    A multiply-add is two FLOPs. A pool needs one FLOP for each element of each window. Every other operator that
-    computes needs one FLOP for each element of its output. Operators that only move data (Reshape, Concat) need none.
-
-    If the platform states a memory bandwidth, a layer takes at least as long as reading its weights from memory. This
-    limits matrix-vector products, such as a classifier or one token of a language model.
+    The rates are those of the device's engine in the platform, for each kind of layer if stated. A multiply-add is two
+    FLOPs. An element of a pooling window or of another operator's output is one FLOP; moving data (Reshape, Concat) is
+    none.
 
     Attributes:
         name: Name of the model.
@@ -195,7 +187,7 @@ class AnalyticModel(CostModel):
 def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
     """Return an error message if a predicted time is invalid, otherwise an empty string.
 
-    A time must be at least 0. It must also be finite if the device can compute.
+    A time must be at least 0, and finite if the device can compute.
     """
     number = float(seconds) if isinstance(seconds, Real) else math.nan
     if number >= 0 and (number < math.inf or not device.can_compute):
@@ -206,11 +198,9 @@ def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
 def seconds_at_rate(
     layers: LayerGraph, layer: Layer, operations: Sequence[int], devices: Sequence[Device]
 ) -> NDArray[np.float64]:
-    """Return the seconds that each device needs for pieces of a layer, at its compute rate for this kind of layer.
+    """Return the seconds for pieces of a layer, given their FLOPs, at the devices' rates for this kind of layer.
 
-    `operations` has the number of FLOPs of each piece.
-
-    The result has the shape (length of `operations`, number of devices). It is infinite for devices without compute.
+    The result has the shape (number of pieces, number of devices). It is infinite for devices without compute.
     """
     counts = np.array(operations, np.float64).reshape(-1, 1)
     kinds = rate_kinds(layers, layer)

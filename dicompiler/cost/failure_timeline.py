@@ -1,12 +1,11 @@
 """Simulation of a stream of frames during which devices fail and return.
 
-A change is the failure or the return of a device. Between two changes the stream is one ordinary simulation with the
-plan that is then in force. Frames that are in flight when a device fails are computed again from their inputs. Frames
-that are in flight when a device returns are finished first.
+A change is the failure or the return of a device. Between two changes, the stream is an ordinary simulation with the
+plan for the devices that are up. Frames that are in flight when a device fails are computed again from their inputs.
+Frames that are in flight when a device returns are finished first.
 
-The order and the number of frames are exact. Times are approximate for two reasons. Real devices finish the segments
-(ONNX submodels) of abandoned frames, which the simulation ignores. In the simulation, the first frame after a change
-always uses the first replica (copy of the plan on other devices).
+The order and the number of frames are exact. Times are approximate: the simulation ignores that real devices finish
+the segments of abandoned frames, and it starts with the first replica again after each change.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ log = logging.getLogger("dicompiler")
 FAILURE_DETECTION_S = 0.3
 """Largest number of seconds from the end of a device's process until the other devices repeat the frames in flight.
 
-The operating system closes the connections of a process that ends, so the other devices notice this quickly. A device
-that fails silently is detected later, after three missing heartbeats.
+They notice it quickly, because the operating system closes the connections of the process.
 """
 
 
@@ -39,7 +37,7 @@ class Outage:
     Attributes:
         device: Name of the device.
         start: Time of the failure in seconds after the start of the first frame.
-        end: Time of the return in seconds, infinite if the device stays down.
+        end: Time of the return in seconds after the start of the first frame; infinite if the device stays down.
     """
 
     device: str
@@ -51,10 +49,8 @@ class Outage:
 class FailureCase:
     """A set of failed devices and the plan in force while they are down.
 
-    Two cases are equal if their plans avoid the same devices (`failed`).
-
     Attributes:
-        failed: Devices that the plan does not use.
+        failed: Devices that the plan does not use. Cases with the same devices are equal.
         workload: The plan's segments (ONNX submodels) with their predicted seconds, and its messages.
         platform: The platform without these devices.
     """
@@ -69,8 +65,8 @@ class StreamInterval:
     """The frames of a stream between two changes, each of which is the failure or the return of a device.
 
     Attributes:
-        failed: Devices that the plan in force avoids, because it was made for their failure; () for the normal plan.
-        down: Devices that are down at the start of the interval, even if no plan uses them.
+        failed: Devices that the plan in force does not use because they failed; () for the normal plan.
+        down: Devices that are down at the start of the interval, including those that no plan uses.
         changed_at: Time of the change in seconds.
         resumed_at: Time in seconds at which the first frame after the change started.
         frames: (frame number, start, end) of each frame that ended in the interval; times are in seconds.
@@ -124,9 +120,12 @@ def simulate_outages(
 ) -> tuple[StreamInterval, ...]:
     """Simulate a stream during which devices fail and return, and return the intervals between these changes.
 
-    `find_case` returns the plan that is in force while the given devices are down, as a FailureCase. `frames` is the
-    number of frames, and `in_flight` the largest number of frames in flight. With `keep_spans`, each interval contains
-    the periods in which devices and links were busy (`StreamInterval.spans`).
+    Args:
+        find_case: Function that returns the plan for a tuple of failed devices.
+        outages: Periods in which devices are down.
+        frames: Number of frames.
+        in_flight: Largest number of frames in flight.
+        keep_spans: Whether intervals contain the periods in which devices and links were busy.
 
     Raises:
         DicompilerError: The stream ends before a device fails.
@@ -171,11 +170,7 @@ def simulate_outages(
 def _iterate_changes(
     find_case: Callable[[tuple[str, ...]], FailureCase], outages: Sequence[Outage]
 ) -> Iterator[tuple[float, tuple[str, ...], FailureCase]]:
-    """Yield (time, devices that are down, failure case) for the start of the stream and for each change.
-
-    A change is the failure or the return of a device. A failure case is the plan in force with the devices that it
-    avoids. A change after which the case stays the same is omitted.
-    """
+    """Yield (seconds, devices that are down, plan) at the start of the stream and at each change of the plan."""
     last_case = find_case(())
     ends = (outage.end for outage in outages if outage.end < math.inf)
     times = sorted({0.0, *(outage.start for outage in outages), *ends})
@@ -197,11 +192,17 @@ def _simulate_interval(
     in_flight: int,
     keep_spans: bool,
 ) -> StreamInterval:
-    """Simulate frames from the time `begin` to the next change at the time `until`.
+    """Simulate frames from the time `begin` to the next failure or return of a device at the time `until`.
 
-    `remaining` are the numbers of the frames that are not finished yet. `has_return` says whether the next change is
-    the return of a device. In this case, all frames that have started before the change are finished, even after
-    `until`.
+    Args:
+        case: The plan in force.
+        remaining: Numbers of the frames that are not finished yet.
+        begin: Start in seconds.
+        until: Time of the next change in seconds.
+        has_return: Whether a device returns at `until`. Frames that started before are then finished even after
+            `until`.
+        in_flight: Largest number of frames in flight.
+        keep_spans: Whether to keep the periods in which devices and links were busy.
     """
 
     def simulate_frames(count: int) -> SimulationResult:

@@ -9,7 +9,7 @@ from dicompiler.ir.layers import Layer, LayerGraph
 
 
 def layer_kind(layer: Layer) -> str:
-    """Return the anchor (main operator) of a layer, with the prefix "Group" if the operator has groups."""
+    """Return the type of a layer's main operator (anchor), with the prefix "Group" if it has channel groups."""
     anchor = layer.nodes[layer.anchor]
     groups = anchor.attributes.get("group")
     return f"Group{anchor.op}" if isinstance(groups, int) and groups > 1 else anchor.op
@@ -17,10 +17,10 @@ def layer_kind(layer: Layer) -> str:
 
 @memoized
 def rate_kinds(layers: LayerGraph, layer: Layer) -> tuple[str, ...]:
-    """Return the kinds of a layer, the most specific kind first. A platform may state a compute rate for each kind.
+    """Return the kinds of a layer, for which a platform may state compute rates; the most specific kind is first.
 
-    Pointwise convolutions are of kind Conv1x1. 3×3 convolutions without strides, dilations and groups are of kind
-    Conv3x3, because engines can compute them with Winograd's fast algorithm. Both are also of kind Conv.
+    Kind Conv3x3 is for convolutions without strides, dilations and groups, which engines can compute with Winograd's
+    algorithm.
     """
     kind = layer_kind(layer)
     if kind != "Conv":

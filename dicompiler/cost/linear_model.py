@@ -43,13 +43,9 @@ class Coefficients:
 class LinearModel(ProfileBasedModel):
     """Time as a · FLOPs + b · bytes + c, with fitted or stated coefficients for each kind of layer.
 
-    The kind of a layer is its anchor (main operator). Grouped and depthwise convolutions are of kind GroupConv. A kind
-    without coefficients of its own uses the coefficients of kind `*`. If the coefficients are fitted to profiles, those
-    of `*` are fitted to the measurements of all kinds. A multiply-add is two FLOPs. The bytes are those of inputs,
-    weights and output of the computed piece of the layer.
-
-    Stated coefficients hold for every device. With the option `rate` they hold for a device of that compute rate, and
-    the time on another device is scaled by the ratio of the rates.
+    The kind of a layer is its main operator, such as Conv or GroupConv (with channel groups). Kind `*` is for all kinds
+    without coefficients of their own. Stated coefficients are valid for every device. With the option `rate`, they are
+    valid for a device of this compute rate, and scaled for other devices.
     """
 
     name: ClassVar[str] = "linear"
@@ -87,7 +83,7 @@ class LinearModel(ProfileBasedModel):
 
     @cached_property
     def _fitted_coefficients(self) -> Mapping[tuple[str, str], Mapping[str, Coefficients]]:
-        """Coefficients fitted to the profiles, by (path of the profile, engine), and then by kind of layer."""
+        """Fitted coefficients by (path of the profile, engine), and then by kind of layer."""
         return {
             (profile.place, engine): fit_by_kind(profile.of_engine(engine).samples())
             for profile in self._profiles.profiles
@@ -95,7 +91,7 @@ class LinearModel(ProfileBasedModel):
         }
 
     def knows_engine(self, device: Device, engine: str) -> bool:
-        """Return True for onnxruntime, and for another engine if the model has a profile with its times."""
+        """Return True for onnxruntime, and for another engine if a profile has its times."""
         return engine == DEFAULT_ENGINE or (bool(self.file) and super().knows_engine(device, engine))
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
@@ -130,7 +126,11 @@ class LinearModel(ProfileBasedModel):
 
 
 def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
-    """Parse `Conv:7e-11:1e-10:2e-5` (KIND:A:B:C); raise ValueError unless the numbers are finite and at least 0."""
+    """Parse `Conv:7e-11:1e-10:2e-5` (KIND:A:B:C).
+
+    Raises:
+        ValueError: The form is wrong, or a number is negative or infinite.
+    """
     kind, *numbers = text.split(":")
     try:
         flop, byte, call = map(float, numbers)
@@ -155,9 +155,8 @@ def fit_by_kind(samples: Iterable[tuple[str, float, float, float]]) -> dict[str,
 def fit_coefficients(samples: Sequence[tuple[float, float, float]]) -> Coefficients:
     """Fit coefficients of at least 0 to samples (FLOPs, bytes, seconds) by weighted least squares.
 
-    Squared errors are divided by the measured seconds, as a compromise. Without weights, the fit would ignore short
-    samples. With relative errors, it would prefer predictions that are too low. Every subset of the coefficients is
-    fitted with the other coefficients set to 0. The best fit without negative coefficients is returned.
+    Squared errors are divided by the measured seconds. Without weights, the fit would ignore short samples. With
+    relative errors, it would prefer predictions that are too low.
     """
     rows = np.array([row for row in samples if row[2] > 0], np.float64).reshape(-1, 3)
     targets = np.sqrt(rows[:, 2])

@@ -1,7 +1,7 @@
 """Memory of a program on each device: weights, live tensors and buffers.
 
-A tensor is live from the moment it is computed or received to its last use. These bytes follow exactly from the program
-alone. `Target.memory_overhead` returns the bytes that the target's runtime needs in addition.
+A tensor is live from the moment it is computed or received to its last use. Memory that the target's runtime adds is
+not computed here.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class MemoryUse:
     Attributes:
         weights: Bytes of the constants of all segments (ONNX submodels), each counted once.
         activations: Largest number of bytes of tensors that are needed at once, without the buffers.
-        buffers: Bytes of graph inputs, of states (outputs that are inputs of the next frame) and of received tensors.
-            They exist for every frame in flight.
+        buffers: Bytes of graph inputs, of states (outputs that are inputs of the next frame) and of received tensors,
+            for all frames in flight.
         added: Bytes that the target's runtime needs in addition to all of these.
     """
 
@@ -47,11 +47,10 @@ class MemoryUse:
 class MemoryTimeline:
     """Bytes of memory that a program needs on one device at each step of a frame.
 
-    Time is a number of steps: step 2k + 1 is inside segment k (an ONNX submodel that the device runs), and step 2k is
-    between the segments k - 1 and k.
+    Step 2k + 1 is inside segment k (an ONNX submodel), and step 2k is between the segments k - 1 and k.
 
     Attributes:
-        constants: Bytes of each constant by name. Constants exist all the time, once for all frames.
+        constants: Bytes of each constant by name. Constants are in memory at all steps, once for all frames.
         buffers: Bytes of buffers at each step.
         activations: Bytes of all other live tensors at each step.
     """
@@ -70,22 +69,16 @@ class MemoryTimeline:
 
     @property
     def peak_bytes(self) -> int:
-        """Largest number of bytes at any step: `MemoryUse.total` without `added`, for a single frame in flight."""
+        """Largest number of bytes at any step, for a single frame in flight and without the target's runtime."""
         return self.weights + max(self.live_bytes)
 
 
 def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] | None = None) -> dict[str, MemoryUse]:
     """Return the memory that a program needs on each device.
 
-    A buffer (graph input, state from the previous frame, or received tensor) lives until its last reader on the device.
-    A tensor that a segment computes lives until its last reader or send, and an output of the network lives to the end.
-    A tensor without a static shape is assumed to need 0 bytes, and a view (Reshape, Identity) the bytes of a copy. A
-    device runs one segment (an ONNX submodel) at a time. If several frames are in flight, one of them is therefore
-    inside a segment, and the others are between two segments.
-
-    A device keeps the weights of all roles (replicas of the main plan, and failure plans). All frames in flight use
-    either the main plan or one failure plan, and are spread over the replicas of this plan. The result is for the plan
-    with which the frames need the most memory.
+    A device runs one segment (an ONNX submodel) at a time, so only one frame in flight is inside a segment. Weights of
+    all replicas and failure plans are counted. Tensors are those of the plan with which the frames need the most
+    memory.
 
     Args:
         program: Program that the devices run.
@@ -93,7 +86,7 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
         added: Bytes that the target adds, by device.
 
     Returns:
-        Memory by device name.
+        Memory by device name. Tensors without a static shape count as 0 bytes.
     """
     cases: dict[tuple[str, ...], list[dict[str, MemoryTimeline]]] = {}
     for role in program.roles:
@@ -112,8 +105,7 @@ def program_memory(program: Program, frames: int = 1, added: Mapping[str, int] |
 def memory_timeline(program: Program) -> dict[str, MemoryTimeline]:
     """Return the memory of each device at each step of one frame, by device name.
 
-    The frame uses the main plan, or its first replica if the plan has replicas (copies on other devices). The other
-    replicas, and the failure plans for the remaining devices, are ignored.
+    If the plan has replicas (copies on other devices), the frame uses the first one. Failure plans are ignored.
     """
     states = (state.value for device in program.devices for state in device.states)
     values: Sequence[TensorSpec] = (*program.inputs, *program.outputs, *(t.value for t in program.transfers), *states)
@@ -138,7 +130,6 @@ def segment_value_sizes(segment: Segment) -> dict[str, int]:
 
 
 def value_nbytes(value: onnx.ValueInfoProto) -> int:
-    """Return the bytes of a tensor; 0 if its shape is not static or the value is not a tensor."""
     tensor_type = value.type.tensor_type
     if not tensor_type.HasField("shape") or not all(dim.HasField("dim_value") for dim in tensor_type.shape.dim):
         return 0
@@ -183,10 +174,9 @@ def _nbytes_deltas(spans: Iterable[LiveRange]) -> Counter[int]:
 
 
 def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
-    """Return the largest number of bytes that the tensors computed inside a segment take at once.
+    """Return the largest number of bytes that tensors computed inside a segment (ONNX submodel) need at once.
 
-    A segment is an ONNX submodel. The inputs and outputs of a node exist at the same time, and the outputs of the
-    segment exist to its end. `sizes` has the bytes of each tensor by name.
+    `sizes` has the bytes of each tensor by name.
     """
     nodes = segment.model.graph.node
     last = {name: i for i, node in enumerate(nodes) for name in tensors_read(node)}
@@ -198,9 +188,8 @@ def segment_peak_nbytes(segment: Segment, sizes: Mapping[str, int]) -> int:
 def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int, int]:
     """Return (bytes of buffers, bytes of activations) of a device if `frames` frames are in flight.
 
-    `roles` has the memory of each replica (copy of a plan on other devices). The frames in flight are spread evenly
-    over the replicas. A device computes one segment (an ONNX submodel) at a time. Therefore only one frame needs the
-    memory of a running segment, and each other frame only needs the tensors that are stored between segments.
+    `roles` has the memory of each replica (copy of a plan on other devices), over which the frames are spread evenly.
+    Only one frame at a time is inside a segment (an ONNX submodel).
     """
     largest = sorted(roles, key=lambda role: -max(role.live_bytes))
     counts = [(frames + len(roles) - 1 - i) // len(roles) for i in range(len(roles))]
@@ -214,8 +203,7 @@ def _concurrent_bytes(roles: Sequence[MemoryTimeline], frames: int) -> tuple[int
 def _device_timeline(program: Program, device: DeviceProgram, interface_sizes: Mapping[str, int]) -> MemoryTimeline:
     """Return the memory of a device at each step.
 
-    `interface_sizes` maps graph inputs and outputs, states (outputs that are inputs of the next frame) and transferred
-    tensors to their numbers of bytes.
+    `interface_sizes` has the bytes of graph inputs and outputs, states and transferred tensors by name.
     """
     constants: dict[str, int] = {}
     sizes = dict(interface_sizes)
@@ -237,10 +225,9 @@ def _device_timeline(program: Program, device: DeviceProgram, interface_sizes: M
 
 
 def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]:
-    """Return the names of the tensors that occupy a device's memory from the start of a frame.
+    """Return the names of the tensors that are in a device's memory from the start of a frame.
 
-    They are the received tensors, the graph inputs that the device uses, and the states (outputs of the previous frame
-    that are inputs of this one).
+    They are received tensors, graph inputs that the device uses, and states (outputs of the previous frame).
     """
     received = [program.transfers[step.index].value.name for step in device.steps if step.kind == "receive"]
     used = {name for segment in device.segments for name in segment.inputs} | set(device.model_outputs)
@@ -252,9 +239,7 @@ def _initial_tensors(program: Program, device: DeviceProgram) -> tuple[str, ...]
 def _last_use_steps(program: Program, device: DeviceProgram) -> dict[str, int]:
     """Return the last step at which each tensor is live, by tensor name.
 
-    A tensor that is read lives until its last reader has run. Sending continues in the background, so a tensor that is
-    sent lives until the next segment (ONNX submodel) after the send has run. Graph outputs, and states (outputs that
-    are inputs of the next frame), live to the end.
+    Sending continues in the background, so a sent tensor is assumed to be live until the next segment has run.
     """
     last: dict[str, int] = {}
     latest = 0

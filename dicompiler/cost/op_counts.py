@@ -1,4 +1,4 @@
-"""Numbers of operations and bytes for a share (a piece) of a layer, from which cost models predict times.
+"""Numbers of operations and bytes of a layer or a piece of it (a share), from which cost models predict times.
 
 `OperatorRule.cost` returns the operations of each operator. The numbers depend on shapes, but not on weight values.
 """
@@ -20,10 +20,10 @@ from dicompiler.partition.bounds_inference import make_share_task
 
 
 def count_macs(layers: LayerGraph, layer: Layer, region: Region | None = None, reduce: Interval | None = None) -> int:
-    """Return the multiply-adds that a share (piece) of a layer computes in convolutions, matrix products and so on.
+    """Return the multiply-adds of a share (piece) of a layer; nodes without static shapes count as 0.
 
-    An operator rule may compute more elements than `region` asks for, such as a whole group of channels. The operations
-    for these elements are included. A node without static shapes contributes 0.
+    An operator rule may compute more elements than `region`, such as a whole group of channels. Their operations are
+    included.
 
     Args:
         layers: The layers of the network.
@@ -47,10 +47,9 @@ def count_flops(
     pools: bool = True,
     elementwise: bool = True,
 ) -> int:
-    """Return the FLOPs of a share of a layer, with or without pools and element-wise operators.
+    """Return the FLOPs of a piece of a layer, with or without pools (and reductions) and element-wise operators.
 
-    A share is a piece of a layer. It is given by `region`, `reduce` and `merge`, as in `count_operations`. Pools
-    include reductions.
+    `region`, `reduce` and `merge` describe the piece as in `count_operations`.
     """
     return count_operations(layers, layer, region, reduce, merge).flops_including(pools, elementwise)
 
@@ -66,7 +65,7 @@ class OpCounts:
         merge_flops: FLOPs of adding up partial sums.
         moved_bytes: Bytes that are read (with weights) and written. Tensors between the nodes of the layer are
             excluded, because they stay in caches.
-        weight_bytes: Bytes of weights that are read; a piece that several nodes read is counted once. A lookup in a
+        weight_bytes: Bytes of weights that are read; a region that several nodes read is counted once. A lookup in a
             table reads at most as many bytes as it returns.
         input_bytes: Bytes of inputs and partial sums that are read, without weights.
     """
@@ -131,10 +130,10 @@ def count_operations(
 
 
 def _weight_bytes_read(layers: LayerGraph, nodes: tuple[TaskNode, ...], costs: Sequence[OpCost]) -> int:
-    """Return the bytes of weights that the nodes of a task read. A piece that several nodes read is counted once.
+    """Return the bytes of weights that nodes read; a region that several nodes read is counted once.
 
-    `costs` are the operations of each node. A node without operations may look up rows in a table. It is assumed to
-    read no more bytes of its table than its output has.
+    `costs` are the operations of each node. A node without operations is assumed to be a table lookup, which reads no
+    more bytes than its output has.
     """
     regions = _weight_regions(layers, nodes)
     if not regions or OpCost() not in costs:
@@ -154,18 +153,16 @@ def _region_nbytes(layers: LayerGraph, tensor: str, region: Region | None) -> in
 
 
 def activation_nbytes(layers: LayerGraph, task: ShareTask) -> int:
-    """Return the bytes that a task (the computation of a piece of a layer) reads and writes, without weights.
+    """Return the bytes that one device's task in a layer reads and writes, without weights.
 
-    A tensor without a static shape contributes 0.
+    A tensor without a static shape counts as 0 bytes.
     """
     regions = (*task.needs.items(), *task.state_needs.items(), *task.outputs.items())
     return sum(_region_nbytes(layers, key.tensor, region) for key, region in regions)
 
 
 def count_task_macs(layers: LayerGraph, task: ShareTask) -> int:
-    """Return the number of multiply-adds of a task (one device's share of a layer).
-
-    A node without static shapes contributes 0.
+    """Return the number of multiply-adds of a task; nodes without static shapes count as 0.
 
     Args:
         layers: The layers of the network.

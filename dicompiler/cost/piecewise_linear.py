@@ -12,7 +12,7 @@ import numpy as np
 class TimeCurve:
     """The time of a layer's piece as a piecewise linear function of its size, never negative and never decreasing.
 
-    Below the first and above the last measured size, the nearest piece of the function is extended as a straight line.
+    The first and the last line segment are extended beyond the measured sizes.
 
     Attributes:
         sizes: Sizes at which the line segments meet, increasing from 0.
@@ -24,10 +24,9 @@ class TimeCurve:
 
     @classmethod
     def fit(cls, points: Mapping[int, float]) -> TimeCurve:
-        """Return the non-decreasing curve that is nearest to measured points, given as seconds by size.
+        """Return the non-decreasing curve that is nearest to `points`, the measured seconds by size.
 
-        The fit is an isotonic regression by the pool-adjacent-violators algorithm: adjacent points that decrease are
-        replaced by their mean.
+        The fit is an isotonic regression by the pool-adjacent-violators algorithm.
         """
         sizes = sorted(points)
         # A block is a group of adjacent points that are replaced by their mean: (mean seconds, number of points).

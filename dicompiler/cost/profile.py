@@ -30,16 +30,15 @@ from dicompiler.partition.bounds_inference import output_shape
 log = logging.getLogger("dicompiler")
 
 MAX_MEDIAN_TO_MIN = 2.0
-"""Largest ratio of median times to shortest times for which the measured host is assumed to have been idle.
+"""Largest sum of median times divided by the sum of shortest times, over all layers, of an idle host.
 
-The median times of all layers are added, and divided by the sum of their shortest times. A larger ratio shows that
-other processes slowed down the measurement.
+A larger ratio shows that other processes slowed down the measurement.
 """
 Cut = str
 """The way in which a measured piece is cut from its layer.
 
-"whole": the piece is the whole layer. "axis 2": the piece is a range of this axis of the output. "reduce": the piece is
-a partial sum over a range of the reduction axis. "merge": the piece adds partial sums up, and its size is their number.
+"whole": not cut. "axis 2": a range of this output axis. "reduce": a partial sum over a range of the reduction axis.
+"merge": an addition of partial sums; the size is their number.
 """
 
 
@@ -54,7 +53,7 @@ class PieceMeasurement:
     Attributes:
         cut: How the piece is cut from the layer: "whole" (not cut), "axis 2" (a range of this output axis), "reduce" (a
             partial sum) or "merge" (the addition of partial sums).
-        size: Extent of the piece along the cut: rows, channels, or the number of partial sums.
+        size: Extent of the piece along the cut axis (rows, channels), or the number of partial sums.
         flops: Floating-point operations of the piece.
         moved_bytes: Bytes that the piece reads and writes.
         median_s: Median seconds of one run, including the call of onnxruntime.
@@ -72,7 +71,6 @@ class PieceMeasurement:
 
 
 def is_whole_layer(layers: LayerGraph, layer: Layer, share: LayerShare) -> bool:
-    """Return True if a share is the whole layer, and not a smaller region, a partial sum or a sum of partial sums."""
     everything = share.region is None or share.region == full_region(output_shape(layers, layer))
     return everything and share.reduce is None and not share.merge_count
 
@@ -90,9 +88,8 @@ class LayerProfile:
     """The measurements of all layers that have the same signature and therefore take the same time.
 
     Attributes:
-        signature: Digest of all properties on which the time depends: operators, attributes, types, shapes,
-            connections.
-        kind: Anchor (main operator) of the layers, such as "Conv"; "GroupConv" if it has groups.
+        signature: Digest of operators, attributes, types, shapes and connections.
+        kind: Main operator of the layers, such as "Conv"; "GroupConv" if it has channel groups.
         names: Names of the layers.
         measurements: Times of the whole layer and of pieces of it.
     """
@@ -114,8 +111,7 @@ class EngineMeasurements:
     Attributes:
         call_s: Seconds of a call that computes nothing; every measurement includes it.
         whole_model_s: Seconds of the whole network in one call; None if the engine cannot compute it as a whole.
-        layers: Times of pieces by signature of the layer (a digest of everything on which its time depends). Layers
-            that the engine cannot compute are missing.
+        layers: Times of pieces by layer signature; layers that the engine cannot compute are missing.
     """
 
     call_s: float
@@ -123,7 +119,7 @@ class EngineMeasurements:
     layers: Mapping[str, tuple[PieceMeasurement, ...]]
 
 
-# With `eq=False`, profiles are hashed by identity, which is fast: memoized methods hash the profile at each call.
+# With `eq=False`, profiles are hashed by identity. This is fast, and memoized methods hash the profile at each call.
 @dataclass(frozen=True, eq=False)
 class Profile(Memoizing):
     """The content of a profile file.
@@ -131,7 +127,7 @@ class Profile(Memoizing):
     Attributes:
         place: Path of the file, for messages.
         model_digest: Structural digest of the network.
-        device: Name or name pattern of the devices that the profile is valid for.
+        device: Name or name pattern of the devices for which the profile is valid.
         threads: Number of threads.
         call_s: Seconds of a call that computes nothing; every measurement includes it.
         layers: Measurements by layer signature.
@@ -141,11 +137,11 @@ class Profile(Memoizing):
             cost that was not measured is missing.
         unmeasured_runtimes: Reasons why targets' runtimes could not be measured, by target name.
         whole_model_s: Seconds of the whole network in one session, including the call; None if not measured.
-        weight_byte_s: Additional seconds for each byte of weights in a frame, because weights then come from memory and
+        weight_byte_s: Additional seconds for each byte of weights in a frame, in which weights are read from memory and
             not from caches.
         read_byte_s: Additional seconds for each byte of other inputs in a frame, for the same reason.
-        cold_call_s: Additional seconds of a call in a frame, because the device has computed other layers since the
-            previous call.
+        cold_call_s: Additional seconds of a call in a frame, if the device has computed other layers since the previous
+            call.
         engines: Measurements of engines other than onnxruntime, by name.
         engine: Name of the engine that `call_s`, `layers` and `whole_model_s` were measured with.
     """
@@ -169,13 +165,12 @@ class Profile(Memoizing):
 
     @memoized
     def of_engine(self, engine: str) -> Profile:
-        """Return the profile with the times of an engine; the same profile if the engine was not measured.
+        """Return the profile with the times of an engine.
 
-        If the engine was not measured for a layer, or for a kind of piece of a layer, the times of onnxruntime remain,
-        because onnxruntime computes the layers that the engine does not support.
+        Layers and pieces that were not measured with the engine keep the times of onnxruntime.
         """
-        # The precision is removed from the engine's name. Profiles have only the times in fp32, which are also used for
-        # the reduced precisions of the engine.
+        # The engine's name may end with a reduced precision. Profiles have only fp32 times, which are used for all
+        # precisions.
         engine = engine_name(engine)
         if engine not in self.engines:
             return self
@@ -193,10 +188,7 @@ class Profile(Memoizing):
         )
 
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
-        """Yield the layer kind, FLOPs, bytes and seconds of each measured piece.
-
-        The seconds of an empty call are subtracted.
-        """
+        """Yield the layer kind, FLOPs, bytes and seconds (without those of an empty call) of each measured piece."""
         for layer in self.layers.values():
             for piece in layer.measurements:
                 yield layer.kind, piece.flops, piece.moved_bytes, max(0.0, piece.median_s - self.call_s)
@@ -207,12 +199,12 @@ class Profile(Memoizing):
         return min((seconds / nbytes for _, _, nbytes, seconds in self.samples() if nbytes > 0 < seconds), default=0.0)
 
     def whole_layer_s(self, signature: str) -> float:
-        """Return the seconds of a whole layer minus those of an empty call; KeyError if it was not measured."""
+        """Return the seconds of a whole layer without those of an empty call; KeyError if it was not measured."""
         return max(0.0, self.layers[signature].whole.median_s - self.call_s)
 
     @cached_property
     def isolated_s(self) -> float:
-        """Sum of the seconds of all layers, each measured on its own, minus those of empty calls."""
+        """Sum of the seconds of all layers, each measured on its own, without those of empty calls."""
         return sum(len(layer.names) * self.whole_layer_s(layer.signature) for layer in self.layers.values())
 
     @memoized
@@ -228,11 +220,10 @@ class Profile(Memoizing):
         local_bytes: int,
         unmeasured_s: float,
     ) -> float:
-        """Return the seconds that a share (a piece of a layer) takes in a frame, given those that it takes on its own.
+        """Return the seconds of a share (a piece of a layer) in a frame, given those that it takes when it runs alone.
 
-        In a frame, the share reads weights and inputs from memory and not from caches, which takes longer. Inputs that
-        the device has just computed in the same session are an exception: they save time, because onnxruntime fuses the
-        layers.
+        In a frame, weights and inputs are read from memory, which takes longer than from caches. On the other hand,
+        onnxruntime saves time by fusing layers of one session.
 
         Args:
             layers: The layers of the network.
@@ -246,21 +237,20 @@ class Profile(Memoizing):
         return max(0.0, isolated_s + self._memory_wait_s(layers, layer, share, local_bytes) - saved_s)
 
     def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, local_bytes: int) -> float:
-        """Return the additional seconds of a share (a piece of a layer) if data comes from memory and not from caches.
+        """Return the additional seconds of a piece of a layer that reads data from memory instead of caches.
 
-        The device has just computed `local_bytes` of the inputs, which are still in caches.
+        `local_bytes` of its inputs are still in caches, because the device has just computed them.
         """
         counts = count_operations(layers, layer, *share)
         return self.weight_byte_s * counts.weight_bytes + self.read_byte_s * max(0, counts.input_bytes - local_bytes)
 
     @memoized
     def fusing_s(self, layers: LayerGraph, unmeasured_s: float) -> float:
-        """Return the seconds saved for each byte that two layers exchange, if both layers run in one session.
+        """Return the seconds saved for each byte that two layers exchange, if both run in one session.
 
-        With this value, the predicted seconds of all layers add up to the measured seconds of the whole network. The
-        layers that were not measured contribute `unmeasured_s` to this sum, and no layer contributes less than 0 s.
-        The value is negative if the network takes longer than the sum of its layers. It is 0 if the network was not
-        measured, or if the unmeasured layers alone take at least as long as the network.
+        With it, the predicted seconds of all layers add up to those of the whole network. It is negative if the network
+        takes longer than the sum of its layers, and 0 if it is unknown. `unmeasured_s` is the part of the layers
+        without measurement.
         """
         whole_s = max(0.0, (self.whole_model_s or 0.0) - self.call_s)
         if self.whole_model_s is None or 0 < whole_s <= unmeasured_s:
@@ -306,11 +296,13 @@ class Profile(Memoizing):
 
     @memoized
     def curve(self, signature: str, cut: Cut, extent: int | None = None) -> TimeCurve | None:
-        """Return the seconds of a layer's pieces as a function of their size, without those of an empty call.
+        """Return the seconds of a layer's pieces by their size, minus those of an empty call; None if not measured.
 
-        The points of the curve are the measured pieces that are cut as `cut` says: "axis 2" (a range of this output
-        axis), "reduce" (a partial sum) or "merge" (the addition of partial sums). Without such pieces, the result is
-        None. If `extent` is given, the whole layer is the last point, with this size.
+        Args:
+            signature: Signature of the layer.
+            cut: How the pieces are cut: "axis 2" (a range of this output axis), "reduce" (a partial sum) or "merge"
+                (the addition of partial sums).
+            extent: Size of the whole layer, which becomes the last point.
         """
         points = {m.size: m.median_s - self.call_s for m in self.layers[signature].measurements if m.cut == cut}
         if not points:
@@ -319,11 +311,9 @@ class Profile(Memoizing):
 
 
 def _with_engine_pieces(layer: LayerProfile, pieces: Sequence[PieceMeasurement], extra_call_s: float) -> LayerProfile:
-    """Return a layer with the times of an engine, and those of onnxruntime for pieces that the engine did not compute.
+    """Return a layer with the times of an engine, and those of onnxruntime for kinds of pieces without engine times.
 
-    An engine's time replaces the times of all pieces with the same cut (whole layer, range of an axis, or partial sum).
-    If the engine cannot compute the whole layer, all times stay those of onnxruntime. An empty call of the engine takes
-    `extra_call_s` longer than one of onnxruntime. This difference is added to the times of onnxruntime, because the
+    `extra_call_s`, by which an empty call of the engine takes longer, is added to the times of onnxruntime. The
     engine's empty call is later subtracted from all times.
     """
     cuts = {piece.cut for piece in pieces} if any(piece.cut == "whole" for piece in pieces) else set[Cut]()
@@ -346,7 +336,8 @@ _SCALAR_KEYS = (
 def parse_profile(document: Any, place: str) -> Profile:
     """Return the profile in a JSON document that was read from `place`.
 
-    Raises DicompilerError with the place and the key if the document does not match the schema.
+    Raises:
+        DicompilerError: The document does not match the schema.
     """
     from dicompiler.base.schema import validate
 
@@ -370,10 +361,7 @@ def parse_profile(document: Any, place: str) -> Profile:
 
 
 def _check_runtime_costs(costs_by_target: Mapping[str, Mapping[str, float]], place: str) -> None:
-    """Raise DicompilerError if a measured cost of a target's runtime is 0.
-
-    No cost really is 0, but other load on the host can distort a measurement so that the result is 0.
-    """
+    """Raise DicompilerError if a measured cost of a target's runtime is 0, so that the measurement is wrong."""
     for target, costs in costs_by_target.items():
         zero = [name for name, value in costs.items() if name in _MEASURED_COSTS and not value]
         if zero:
@@ -421,8 +409,9 @@ class ProfileSet:
     def load(cls, files: Sequence[str], others: bool, force: bool = False) -> ProfileSet:
         """Read profile files. With `others`, the first one is also used for devices that no profile names.
 
-        Raises DicompilerError if a file is missing or invalid, or contains no measured layer. The error is also raised
-        for a profile that was measured on a busy host, unless `force` is set.
+        Raises:
+            DicompilerError: A file is missing or invalid, has no measured layer, or (without `force`) was measured on a
+                busy host.
         """
         profiles = tuple(load_profile(file) for file in files)
         for profile in profiles:
@@ -437,9 +426,7 @@ class ProfileSet:
     def runtime_costs(self, device: Device, scaled: RuntimeCosts, target: str) -> RuntimeCosts:
         """Return the measured costs of a target's runtime on a device.
 
-        Costs that were not measured are those of `scaled`: the target's stated costs, scaled to the device. Some
-        fields, such as `per_tls_byte`, are never measured. The first time that the profile lacks one of
-        _MEASURED_COSTS, a warning is logged.
+        `scaled`, the target's stated costs scaled to the device, supplies costs that were not measured.
         """
         profile = self._find(device)
         if profile is None:
@@ -458,7 +445,8 @@ class ProfileSet:
     def for_device(self, layers: LayerGraph, device: Device) -> Profile:
         """Return the first profile that is valid for a device.
 
-        Raises DicompilerError if no profile is valid for the device, or if the profile is of another network.
+        Raises:
+            DicompilerError: No profile is valid for the device, or the profile is of another network.
         """
         profile = self._find(device)
         if profile is None:
@@ -476,7 +464,6 @@ class ProfileSet:
         return profile.of_engine(device.engine)
 
     def has_engine(self, device: Device, engine: str) -> bool:
-        """Return True if the profile of a device has the times of an engine."""
         profile = self._find(device)
         return profile is not None and (engine == DEFAULT_ENGINE or engine_name(engine) in profile.engines)
 
@@ -498,8 +485,7 @@ def _warn_unmeasured(place: str, target: str, costs: str, reason: str) -> None:
 def layer_signature(layers: LayerGraph, layer: Layer) -> str:
     """Return a SHA-256 digest of all properties of a layer that its time depends on, except the device.
 
-    The digest covers operators, attributes, types, shapes and connections, but no names and no weight values. Layers
-    with equal digests therefore take the same time.
+    It covers operators, attributes, types, shapes and connections, but no names and no weight values.
     """
     sources: dict[str, str] = {name: f"in {i}" for i, name in enumerate(layer.inputs)}
     rows = []
@@ -516,10 +502,7 @@ def layer_signature(layers: LayerGraph, layer: Layer) -> str:
 
 @memoized
 def network_digest(layers: LayerGraph) -> str:
-    """Return a digest of the layers' names, signatures and connections.
-
-    The digest does not depend on weights, so it does not change when the network is trained again.
-    """
+    """Return a digest of the layers' names, signatures and connections, which does not depend on weights."""
     rows = [[layer.name, layer_signature(layers, layer), layer.inputs, layer.outputs] for layer in layers.layers]
     return _digest([rows, layers.inputs, layers.outputs])
 
@@ -529,10 +512,9 @@ def _digest(document: Any) -> str:
 
 
 def _input_entry(source: str, tensor: TensorInfo) -> list[Any]:
-    """Return the description of a node's input that is part of the signature (digest) of its layer.
+    """Return the source, type, shape and small integer values of a node's input, for the signature of its layer.
 
-    It contains the source, type and shape of the tensor, and the values of a small integer constant. `source` says
-    which input or node of the layer supplies the tensor.
+    `source` says which input or node of the layer supplies the tensor.
     """
     has_integers = tensor.value is not None and tensor.value.dtype.kind in "iub"
     value = tensor.value.tolist() if tensor.value is not None and has_integers else None

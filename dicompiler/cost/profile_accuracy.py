@@ -15,7 +15,7 @@ from dicompiler.cost.piecewise_linear import TimeCurve
 from dicompiler.cost.profile import LayerProfile, Profile
 
 RATE_QUANTILES = np.linspace(0, 1, 41)
-"""Quantiles of the measured compute rates and memory bandwidths: the values that `fit_roofline` tries."""
+"""Quantiles of the measured compute rates and memory bandwidths, at which `fit_roofline` tries values."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class ErrorSummary:
 
 
 def summarize_errors(pairs: Iterable[tuple[float, float]], min_seconds: float) -> ErrorSummary | None:
-    """Return the errors of pairs (predicted seconds, measured seconds); None if there is no pair.
+    """Return the errors of pairs (predicted seconds, measured seconds) with more than `min_seconds` measured.
 
-    A pair is ignored if its measured time is at most `min_seconds`.
+    The result is None without such pairs.
     """
     errors = [abs(predicted / measured - 1) for predicted, measured in pairs if measured > min_seconds]
     return ErrorSummary(len(errors), float(np.median(errors)), max(errors)) if errors else None
@@ -45,8 +45,8 @@ def summarize_errors(pairs: Iterable[tuple[float, float]], min_seconds: float) -
 def interpolation_error(profile: Profile) -> ErrorSummary | None:
     """Return the error of interpolating between the measured sizes of a layer's pieces.
 
-    Each piece that has a smaller and a larger measured size is predicted from all other sizes, and compared with its
-    own measured time. The result is None if no layer was cut into three or more sizes.
+    Each intermediate size is predicted from all other sizes. The result is None if no layer was cut into three or more
+    sizes.
     """
     pairs = (pair for layer in profile.layers.values() for pair in _held_out_pairs(layer, profile.call_s))
     return summarize_errors(pairs, profile.call_s)
@@ -55,8 +55,8 @@ def interpolation_error(profile: Profile) -> ErrorSummary | None:
 def _held_out_pairs(layer: LayerProfile, call_s: float) -> Iterable[tuple[float, float]]:
     """Yield (predicted seconds, measured seconds) of each piece of a layer that has an intermediate size.
 
-    Each piece that has a smaller and a larger measured size is predicted from all other pieces of the same cut (range
-    of an axis, or partial sum). The seconds of an empty call, `call_s`, are subtracted from all measurements.
+    It is predicted from all other pieces that are cut in the same way. `call_s`, the seconds of an empty call, are
+    subtracted.
     """
     for cut in dict.fromkeys(piece.cut for piece in layer.measurements):
         points = {piece.size: max(0.0, piece.median_s - call_s) for piece in layer.measurements if piece.cut == cut}
@@ -66,7 +66,7 @@ def _held_out_pairs(layer: LayerProfile, call_s: float) -> Iterable[tuple[float,
 
 
 def linear_fit_error(profile: Profile) -> ErrorSummary | None:
-    """Return the error of cost model `linear`, fitted to the profile, on the pieces that it was fitted to."""
+    """Return the error of cost model `linear`, fitted to the profile, on the same measurements."""
     coefficients = fit_by_kind(profile.samples())
     pairs = ((coefficients[kind].predict(flops, nbytes), seconds) for kind, flops, nbytes, seconds in profile.samples())
     return summarize_errors(pairs, profile.call_s)

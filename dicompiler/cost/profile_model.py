@@ -55,10 +55,11 @@ class ProfileBasedModel(CostModel):
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """Return the seconds of a share (a piece of a layer, or a whole layer) in a frame.
 
-        A whole layer is assumed to run in one session with its neighbours, and therefore to read tensors that its
-        device has just computed. A smaller share is assumed to read tensors from other devices.
+        A whole layer is assumed to read tensors that its device has just computed, and a smaller share tensors from
+        other devices.
 
-        Raises DicompilerError if no profile is valid for the network and the device.
+        Raises:
+            DicompilerError: No profile is valid for the network and the device.
         """
         local_bytes = layer_input_nbytes(layers, layer) if is_whole_layer(layers, layer, share) else 0
         return self.seconds_in_frame(layers, layer, share, device, local_bytes)
@@ -66,11 +67,10 @@ class ProfileBasedModel(CostModel):
     def seconds_in_frame(
         self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
     ) -> float:
-        """Return the seconds of a share (a piece of a layer) in a frame, given the bytes that its device just computed.
+        """Return the seconds of a share (a piece of a layer) in a frame; its device has just computed `local_bytes`.
 
-        Profiles measure a share that runs repeatedly on its own. In a frame, weights and inputs come from memory and
-        not from caches, so the measured time is corrected. A layer that was not measured needs no correction, because
-        its time is predicted and not measured.
+        Profiles measure a share that runs repeatedly on its own. In a frame, weights and inputs are read from memory
+        and not from caches, so measured times are corrected.
         """
         if not device.can_compute:
             return math.inf
@@ -87,11 +87,9 @@ class ProfileBasedModel(CostModel):
 class ProfileModel(ProfileBasedModel):
     """Times that `dicompiler profile` measured, interpolated for sizes that were not measured.
 
-    The predicted times of all whole layers add up to the measured time of the whole network. A share (a piece of a
-    layer) that is cut along one axis takes a measured fraction of its layer's time. If it is cut along several axes,
-    the fractions are multiplied, except for the fixed part of the time. A cut along an axis that was not measured
-    reduces the time in proportion to the size. The time of a layer that could not be measured is predicted from its
-    operations.
+    The predicted times of all whole layers add up to the measured time of the whole network. A piece of a layer takes a
+    measured fraction of its layer's time; along an axis that was not measured, the time is proportional to the size. A
+    layer that could not be measured is predicted from its operations.
     """
 
     name: ClassVar[str] = "profile"
@@ -119,8 +117,8 @@ class ProfileModel(ProfileBasedModel):
         for i, device in enumerate(devices):
             if device.can_compute:
                 profile = self._profiles.for_device(layers, device.with_engine_of(layer.name))
-                # Devices with equal keys have equal times, so these are predicted once. The key includes the device's
-                # rate and memory bandwidth, from which the times of layers that were not measured are predicted.
+                # Devices with equal keys have equal times, which are predicted once. The key includes the rate and the
+                # memory bandwidth, because the times of layers that were not measured depend on them.
                 key = (profile.place, profile.engine, device.rate, device.memory_bandwidth)
                 if key not in columns:
                     columns[key] = [self.seconds(layers, layer, share, device) for share in shares]
@@ -146,12 +144,10 @@ def _isolated_seconds(profile: Profile, layers: LayerGraph, layer: Layer, share:
 
 
 def _remaining_fraction(profile: Profile, signature: str, region: Region, full: Region) -> float:
-    """Return the fraction of a layer's time that remains if only `region` of its output is computed.
+    """Return the fraction of a layer's time that remains if only `region` of its output `full` is computed.
 
-    `full` is the region of the whole output. If one axis is cut, the result is the measured fraction for this cut. If
-    several axes are cut, the time is assumed to have two parts. The fixed part, such as reading all weights, remains.
-    It is the smallest of the fractions to which the cuts, each on its own, would reduce the time at size 0. The other
-    part is multiplied by one fraction per cut.
+    A cut along one axis leaves a measured fraction. For cuts along several axes, the fractions are multiplied, except
+    for the fixed part of the time (such as reading all weights), which remains.
     """
     cuts = [
         (axis_cut(axis), stop - start, high - low)
@@ -168,8 +164,8 @@ def _remaining_fraction(profile: Profile, signature: str, region: Region, full: 
 def _time_fraction(profile: Profile, signature: str, cut: str, size: int, extent: int) -> float:
     """Return the fraction of a whole layer's time that a piece of it needs, at most 1.
 
-    The piece has the extent `size` along the axis `cut`, on which the layer has the extent `extent`. If no piece was
-    measured along this axis, the time is assumed to be proportional to the size.
+    The piece is cut along one axis, with `size` of `extent` elements. Without a measurement for this axis, the time is
+    proportional to the size.
     """
     curve, whole = profile.curve(signature, cut, extent), profile.whole_layer_s(signature)
     return size / extent if curve is None or whole <= 0 else min(1.0, curve.seconds_at(size) / whole)
@@ -178,7 +174,7 @@ def _time_fraction(profile: Profile, signature: str, cut: str, size: int, extent
 def _merge_seconds(profile: Profile, layers: LayerGraph, layer: Layer, merge: int) -> float:
     """Return the seconds of adding up `merge` partial sums of a layer's whole output.
 
-    If the addition was not measured, the time is estimated from the number of bytes that are read and written.
+    Without a measurement, they are estimated from the bytes that are read and written.
     """
     curve = profile.curve(layer_signature(layers, layer), "merge")
     if curve is not None:

@@ -21,11 +21,11 @@ from dicompiler.ir.plan import LayerShare
 
 @dataclass(frozen=True)
 class RooflineModel(CostModel):
-    """Time as the larger of operations / compute rate and moved bytes / memory bandwidth.
+    """Time as the larger of FLOPs / compute rate and moved bytes / memory bandwidth.
 
     Source: Williams, Waterman, Patterson, "Roofline: an insightful visual performance model for multicore
-    architectures", 2009. Operations are FLOPs (two per multiply-add). The moved bytes are those of the inputs, weights
-    and output of the share (the computed piece of a layer). Tensors between the nodes of a layer stay in caches.
+    architectures", 2009. The moved bytes are those of inputs, weights and output. Tensors between the nodes of a layer
+    stay in caches.
     """
 
     name: ClassVar[str] = "roofline"

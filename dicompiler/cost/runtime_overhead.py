@@ -1,9 +1,7 @@
 """Overheads of a target's runtime, in the parameters of LogGP: latency L, overhead o, gap g, gap per byte G.
 
-Source: Alexandrov, Ionescu, Schauser, Scheiman, "LogGP: incorporating long messages into the LogP model", 1995. A
-message costs its sender's processor the time o, and a part of G for each byte. It occupies its link for the time of its
-bytes plus g. It arrives after the time L, and then costs its receiver's processor o again. The parts of G and L that
-the network itself causes are stated by the platform.
+Source: Alexandrov, Ionescu, Schauser, Scheiman, "LogGP: incorporating long messages into the LogP model", 1995. The
+platform states the parts of G and L that the network itself causes.
 """
 
 from __future__ import annotations
@@ -31,11 +29,11 @@ class RuntimeCosts:
         receive: Seconds of the receiver's processor for each message (o).
         per_byte: Seconds of the processor for each byte of a message, on the sender and on the receiver (a part of G).
         gap: Seconds for which a message occupies its link in addition to the time of its bytes (g).
-        call: Seconds of the call of a segment (ONNX submodel), without the computing in it.
+        call: Seconds of the call of a segment (ONNX submodel), without its computation.
         cold_call: Additional seconds of a call if the device has computed other segments since the previous call of
-            this segment. Code and data have then left the caches.
-        per_copy: Seconds of a slice, join or wire cast, in addition to the time of its bytes. A wire cast converts a
-            tensor to or from the element type in which it is sent.
+            this segment, so that code and data are no longer in caches.
+        per_copy: Seconds of a slice, join or wire cast (conversion to or from the element type in which a tensor is
+            sent), in addition to the time of its bytes.
         per_copied_byte: Seconds for each byte that slices, joins and wire casts copy.
         per_io_byte: Seconds for each byte of the network's inputs and outputs that is sent between the device and the
             caller; the processors of both are included.
@@ -122,13 +120,13 @@ class RuntimeCosts:
 
     @property
     def segment_call_s(self) -> float:
-        """Seconds of one call of a segment (ONNX submodel), without computing, if the device has several segments."""
+        """Seconds of one call of a segment (ONNX submodel), without computation, if the device has several segments."""
         return self.call_seconds(2) / 2
 
     def call_seconds(self, segments: int) -> float:
-        """Return the seconds of all calls of a device's segments (ONNX submodels) in a frame, without computing.
+        """Return the seconds of all calls of a device's segments (ONNX submodels) in a frame, without computation.
 
-        If the device has only one segment, its code and data stay in the caches between two calls, so no call is cold.
+        Only a device with several segments has cold calls.
 
         Args:
             segments: Number of the device's segments.
@@ -173,12 +171,9 @@ NO_RUNTIMES: Mapping[str, RuntimeCosts] = MappingProxyType({})
 def scale_to_device(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
     """Return the costs on a device, given the costs that a target states for its reference host.
 
-    All costs are multiplied by the factor `runtime_slowdown`, with two exceptions:
-
-    - The fixed time of a copy (`per_copy`) is multiplied by the square of this factor (6 instead of 2.5 on a Raspberry
-      Pi 4). A copy is ordinary code that wakes no thread, and such code slows down more.
-    - A copied byte takes at least 2 / memory bandwidth seconds, because it is read and written. This needs a platform
-      that states the device's memory bandwidth.
+    All costs are multiplied by `runtime_slowdown`, and `per_copy` by its square: a copy wakes no thread, and such code
+    slows down more (6 instead of 2.5 times on a Raspberry Pi 4). A copied byte takes at least 2 / memory bandwidth
+    seconds.
     """
     slowdown = runtime_slowdown(device)
     costs = replace(stated.scaled_by(slowdown), per_copy=stated.per_copy * slowdown**2)
@@ -190,11 +185,8 @@ def scale_to_device(stated: RuntimeCosts, device: Device) -> RuntimeCosts:
 def runtime_slowdown(device: Device) -> float:
     """Return the factor by which a runtime's work takes longer on a device than on the reference host, at least 1.
 
-    The factor is the fourth root of the ratio of the cores' compute rates: 2.5 for a Raspberry Pi 4, and 3.4 for a Pi
-    3. The exponent is a compromise between two observations (docs/understand/cost-models.md). Ordinary code takes 6
-    times as long on a Pi 4: one core has about 270 points in Geekbench 5, and one of the reference host about 1500.
-    Exchanges over TCP in C++ are reported to take no longer on a Pi 4 than on the reference host, whose hypervisor
-    slows down system calls and the waking of threads. A profile measured on the board is more accurate.
+    It is the fourth root of the ratio of the cores' compute rates, such as 2.5 for a Raspberry Pi 4. The exponent is a
+    compromise: ordinary code is 6 times slower there, but exchanges over TCP are not (docs/understand/cost-models.md).
     """
     cores = REFERENCE_FLOPS_PER_S * device.cores / device.rate if device.can_compute else 1.0
     return float(max(1.0, cores**0.25))

@@ -1,8 +1,7 @@
 """The simulator: plays the steps of a program on a platform, event by event.
 
-Messages that use a link at the same time get equal shares of it, as TCP connections do. The simulator predicts seconds;
-the numbers of sent bytes are exact. `metrics_of_simulation` derives a plan's metrics from a simulation, and
-`estimate_metrics` estimates them without a simulation.
+Messages that use a link at the same time get equal shares of it, as TCP connections do. Times are predictions; the
+numbers of sent bytes are exact.
 """
 
 from __future__ import annotations
@@ -37,8 +36,8 @@ class SharedLink(Generic[T]):
     """A network link and the flows (connections that are sending a message) that use it now.
 
     Attributes:
-        flows: For each flow, the bandwidth that it would use without other flows, as a share of the link's present
-            bandwidth. It is below 1 if the flow also uses a slower link, and above 1 if this link has become slower.
+        flows: For each flow, the share of the link's present bandwidth that it would use without other flows: below 1
+            if it also uses a slower link, and above 1 if this link has become slower.
         load: Sum of these shares. If it exceeds 1, all flows on the link are slowed down by this factor.
         busy_s: Seconds that the link needs at its full bandwidth for all messages so far.
         speed: Present bandwidth as a multiple of the full bandwidth.
@@ -62,8 +61,7 @@ class SharedLink(Generic[T]):
     def remove_flow(self, flow: Flow[T]) -> None:
         self.load -= self.flows.pop(flow)
         if not self.flows:
-            # Repeated subtraction of the flows' shares leaves rounding errors, so the load of a link without flows is
-            # set to exactly 0.
+            # Repeated subtraction leaves rounding errors, so the load of a link without flows is set to exactly 0.
             self.load = 0.0
 
 
@@ -78,8 +76,8 @@ class Flow(Generic[T]):
         remaining_s: Seconds that the first message still needed at `updated_at`, without other flows on its links.
         updated_at: Time of the last change of `speed`.
         speed: Present speed of sending, as a fraction of the speed without other flows on its links.
-        version: Number of times that the departure (the end of sending the first message) has been planned. A
-            departure with an older version is invalid, because the speed has changed since then.
+        version: Number of times that the end of sending the first message has been planned. Planned ends with an older
+            version are invalid, because the speed has changed since then.
     """
 
     __slots__ = ("links", "queue", "remaining_s", "speed", "started_at", "updated_at", "version")
@@ -92,11 +90,11 @@ class Flow(Generic[T]):
 
 
 class LinkScheduler(Generic[T]):
-    """All links and flows of a simulation.
+    """All links and flows (connections) of a simulation.
 
     Attributes:
-        departures: (time, flow, version of the flow) of each departure (end of sending a message) that was planned
-            since the simulator last read this list. If the flow has a newer version, the departure is invalid.
+        departures: (time, flow, version of the flow) at which a message has been sent completely. The simulator empties
+            this list. Entries with an older version than the flow's are invalid.
     """
 
     def __init__(self) -> None:
@@ -110,11 +108,11 @@ class LinkScheduler(Generic[T]):
         return {name: link.busy_s for name, link in self._links.items()}
 
     def flow(self, devices: tuple[object, object], shares: Mapping[str, float]) -> Flow[T]:
-        """Return the flow from one device to another; create it if it does not exist yet.
+        """Return the flow (connection) from one device to another; create it if it does not exist yet.
 
         Args:
             devices: Indices of the sender and the receiver.
-            shares: The links that the flow uses, by name, with the largest share of each that it can use.
+            shares: By name of each link that the flow uses, the largest share of its bandwidth that the flow can use.
         """
         if devices not in self._flows:
             links = {self._links.setdefault(name, SharedLink()): share for name, share in shares.items()}
@@ -122,9 +120,10 @@ class LinkScheduler(Generic[T]):
         return self._flows[devices]
 
     def enqueue(self, now: float, flow: Flow[T], message: T, seconds: float, rank: int = 0) -> None:
-        """Insert a message into the queue of a flow (a connection), after the messages of the same or a lower rank.
+        """Insert a message into the queue of a connection, after the messages of the same or a lower rank.
 
-        The message takes `seconds` if no other flow uses its links. It never overtakes the message that is being sent.
+        The message takes `seconds` if no other connection uses its links. It never overtakes the message that is being
+        sent.
         """
         queue = flow.queue
         position = len(queue)
@@ -141,19 +140,15 @@ class LinkScheduler(Generic[T]):
         self._update_speeds(now, flow.links)
 
     def set_link_speed(self, now: float, name: str, speed: float) -> None:
-        """Set the bandwidth of the link `name` to `speed` times its full bandwidth."""
         if name in self._links:
             link = self._links[name]
             link.set_speed(speed)
             self._update_speeds(now, (link,))
 
     def finish_message(self, now: float, flow: Flow[T]) -> tuple[T, float]:
-        """Remove the first message of a flow (a connection), start the next one, and return the removed one.
-
-        The result has the removed message and its start time.
-        """
+        """Remove the first message of a connection, start the next one, and return (removed message, its start)."""
         (message, _, _), started_at = flow.queue.popleft(), flow.started_at
-        # If the flow has more messages to send, it stays on its links, so the speeds of other flows stay the same.
+        # A flow with more messages stays on its links, so the speeds of other flows do not change.
         if flow.queue:
             flow.started_at, flow.remaining_s, flow.updated_at = now, flow.queue[0][1], now
             self._plan_departure(now, flow)
@@ -165,14 +160,11 @@ class LinkScheduler(Generic[T]):
         return message, started_at
 
     def _update_speeds(self, now: float, changed_links: Iterable[SharedLink[T]]) -> None:
-        """Update the speed of each flow (connection) that uses one of the links `changed_links`.
-
-        The load of these links has changed, because a flow was added to them or removed from them.
-        """
+        """Update the speeds of all connections on links whose load has changed."""
         for link in changed_links:
             for flow in link.flows:
                 load = 1.0
-                # This loop finds the largest load. It is faster than max(), and most of a simulation is spent here.
+                # This loop computes a maximum. It is faster than max(), and most of a simulation is spent here.
                 for used_link in flow.links:
                     if used_link.load > load:
                         load = used_link.load
@@ -191,10 +183,9 @@ class Span(NamedTuple):
     """A period of a simulation: a device computes, sends, receives or waits, or a message is on a link.
 
     Attributes:
-        kind: "compute": a segment (ONNX submodel) ran on `device`. "handle": the processor of `device` sent a message
-            to `peer`, or received one from it. "message": bytes were on the link from `device` to `peer`. "wait":
-            `device` was idle because a message from `peer` was missing, or if `peer` is empty, because there was no
-            frame to compute.
+        kind: "compute": `device` ran a segment (ONNX submodel). "handle": the processor of `device` sent a message to
+            `peer`, or received one from it. "message": bytes were on the link from `device` to `peer`. "wait": `device`
+            waited for a message from `peer`, or for the next frame if `peer` is empty.
         device: Name of the device.
         name: Name of the segment or of the tensor in the message.
         frame: Number of the frame.
@@ -221,8 +212,8 @@ class SimulationResult:
     """The times that a simulation of frames on a platform predicts.
 
     Attributes:
-        frames: (start, end) of each frame in seconds, from the inputs on the sources (devices that have the inputs) to
-            the outputs on all sinks (devices that receive the outputs).
+        frames: (start, end) of each frame in seconds, from the availability of all inputs on their devices to that of
+            all outputs.
         totals: Total seconds as `totals[kind, as_receiver][device]`. `kind` is a kind of `Span`, or "occupied" for the
             time in which a device computes, sends or receives. `as_receiver` is True for messages to the device.
         waits: Seconds as `waits[device][peer]`, in which the device was idle because a message from the peer was
@@ -230,9 +221,10 @@ class SimulationResult:
         spans: All periods in the order of their ends; empty if `simulate` was called without `keep_spans`.
         queued_s: Seconds from the start of each frame until the first device began to compute for it.
         link_s: Seconds that each link needs at its full bandwidth for all messages, by the name of the link.
-        end_s: Time in seconds at which all devices and links have finished. It is later than the end of the last frame
-            if states (outputs that are inputs of the next frame) or unused regions are computed after the outputs.
-        input_output_s: Additional seconds to bring the inputs of a frame to the sources and its outputs to the caller.
+        end_s: Time in seconds at which all devices and links have finished. It can be later than the end of the last
+            frame, because devices may compute states for a next frame after the outputs.
+        input_output_s: Additional seconds to bring the inputs of a frame to their devices and its outputs to the
+            caller.
     """
 
     frames: tuple[tuple[float, float], ...]
@@ -246,10 +238,7 @@ class SimulationResult:
 
     @property
     def latency_s(self) -> float:
-        """Seconds from the start to the end of the first frame.
-
-        If several frames are in flight, later frames can delay the first one, because they use the same devices.
-        """
+        """Seconds from the start to the end of the first frame, which later frames in flight may delay."""
         return self.frames[0][1] - self.frames[0][0]
 
     @property
@@ -259,11 +248,10 @@ class SimulationResult:
 
     @property
     def period_s(self) -> float:
-        """Mean seconds between the ends of frames, in the middle half of the stream.
+        """Mean seconds between the ends of frames, in the middle half of the stream (if it has at least four frames).
 
-        The start and the end of the stream are excluded, because some devices are idle then. If there are fewer than
-        four frames, the total time is divided by the number of frames. The result is at least the seconds that the
-        busiest device works for each frame, because a short stream can seem faster than this device allows.
+        The result is at least the seconds that the busiest device works for each frame, because a short stream can seem
+        faster.
         """
         ends = sorted(end for _, end in self.frames)
         count = len(ends)
@@ -278,7 +266,7 @@ class SimulationResult:
     def total_seconds(self, kind: str, device: str, as_receiver: bool = False) -> float:
         """Return the total seconds of all "compute", "handle", "message" or "occupied" periods of a device.
 
-        For the kind "message", the messages from the device are counted, or with `as_receiver` those to the device.
+        For "message", they are those of messages from the device, or to it with `as_receiver`.
         """
         return self.totals[kind, as_receiver].get(device, 0.0)
 
@@ -297,7 +285,7 @@ class _SimulatedDevice:
         inbox: Messages that have arrived while the device was busy.
         computed: Total seconds of computing.
         handled: Total seconds in which the processor sends or receives messages.
-        occupied: Total seconds of computing, sending and receiving. Seconds in which it does both are added once.
+        occupied: Total seconds of computing, sending and receiving, with overlaps counted once.
         occupied_until: Latest known end of computing, sending and receiving.
         sent: Total seconds on links of the messages from the device.
         received: Total seconds on links of the messages to the device.
@@ -320,10 +308,9 @@ class _SimulatedDevice:
     waited: dict[str, float] = field(default_factory=dict)
 
     def occupy(self, start: float, end: float) -> None:
-        """Add the seconds from `start` to `end`, in which the device works, to the total `occupied`.
+        """Add the seconds of work from `start` to `end` that no earlier call has added.
 
-        Seconds before `occupied_until` are skipped, because an earlier call has added them. This is right only if the
-        device was never idle between `start` and `occupied_until`.
+        This is right only if the device was never idle between `start` and `occupied_until`.
         """
         self.occupied += max(0.0, end - max(start, self.occupied_until))
         self.occupied_until = max(end, self.occupied_until)
@@ -380,7 +367,7 @@ class _FrameState:
 
 _InFlightMessage = tuple[_FrameState, _MessagePath]
 _Handler = Callable[[float, _FrameState, Any], object]
-"""A method that is called at an event. The arguments are the event's time, its frame, and a device or message.
+"""A method that is called at an event, with its time, its frame, and a device or message.
 
 It returns True if the event was cancelled in the meantime, so that nothing was done.
 """
@@ -409,8 +396,8 @@ class _ReplicaJobs:
         for number, job in enumerate(self.jobs):
             for message in dict.fromkeys(job.waits_for):
                 self.paths[message].readers.append(number)
-        # For each job (run of a segment) that reads states (outputs of the previous frame): the indices of the jobs
-        # that compute these states.
+        # By index of each job that reads outputs of the previous frame (states): the indices of the jobs that compute
+        # them.
         self.state_makers: dict[int, list[int]] = {}
         for first_job, device in zip(self.first_jobs, workload.devices, strict=True):
             for i, job in enumerate(device.jobs):
@@ -461,24 +448,17 @@ def simulate(
 ) -> SimulationResult:
     """Simulate how the devices of a platform compute frames, and return the predicted times.
 
-    Like the targets' runtimes, a device computes one segment (an ONNX submodel) at a time: the next segment of the
-    oldest frame, among those with complete inputs. Sending and receiving a message also take time of the device's
-    processor. A device sends a message after the segment that computed the tensor, and receives a message on arrival. A
-    device with several cores receives while a segment computes.
+    A device computes one segment (ONNX submodel) at a time, of the oldest frame with complete inputs. It sends a
+    message after the segment that computed the tensor. Connections share links equally, as in TCP.
 
-    Messages from one device to another are sent in the order in which they become ready, but messages of older frames
-    are sent first. If `RuntimeCosts.in_order` is set, older frames have no priority. Messages of different pairs of
-    devices share links equally, as TCP connections do. `Platform.occupied_links` states the links that a message uses.
-
-    A message that shares its links with no other message occupies them for the sum of three times: its bytes divided by
-    the lowest bandwidth of these links, the network's time for each message, and the sender's `RuntimeCosts.gap`. It
-    arrives after the latencies of the link and of the receiver's runtime. A message between devices of one host uses no
-    link, and costs only the time of the runtime.
-
-    `frames` is the number of frames, which use the replicas (`Workload.replicas`) in turn. `in_flight` is the largest
-    number of frames at a time. Without `keep_spans`, the result has totals but no periods (`SimulationResult.spans`).
-    `speeds` are the changing speeds of devices by name. They change the time of computing, but not of sending and
-    receiving. `link_speeds` are the changing speeds of links, by their names in `Platform.occupied_links`.
+    Args:
+        workload: The segments of each device with their seconds, and the messages.
+        platform: The devices and links.
+        frames: Number of frames, which use the plan's replicas in turn.
+        in_flight: Largest number of frames in flight.
+        keep_spans: Whether the result lists all busy and idle periods (`SimulationResult.spans`).
+        speeds: Changes of the devices' speed of computing, by device name.
+        link_speeds: Changes of the links' bandwidth, by name in `Platform.occupied_links`.
     """
     with gc_paused():
         simulator = _EventSimulator(workload, platform, frames, max(1, in_flight), keep_spans, speeds or {})
@@ -511,11 +491,11 @@ class _EventSimulator:
         self.spans: list[Span] | None = [] if keep_spans else None
         self.events: list[tuple[float, int, _Handler, _FrameState, Any]] = []
         self.event_order = count()
-        # The number of the frame that was started last, and the indices of its finished jobs (runs of segments). They
-        # are kept, because the next frame may read states (outputs of this frame) that these jobs computed.
+        # Finished jobs (runs of segments) of the frame that started last, by its number. The next frame may read
+        # outputs (states) that they computed.
         self.finished_jobs: dict[int, set[int]] = {}
-        # For each (frame number, job) that computes states (outputs that the next frame reads): the frames and jobs
-        # that wait for these states.
+        # By (frame number, job) that computes states (outputs that the next frame reads): the frames and jobs that wait
+        # for them.
         self.state_readers: dict[tuple[int, int], list[tuple[_FrameState, int]]] = {}
 
     def run(self, link_speeds: Mapping[str, Speeds]) -> SimulationResult:
@@ -548,9 +528,8 @@ class _EventSimulator:
         )
 
     def _start_frames(self, now: float, idle_devices: Iterable[int] = ()) -> None:
-        """Start the next frame of the stream.
+        """Start the next frame of the stream. A frame without outputs to compute ends at once.
 
-        If no device computes an output of the network in this frame, it ends at once, and another frame is started.
         `idle_devices` are the indices of devices that have just become idle. Each starts its next job if one is ready.
         """
         while self.released < self.frame_count:
@@ -572,10 +551,7 @@ class _EventSimulator:
             self.frame_times[frame.number] = (now, now, 0.0)
 
     def _wait_for_states(self, frame: _FrameState) -> None:
-        """Make the jobs of a frame wait for the states that the previous frame has not computed yet.
-
-        A state is an output of the network that is an input of the next frame. A job is the run of an ONNX submodel.
-        """
+        """Make the jobs (runs of ONNX submodels) of a frame wait for states, i.e. outputs of the previous frame."""
         finished = self.finished_jobs.pop(frame.number - 1, set())
         for reader, makers in frame.replica.state_makers.items() if frame.number else ():
             missing = [job for job in makers if job not in finished]
@@ -584,10 +560,7 @@ class _EventSimulator:
                 self.state_readers.setdefault((frame.number - 1, job), []).append((frame, reader))
 
     def _record_states(self, frame: _FrameState, job: int, device: _SimulatedDevice) -> None:
-        """Record that a job has computed its states, and release the next frame's jobs that wait for them.
-
-        A state is an output of the network that is an input of the next frame. A job is the run of an ONNX submodel.
-        """
+        """Record that a job (run of an ONNX submodel) has finished, and release later jobs that wait for it."""
         if frame.number + 1 == self.released:
             self.finished_jobs.setdefault(frame.number, set()).add(job)
         for later, reader in self.state_readers.pop((frame.number, job), ()):
@@ -596,10 +569,9 @@ class _EventSimulator:
                 heappush(device.ready, (later.number, later))
 
     def _advance(self, now: float, device: _SimulatedDevice) -> None:
-        """Start the next job of an idle device, or receive the next message if no job is ready.
+        """Start an idle device's next job (run of an ONNX submodel), or receive a message if no job is ready.
 
-        A job is the run of an ONNX submodel for one frame. Of several ready jobs, that of the oldest frame is started.
-        A busy device is skipped.
+        Of several ready jobs, that of the oldest frame is started.
         """
         if device.is_busy:
             return
@@ -679,16 +651,13 @@ class _EventSimulator:
             self.links.enqueue(now, path.flow, (frame, path), path.seconds, rank)
 
     def _schedule_departures(self, frame: _FrameState) -> None:
-        """Create an event for each planned departure (the time at which a message has been sent completely)."""
+        """Create an event for each time at which a message has been sent completely."""
         for at, flow, version in self.links.departures:
             heappush(self.events, (at, next(self.event_order), self._finish_message, frame, (flow, version)))
         self.links.departures.clear()
 
     def _finish_message(self, now: float, _: _FrameState, departure: tuple[Flow[_InFlightMessage], int]) -> bool:
-        """Finish the sending of a message, unless its departure (the end of sending) has been planned again.
-
-        In that case a later event finishes the message, and this call does nothing and returns True.
-        """
+        """Finish the sending of a message; return True and do nothing if the event is out of date."""
         flow, version = departure
         if flow.version != version:
             return True
@@ -758,13 +727,13 @@ LayerStep = tuple[str, bool]
 
 @dataclass(frozen=True)
 class _SentBox:
-    """A box (a region of a tensor) that is sent to another device, and the step that computes the box.
+    """A region of a tensor that is sent to another device.
 
     Attributes:
-        sender: Device that sends the box.
-        receiver: Device that receives the box.
-        nbytes: Bytes of the box.
-        step: Name of the layer that computes the box, and whether the box is a partial sum; ("", False) for a graph
+        sender: Device that sends the region.
+        receiver: Device that receives the region.
+        nbytes: Bytes of the region.
+        step: Name of the layer that computes the region, and whether it is a partial sum; ("", False) for a graph
             input.
     """
 
@@ -776,10 +745,12 @@ class _SentBox:
 
 @dataclass(frozen=True)
 class _ReplicaCosts:
-    """The routing of one replica (a copy of the plan, or the plan itself), the seconds of its tasks, and its messages.
+    """The costs of one replica (a copy of the plan, or the plan itself).
 
-    A task computes one device's part of a layer. Each message is a box (a region of a tensor) that is sent to another
-    device.
+    Attributes:
+        routing: All tasks (one device's part of a layer each) and exchanged regions.
+        seconds: Seconds of each task, by (layer, index).
+        sent: The regions that are sent to other devices.
     """
 
     routing: Routing
@@ -796,20 +767,16 @@ def estimate_metrics(
 ) -> Metrics:
     """Estimate the metrics of a plan without simulating it, by a barrier model.
 
-    In the barrier model, each layer begins when all devices have finished the previous one:
+    Each layer begins when all devices have finished the previous one and all its regions have been sent. In reality and
+    in the simulator these periods overlap, so the latency is an overestimate: for VGG16, the simulator's is 6 to 54 %
+    lower.
 
-    * A layer takes as long as its slowest device.
-    * Then all regions that the layer computed are sent. On a shared medium or a gateway they are sent one after
-      another. On a switch all links are used at the same time, and the slowest link counts.
-    * Processors also spend time on each message. The time of the busiest sender is added before the sending. The time
-      of the busiest receiver is added after the sending, together with the call of the ONNX submodel that needs the
-      messages.
-
-    In reality and in the simulator these periods overlap. For plans of VGG16, the simulator's times are 6 to 54 %
-    lower than these estimates, so the two models can rank plans differently. Bytes are exact. Memory excludes the
-    copies that are made when regions are joined, and the memory that the target adds.
-
-    `runtime_by_device` has the costs of messages and calls; by default they are free.
+    Args:
+        layers: The layers of the network.
+        platform: The platform.
+        cost: The cost model.
+        plan: The plan.
+        runtime_by_device: Costs of messages and calls. Default: they are free.
 
     Raises:
         DicompilerError: The plan does not fit the layers, or names an unknown device.
@@ -840,12 +807,8 @@ def metrics_of_simulation(
 ) -> Metrics:
     """Return the metrics of a plan from a simulation in which each replica computes one frame, one after another.
 
-    A replica is the plan on other devices; the frames of a stream use the replicas in turn. The period (seconds between
-    the ends of two frames) is the time for which the busiest device or link works for a frame, averaged over the
-    replicas. A stream reaches this period with enough frames in flight.
-
-    A network can have states: outputs that are inputs of the next frame, which must wait for them. The period is then
-    at least that of a short simulated stream.
+    The period (seconds between the ends of two frames) is the time for which the busiest device or link works for a
+    frame, averaged over the replicas.
     """
     replica_workloads = workload.replicas
     replicas = [
@@ -871,8 +834,8 @@ def metrics_of_simulation(
     latency = sum(end - start for start, end in simulation.frames) / frames
     link_loads = {name: seconds / frames for name, seconds in simulation.link_s.items()}
     metrics = _build_metrics(replicas, devices, platform, link_loads, latency, "simulation")
-    # A frame may wait for the states (outputs) of the previous frame. The busy times of devices and links do not
-    # contain this waiting, so a short stream is simulated.
+    # With states (outputs that the next frame reads), frames wait for previous frames. The busy times of devices and
+    # links do not contain this waiting, so a short stream is simulated.
     if any(job.state_makers for device_work in workload.devices for job in device_work.jobs):
         stream = simulate(workload, platform, frames=8, in_flight=4, keep_spans=False)
         metrics = replace(metrics, period_s=max(metrics.period_s, stream.period_s))
@@ -933,10 +896,7 @@ def _barrier_latency(replica: _ReplicaCosts, platform: Platform, runtime: Mappin
 
 
 def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Return the seconds of processors for sending and receiving `boxes` (regions of tensors).
-
-    These are the seconds of the busiest sender plus those of the busiest receiver.
-    """
+    """Return the seconds that the busiest sender and the busiest receiver spend on sending tensor regions."""
     sending, receiving = dict[str, float](), dict[str, float]()
     for box in boxes if runtime else ():
         sender, receiver = runtime.get(box.sender, FREE_RUNTIME), runtime.get(box.receiver, FREE_RUNTIME)
@@ -949,10 +909,10 @@ def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCo
 def _network_seconds(
     platform: Platform, runtime: Mapping[str, RuntimeCosts], boxes: Iterable[_SentBox], frames: int = 1
 ) -> float:
-    """Return the seconds that the busiest link needs for all boxes, divided by `frames`, plus the largest latency.
+    """Return the seconds that the busiest link needs for the messages of a frame, plus the largest latency.
 
-    A box is a region of a tensor that is sent as a message, and `frames` is the number of frames to which the boxes
-    belong. A message occupies the links of both hosts for as long as the slower one needs.
+    `boxes` are the tensor regions that are sent in `frames` frames. A message occupies the links of both hosts for as
+    long as the slower one needs.
     """
     busy_s: dict[tuple[str, str], float] = {}
     longest = 0.0
@@ -969,10 +929,7 @@ def _network_seconds(
 
 
 def _link_seconds(platform: Platform, runtime: Mapping[str, RuntimeCosts], box: _SentBox) -> float:
-    """Return the seconds for which a message occupies a link; 0 between devices of the same host.
-
-    The message contains `box`, a region of a tensor.
-    """
+    """Return the seconds for which a message with a region occupies a link; 0 between devices of one host."""
     link = platform.link(box.sender, box.receiver)
     if link is None:
         return 0.0
@@ -983,10 +940,9 @@ def _link_seconds(platform: Platform, runtime: Mapping[str, RuntimeCosts], box: 
 def _device_metrics(
     replicas: Sequence[_ReplicaCosts], routing: Routing, platform: Platform, plan: Plan
 ) -> tuple[DeviceMetrics, ...]:
-    """Return the metrics of each device. Work and sent bytes are averaged over `replicas`.
+    """Return the metrics of each device. Work and sent bytes are averaged over the plan's replicas.
 
-    `replicas` has the costs of each replica of the plan (copy on other devices), or of the plan itself. The memory
-    includes that for failure plans (plans for the remaining devices), because devices store the weights of all plans.
+    The memory includes the weights of failure plans (plans for the remaining devices).
     """
     activations = [_peak_activations(role) for role in routing.roles]
     weights: dict[str, dict[tuple[str, Region], int]] = {name: {} for name in plan.devices}
@@ -1019,12 +975,10 @@ def _mean_rounded_up(total: int, replicas: Sequence[_ReplicaCosts]) -> int:
 
 
 def _peak_activations(routing: Routing) -> dict[str, int]:
-    """Return the largest number of bytes of boxes that each device stores at once, by device name.
+    """Return the largest number of bytes of tensor regions that each device stores at once, by device name.
 
-    A task computes one device's part of a layer. A box (a region of a tensor) that a task computes is stored from this
-    task to its last reader on the device. A received box or a graph input is stored from the start of the frame to its
-    last reader. Boxes of graph outputs, and of states (outputs that are inputs of the next frame), are stored to the
-    end of the frame.
+    A region is stored until its last reader on the device; graph outputs and states (outputs that the next frame reads)
+    until the end of the frame.
     """
     first: dict[Box, int] = {}
     last: dict[Box, int] = {}
@@ -1039,7 +993,7 @@ def _peak_activations(routing: Routing) -> dict[str, int]:
         for tree in routing.reads.get(task_id(task), {}).values():
             hold(tree, step)
     for box in routing.received_boxes:
-        # A source (a device with the graph inputs) also stores inputs that it only sends and does not read itself.
+        # A device with graph inputs also stores the inputs that it only sends and does not read itself.
         if box.origin is not None:
             last.setdefault(box.origin, 0)
     for delivery in routing.deliveries:

@@ -12,7 +12,8 @@ from dicompiler.ir.platform import Platform
 Speeds = Sequence[tuple[float, float]]
 """(time in seconds, speed from this time on) of each change of a device or link, in ascending order of time.
 
-A speed is a multiple of the device's or link's normal speed."""
+A speed is a multiple of the device's or link's normal speed.
+"""
 LINK_PREFIX = "link:"
 ALL_LINKS = "*"
 
@@ -63,7 +64,7 @@ class SpeedChange:
 def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s: float = 0.0) -> Mapping[str, Speeds]:
     """Return the speed over time of each device that changes its speed. Changes of links are ignored.
 
-    If changes of a device overlap, the change that began last determines the speed.
+    If changes of a device overlap, the one that began last applies.
 
     Args:
         changes: The changes.
@@ -87,7 +88,7 @@ def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s:
 
 
 def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s: float = 0.0) -> Mapping[str, Speeds]:
-    """Return the bandwidth over time of each host's link, for the links that change their bandwidth.
+    """Return the bandwidth over time of each host's link, if it changes.
 
     Args:
         changes: The changes.
@@ -95,8 +96,8 @@ def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s
         start_s: Time of the start of the stream, which is added to the times of the changes.
 
     Returns:
-        By name of the host, the times of the changes, each with the new bandwidth as a multiple of the link's normal
-        bandwidth. The key `*` is for a medium or gateway that all hosts share.
+        By host name (`*` for a network that all hosts share), the times of the changes, each with the new bandwidth as
+        a multiple of the link's normal bandwidth.
 
     Raises:
         UsageError: A change names an unknown host, or one that has no link of its own.
@@ -118,16 +119,7 @@ def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s
 def list_link_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s: float = 0.0) -> Mapping[str, Speeds]:
     """Return the bandwidth over time of each link that changes it, by the link's name in `Platform.occupied_links`.
 
-    Args:
-        changes: The changes.
-        platform: The platform with the links.
-        start_s: Time of the start of the stream, which is added to the times of the changes.
-
-    Returns:
-        By name of the link, the times of the changes, each with the new bandwidth as a multiple of the normal one.
-
-    Raises:
-        UsageError: A change names an unknown host, or one that has no link of its own.
+    Arguments and errors are those of `list_host_speeds`.
     """
     return {
         link: speeds
@@ -153,9 +145,6 @@ def end_of_computing(start_s: float, seconds: float, speeds: Speeds) -> float:
         start_s: Time at which the computation starts.
         seconds: Duration of the computation at the device's normal speed.
         speeds: Times at which the device's speed changes, each with the new speed as a multiple of its normal speed.
-
-    Returns:
-        The time at which the computation ends.
     """
     now, speed = start_s, 1.0
     for time_s, next_speed in speeds:
@@ -176,8 +165,8 @@ def mean_periods(finished_s: Sequence[float], interval_s: float) -> list[tuple[f
         interval_s: Length of an interval in seconds.
 
     Returns:
-        For each interval with frames: its start in seconds, the number of frames that were finished in it, and the mean
-        seconds between two of these frames (0 if there was only one).
+        For each interval with frames: its start in seconds, the number of frames, and the mean seconds between two of
+        them (0 if there was only one).
     """
     intervals: dict[int, list[float]] = {}
     for seconds in finished_s:

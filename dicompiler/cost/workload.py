@@ -33,7 +33,7 @@ from dicompiler.ir.wire_dtype import INT8_BLOCK, effective_wire_dtypes
 
 @dataclass(frozen=True)
 class Message:
-    """The simulator's record of a transfer (a region of a tensor that one device sends to another).
+    """The simulator's record of a tensor region that one device sends to another.
 
     Attributes:
         sender: Index of the sending device.
@@ -55,16 +55,14 @@ class Message:
 class Job:
     """The simulator's record of a segment (an ONNX submodel that a device runs).
 
-    The attributes `waits_for`, `sends` and `state_makers` contain indices of messages or jobs.
-
     Attributes:
         name: Name of the segment.
         seconds: Seconds of the segment, including its call.
-        waits_for: Messages that must have arrived before the segment starts.
-        sends: Messages that are sent when the segment is done.
+        waits_for: Indices of messages that must have arrived before the segment starts.
+        sends: Indices of messages that are sent when the segment is done.
         outputs: Number of the network's outputs that the segment computes.
-        state_makers: Jobs of the same device that must be done in the previous frame, because this job reads states
-            (outputs of the previous frame) that they compute.
+        state_makers: Indices of the device's jobs that compute states (outputs of the previous frame) that this job
+            reads.
     """
 
     name: str
@@ -105,7 +103,7 @@ class Workload:
         messages: Messages, in the order of the program's transfers.
         other_replicas: Workloads of the other replicas (the same plan on other devices). Each lists the same devices.
         task_seconds: Seconds of each task (one device's share of a layer); empty if the workload was written by hand.
-        input_output_s: Seconds to bring the inputs to the sources and the outputs to the caller. A frame's latency
+        input_output_s: Seconds to bring the inputs to their devices and the outputs to the caller. A frame's latency
             excludes them.
     """
 
@@ -128,12 +126,17 @@ def build_workload(
     cost: CostModel,
     runtime_by_device: Mapping[str, RuntimeCosts] = NO_RUNTIMES,
 ) -> Workload:
-    """Return the segments of a program with their predicted seconds, and its messages, for all replicas of the plan.
+    """Return the segments (ONNX submodels) of a program with their predicted seconds, and its messages.
 
-    A segment is an ONNX submodel, and a replica a copy of the plan on other devices. Failure plans are not included.
-    The seconds of a task (one device's share of a layer), with those of its slices, joins and casts, are assigned to
-    the segment that contains the main operator of the layer. `runtime_by_device` has the costs of messages and calls;
-    by default they are free.
+    The seconds of a device's share of a layer, with its slices, joins and casts, are assigned to the segment that
+    contains the layer's main operator. Replicas are included, but failure plans are not.
+
+    Args:
+        program: The program.
+        routing: Routing of the plan (all tasks and exchanged regions).
+        platform: The platform.
+        cost: The cost model.
+        runtime_by_device: Costs of messages and calls. Default: they are free.
     """
     replicas = zip(program.replica_roles, routing.replica_roles, strict=True)
     first, *others = (
@@ -172,10 +175,9 @@ def _replica_workload(
 
 
 def _input_output_s(program: Program, platform: Platform, runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Return the seconds to bring the inputs to the sources plus those to bring the outputs from the sinks.
+    """Return the seconds to bring the inputs to their devices, plus those to bring the outputs to the caller.
 
-    Sources are the devices that have the inputs, and sinks the devices that receive the outputs. Each source receives
-    one message with all of its inputs, and each sink sends one message with all of its outputs.
+    Each device is assumed to exchange one message with all of its inputs, and one with all of its outputs.
     """
     sizes = {value.name: value.nbytes for value in (*program.inputs, *program.outputs) if value.is_fixed_size}
     first = program.devices[0].device
@@ -223,9 +225,7 @@ def _device_work(
 
 
 class ConversionCost(NamedTuple):
-    """The time to convert a tensor to or from a wire type, expressed as copies that together take the same time.
-
-    A wire type is the element type in which a tensor is sent.
+    """The time to convert a tensor to or from the type in which it is sent, as a number of equally long copies.
 
     Attributes:
         passes: Number of copies of the whole tensor; they dominate for a large tensor.
@@ -239,17 +239,13 @@ class ConversionCost(NamedTuple):
 BLOCK_ENCODER, BLOCK_DECODER = ConversionCost(6, 12), ConversionCost(2, 7)
 """Cost of encoding and decoding int8-block: 8-bit integers with a scale for each block of values.
 
-Measured in onnxruntime on an x86 server: encoding and decoding 1024 values took 11.0 and 5.0 µs between two matrix
-products, which replace the content of the caches. For 100 000 values it took 204 and 70 µs. A copy takes 0.5 µs plus
-0.08 ns per byte there.
+Measured in onnxruntime on an x86 server with cold caches: encoding and decoding 1024 values took 11.0 and 5.0 µs, and
+100 000 values 204 and 70 µs. A copy takes 0.5 µs plus 0.08 ns per byte there.
 """
 
 
 class CopyCounts(NamedTuple):
-    """The number of copies (slices, joins and casts) that a task makes, and the bytes of all these copies.
-
-    A task computes one device's share of a layer.
-    """
+    """The number of copies (slices, joins and casts) in one device's share of a layer, and their bytes."""
 
     copies: int
     nbytes: int
@@ -262,10 +258,8 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
 
     - Slices and joins of the task's inputs.
     - Slices of the task's output, if only a region of it is sent.
-    - Casts of the sender and of the receiver, if a tensor is sent in a smaller element type. Each cast counts as one
-      copy of the bytes in the tensor's own type. In measurements, casts to and from float16, and to int8, took as long
-      as a slice, and casts to bfloat16 up to four times as long. A conversion to or from int8-block counts as the
-      copies that `BLOCK_ENCODER` and `BLOCK_DECODER` state.
+    - Casts of the sender and of the receiver, if a tensor is sent in a smaller element type. Each is one copy of the
+      bytes in the tensor's own type. For int8-block, `BLOCK_ENCODER` and `BLOCK_DECODER` state the copies.
     - The nodes that look up rows of a table of which the device stores only a part.
     """
     copied: dict[TaskId, CopyCounts] = dict.fromkeys(routing.reads, CopyCounts(0, 0))
@@ -291,8 +285,8 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
         for source, tree in reads.items():
             leaves = assembly_leaves(tree)
             regions = [leaf.region for leaf in leaves if leaf.region != leaf.box.region]
-            # A box (region of a tensor) that was sent in a smaller type is cast back by the receiver. The parts of a
-            # device are grouped into lanes. There is one cast for each lane, because its tasks share the result.
+            # The receiver casts back a region that was sent in a smaller type. There is one cast for each lane (one of
+            # several tiles that a device computes in turn), because the lane's tasks share the result.
             if source.tensor in narrowed:
                 boxes = {(leaf.box, lanes[key]) for leaf in leaves if leaf.box.origin is not None} - widened
                 passes, extra_calls = count_conversion(source.tensor, BLOCK_DECODER)
@@ -310,9 +304,6 @@ def count_copies(routing: Routing) -> dict[TaskId, CopyCounts]:
 
 def count_lookup_copies(layers: LayerGraph, task: ShareTask) -> CopyCounts:
     """Count the nodes that look up rows of a table of which the device stores only a part, as if they were slices.
-
-    If a device stores only some rows of a table, a lookup needs several nodes. Each node except the last computes as
-    many numbers as there are indices. The last node computes the result.
 
     Args:
         layers: The layers of the network.
@@ -337,7 +328,6 @@ def _count_joins(tree: Assembly) -> int:
 
 
 def _nbytes(routing: Routing, key: TensorKey, regions: Iterable[Region]) -> int:
-    """Return the bytes of regions of a tensor in its own element type, not in the type in which it is sent."""
     dtype = routing.layers.tensors[key.tensor].dtype
     return sum(raw_nbytes(dtype, region_shape(region)) for region in regions)
 
@@ -345,8 +335,7 @@ def _nbytes(routing: Routing, key: TensorKey, regions: Iterable[Region]) -> int:
 def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId, float]) -> dict[str, float]:
     """Return the seconds of each segment (ONNX submodel), by name.
 
-    A task computes one device's share of a layer. Its seconds are assigned to the segment with the main operator
-    (anchor) of the layer.
+    The seconds of a device's share of a layer are assigned to the segment with the layer's main operator.
     """
     mergers = {task_id(task) for task in routing.tasks if task.kind == "merger"}
     home: dict[TaskId, str] = {}
@@ -354,8 +343,8 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
         for segment in device.segments:
             for key, origin in segment.node_marks:
                 layer = routing.layers.layer_by_name[key[0]]
-                # A merger (a task that adds partial sums) does not contain the main operator of its layer. Its seconds
-                # are therefore assigned to the segment (ONNX submodel) with its last node.
+                # A task that adds partial sums does not contain the main operator of its layer. Its seconds are
+                # therefore assigned to the segment with its last node.
                 if key not in home or origin == layer.nodes[layer.anchor].name or key in mergers:
                     home[key] = segment.name
     by_segment: dict[str, float] = {}
@@ -370,10 +359,7 @@ def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Ta
 
 
 def _local_input_nbytes(routing: Routing, task: Task) -> int:
-    """Return the bytes of inputs that a task reads exactly as its own device computed them.
-
-    A task computes one device's share of a layer. Inputs that are cut or joined before they are read are excluded.
-    """
+    """Return the bytes of inputs that one device's share of a layer reads exactly as its device computed them."""
     nbytes = 0
     for source, tree in routing.reads.get(task_id(task), {}).items():
         if isinstance(tree, AssemblyLeaf) and tree.box.task is not None and tree.region == tree.box.region:
@@ -387,10 +373,7 @@ def task_flops(routing: Routing, task: Task) -> int:
 
 
 def _task_share(routing: Routing, task: Task) -> tuple[Layer, LayerShare]:
-    """Return the layer of a task, and the share (piece) of the layer that the task computes.
-
-    The last field of the share is the number of partial sums that the task reads in order to add them up.
-    """
+    """Return the layer of a task, and the piece of the layer that the task computes."""
     layer = routing.layers.layer_by_name[task.layer]
     (key, region), *_ = task.outputs.items()
     merge = sum(read.reduce is not None for read in routing.reads.get(task_id(task), ()))

@@ -17,7 +17,6 @@ dicompiler_api = API_VERSION
 
 @hookimpl
 def dicompiler_operators() -> Iterable[OperatorRule]:
-    """Return the rules of the standard operators that can be split."""
     from dicompiler.partition.operators import builtin_rules
 
     return builtin_rules()
@@ -25,7 +24,6 @@ def dicompiler_operators() -> Iterable[OperatorRule]:
 
 @hookimpl
 def dicompiler_cost_models() -> Iterable[type[CostModel]]:
-    """Return the built-in cost models, which predict the seconds that devices compute on pieces of layers."""
     from dicompiler.cost.cost_model import AnalyticModel
     from dicompiler.cost.linear_model import LinearModel
     from dicompiler.cost.profile_model import ProfileModel
@@ -36,7 +34,6 @@ def dicompiler_cost_models() -> Iterable[type[CostModel]]:
 
 @hookimpl
 def dicompiler_platforms() -> Iterable[PlatformFamily]:
-    """Return the built-in platform families, which find platforms by name (such as `rpi4x3`)."""
     from dicompiler.ir.platform import builtin_families
 
     return builtin_families()

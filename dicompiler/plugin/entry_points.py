@@ -14,7 +14,7 @@ from dicompiler.base.version import package_version
 ENTRY_POINT_GROUP = "dicompiler"
 PLUGINS_VARIABLE = "DICOMPILER_PLUGINS"
 """Environment variable with the names of the third-party plugins to load."""
-# The entry points in pyproject.toml are repeated here, because a checkout that is not installed has no metadata.
+# They repeat the entry points in pyproject.toml, because a checkout that is not installed has no metadata.
 BUILTIN_PLUGINS = (
     ("core", "dicompiler.plugin.builtins"),
     ("passes", "dicompiler_passes"),
@@ -57,8 +57,8 @@ def _find_on_path(_path: tuple[str, ...]) -> tuple[tuple[Plugin, ...], tuple[str
     plugins: dict[tuple[str, str], Plugin] = {}
     warnings = []
     for distribution in metadata.distributions():
-        # Distributions are read one by one, because `metadata.entry_points` fails for all of them if the metadata of
-        # one is broken.
+        # `metadata.entry_points` fails for all distributions if the metadata of one is broken, so they are read one by
+        # one.
         try:
             # If a plugin is found twice, for example in an older copy on a later path, the first one is used.
             for plugin in _read_entry_points(distribution):
@@ -87,10 +87,7 @@ def _read_entry_points(distribution: metadata.Distribution) -> tuple[Plugin, ...
 
 
 def _with_builtins(plugins: tuple[Plugin, ...]) -> tuple[Plugin, ...]:
-    """Return the built-in plugins, then the other plugins, without duplicates.
-
-    In a checkout that is not installed, no metadata names the built-in plugins, so they are added here.
-    """
+    """Return the built-in plugins (even if no metadata names them), then the other plugins, without duplicates."""
     ours = {plugin.value: plugin for plugin in plugins if is_builtin_distribution(plugin.distribution)}
     for name, value in BUILTIN_PLUGINS:
         ours.setdefault(value, Plugin(name, value, "dicompiler", package_version()))
@@ -107,7 +104,7 @@ def _sort_key(plugin: Plugin) -> tuple[str, str]:
 
 
 def top_level_package(module: str) -> str:
-    """Return the top-level package of a module or of an entry point's value."""
+    """Return the top-level package of a module or of an entry point's value, such as "acme" for "acme.plugin:hooks"."""
     return re.split("[.:]", module)[0]
 
 

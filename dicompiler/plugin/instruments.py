@@ -1,4 +1,4 @@
-"""Instruments of the pass manager: observers that see the state of a compilation between passes."""
+"""Instruments of the pass manager: observers that see the state of a compilation before and after each pass."""
 
 from __future__ import annotations
 
@@ -48,8 +48,8 @@ class PassTiming(NoOpInstrument):
 class DumpAfterPass(NoOpInstrument):
     """An instrument that writes the graph and the plan after every pass.
 
-    The files are `NNN_name.onnx`, without large weights, and `NNN_name.plan.json` if there is a plan. NNN counts from
-    001. Omitted weights become graph inputs, so that viewers and shape inference accept the model.
+    The files are `NNN_name.onnx`, with large weights as graph inputs, and `NNN_name.plan.json` if there is a plan. NNN
+    counts from 001.
 
     Attributes:
         directory: The directory for the files.
@@ -58,7 +58,11 @@ class DumpAfterPass(NoOpInstrument):
     directory: Path
 
     def after(self, index: int, step: Pass, state: PipelineState) -> None:
-        """Write the model and the plan after a pass to files; raise OSError if this fails."""
+        """Write the model and the plan after a pass to files.
+
+        Raises:
+            OSError: A file cannot be written.
+        """
         from dicompiler.ir.plan import plan_to_text
 
         self.directory.mkdir(parents=True, exist_ok=True)

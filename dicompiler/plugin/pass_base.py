@@ -46,7 +46,7 @@ class Pass(ABC):
 
     @property
     def spec(self) -> Spec:
-        """The pass as it is written in a pipeline: its name, and the options that differ from their defaults."""
+        """The pass as text in a pipeline: its name, and the options that differ from their defaults."""
         return spec_of(self)
 
 
@@ -63,7 +63,7 @@ class Instrument(Protocol):
         """
 
     def after(self, index: int, step: Pass, state: PipelineState) -> None:
-        """Observe the state after a pass. The model has been checked.
+        """Observe the state after a pass, after its model has been checked.
 
         Args:
             index: Number of the pass in the pipeline, from 1.
@@ -72,7 +72,7 @@ class Instrument(Protocol):
         """
 
     def failed(self, index: int, step: Pass, state: PipelineState, error: Exception) -> None:
-        """Observe the failure of a pass, or of the check after it. `after` is not called in this case.
+        """Observe the failure of a pass, or of the check after it; `after` is not called.
 
         Args:
             index: Number of the pass in the pipeline, from 1.
@@ -83,7 +83,4 @@ class Instrument(Protocol):
 
 
 class PassError(Exception):
-    """Raised if a built-in pass fails because of a bug in dicompiler.
-
-    The message names the pass and its distribution. If a third-party pass fails, PluginError is raised instead.
-    """
+    """Raised if a built-in pass fails because of a bug in dicompiler. The message names the pass."""

@@ -59,8 +59,8 @@ class PassManager:
 
         Raises:
             UsageError: A pass requires a field that no pass before it has set.
-            DicompilerError: A pass reports an error, or computes an invalid model. It is a PluginError if a third-party
-                pass fails in another way.
+            DicompilerError: A pass reports an error, or computes an invalid model.
+            PluginError: A third-party pass fails in another way.
             PassError: A built-in pass fails in another way.
         """
         for index, step in enumerate(self.passes, self.first_index):
@@ -102,7 +102,7 @@ def _run_pass(step: Pass, state: PipelineState) -> PipelineState:
 
 
 def _node_digest(state: PipelineState) -> bytes:
-    """Return a digest of the model's nodes, by which changes in place are detected. Weights are not read."""
+    """Return a digest of the model's nodes without weights, which shows whether a pass changed the model in place."""
     digest = hashlib.sha256()
     for node in state.model.proto.graph.node:
         digest.update(node.SerializeToString(deterministic=True))
@@ -110,20 +110,13 @@ def _node_digest(state: PipelineState) -> bytes:
 
 
 def _keep_loaded_graph(result: PipelineState, before: PipelineState) -> PipelineState:
-    """Return `result`, the state after a pass, with the graph as it was loaded in its field `loaded_graph`.
-
-    `before` is the state before the pass. If `before.loaded_graph` is not set, the pass was the first one, so the graph
-    of `before` is the loaded one.
-    """
+    """Return `result`, the state after a pass, with the graph as it was loaded in its field `loaded_graph`."""
     loaded = before.model.proto.graph if before.loaded_graph is None else before.loaded_graph
     return result if result.loaded_graph is loaded else replace(result, loaded_graph=loaded)
 
 
 def _check_model(step: Pass, before: PipelineState, result: PipelineState) -> None:
-    """Raise DicompilerError if the model is invalid after a pass.
-
-    If the model was already invalid before the pass, the error does not blame the pass.
-    """
+    """Raise DicompilerError if the model is invalid after a pass; blame the pass only if it was valid before."""
     try:
         result.model.check(f"after pass {step.name!r} {step.provenance}".rstrip())
     except DicompilerError:
@@ -131,8 +124,7 @@ def _check_model(step: Pass, before: PipelineState, result: PipelineState) -> No
         raise
 
 
-# Advice for missing fields of PipelineState that users supply themselves. For these, a list of the passes that set the
-# field would not help.
+# Remedies for fields of PipelineState that users supply themselves, instead of a list of passes.
 _INPUT_REMEDIES = {"platform": "give a platform", "plan": "give a plan or run a pass that sets one before it"}
 
 

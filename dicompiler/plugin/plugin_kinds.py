@@ -76,9 +76,6 @@ def plugin_kind(value: Any) -> str:
 def check_registrable(value: Any) -> None:
     """Check that a class, operator rule or platform family (which finds platforms by name) could be registered.
 
-    Args:
-        value: The class, rule or family.
-
     Raises:
         TypeError: The value is not of a kind that plugins provide, lacks a method or a name, has an option or a class
             attribute of a wrong type, or takes options that are not fields of a dataclass.
@@ -92,8 +89,7 @@ def check_registrable(value: Any) -> None:
 
 def check_rule_fields(rule: Any) -> None:
     """Raise TypeError or ValueError if a field of an operator rule has a wrong type or an unknown name."""
-    # The stand-ins of the exact check are imported only here, because built-in rules are not checked, and the import
-    # takes time.
+    # This import takes time. Built-in rules are not checked, so it is made only here.
     from dicompiler.verify.exact.stand_ins import BODIES
 
     for field in fields(rule):
@@ -121,7 +117,9 @@ def check_rule_fields(rule: Any) -> None:
 def get_valid_name(kind: PluginKind, value: Any) -> str:
     """Return the name of a class, operator rule or platform family.
 
-    Raises TypeError if the value cannot be registered as this kind of thing, and ValueError if its name is invalid.
+    Raises:
+        TypeError: The value cannot be registered as this kind of thing.
+        ValueError: Its name is invalid.
     """
     return _get_class_name(kind, value) if kind.provides_classes else _get_instance_name(kind, value)
 

@@ -2,8 +2,8 @@
 
     class, operator rule or platform family ⇒ the same with wrapped functions
 
-A platform family finds platforms by name, such as `rpi4x3`. An error names the plugin, its distribution and version,
-and the place in its code. Built-in plugins are not wrapped, so their calls cost nothing extra.
+An error names the plugin, its distribution and version, and the place in its code. Built-in plugins are not wrapped, so
+their calls cost nothing extra.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ class CallGuard:
         return f"{self.kind} {thing.name!r} {self.origin}"
 
     def call(self, name: str, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a function of the plugin, and turn exceptions into a PluginError that names the plugin.
+        """Call a function of the plugin, and turn exceptions except DicompilerErrors into a PluginError.
 
-        DicompilerErrors are passed on unchanged. `name` describes the called object in the message.
+        `name` describes the called object in the message.
         """
         try:
             return function(*arguments, **options)
@@ -96,17 +96,15 @@ class CallGuard:
         except BaseException as error:
             if not self.plugin or isinstance(error, KeyboardInterrupt | TerminationError):
                 raise
-            # The error names a pass, strategy, target or engine itself. For operator rules, cost models and platform
-            # families, it names only the plugin, because they are called while other objects run.
+            # Operator rules, cost models and platform families are called while other objects run, so the error names
+            # only the plugin.
             culprit = name if self.kind in ("pass", "strategy", "target", "engine") else self.plugin
             line = format_plugin_error(error, dict.fromkeys(self.packages, culprit))
             raise PluginError(line or f"{culprit}: {describe_exception(error)}") from error
 
 
 def format_plugin_error(error: BaseException, packages: Mapping[str, str]) -> str | None:
-    """Return a line that describes an exception in plugin code.
-
-    It contains the name of the plugin, the exception, and the innermost place in the plugin's code.
+    """Return a line with the plugin, an exception, and the innermost place in the plugin's code.
 
     Args:
         error: The exception, with its traceback.
@@ -127,7 +125,7 @@ def format_plugin_error(error: BaseException, packages: Mapping[str, str]) -> st
 def _format_place(frame: FrameType, number: int) -> str:
     """Return function, file and line of a frame: "in Acme.plan, strategy.py:12", or "acme/__init__.py:3"."""
     path = Path(frame.f_code.co_filename)
-    # Every package has a file `__init__.py`, so the name of the package is put before this file name.
+    # Every package has a file `__init__.py`, so this file name needs the name of the package.
     file = f"{path.parent.name}/{path.name}" if path.name == "__init__.py" else path.name
     name = frame.f_code.co_qualname
     return f"{file}:{number}" if name == "<module>" else f"in {name}, {file}:{number}"
@@ -140,7 +138,7 @@ def _frame_package(frame: FrameType) -> str:
 def wrap_provided(value: Any, name: str, guard: CallGuard) -> Any:
     """Wrap the functions of a class, operator rule or platform family, so that errors in them name the plugin.
 
-    A platform family finds platforms by name. `name` is the operator or the family in error messages.
+    `name` is the operator or the family in error messages.
     """
     if isinstance(value, OperatorRule):
         name = f"rule {name!r} of {guard.plugin}"
@@ -163,7 +161,7 @@ def wrap_provided(value: Any, name: str, guard: CallGuard) -> Any:
 class WrappedFunction:
     """A function of an operator rule or platform family, wrapped so that errors in it name the plugin.
 
-    It can be pickled, because layers and their operator rules are sent to other processes.
+    It can be pickled, because operator rules are sent to other processes.
 
     Attributes:
         name: Name of the function in errors.
@@ -182,10 +180,9 @@ class WrappedFunction:
 
 @functools.cache
 def wrap_class(cls: Any, guard: CallGuard) -> Any:
-    """Return a subclass of the plugin class `cls` that turns exceptions in its methods into PluginErrors.
+    """Return a subclass of the plugin class `cls` that checks results and turns exceptions into PluginErrors.
 
-    It also checks the results of the methods. The subclass has the name of `cls`. Its instances are equal to instances
-    of `cls` with the same fields, and can be pickled if these can.
+    It has the name of `cls`, and its instances compare and pickle like those of `cls`.
     """
     same = {name: getattr(cls, name) for name in ("__doc__", "__module__", "__qualname__", "__hash__")}
     subclass = type(cls)(cls.__name__, (cls,), {**same, "__slots__": (), "__wrapped__": cls, "__guard__": guard})
@@ -209,7 +206,7 @@ def make_instance(cls: Any, make: Callable[..., T], *arguments: Any) -> T:
 def with_wrapped_class(thing: T, cls: Any) -> T:
     """Return a copy of `thing` that is an instance of `cls`, the wrapped form of its class.
 
-    If the class of `thing` is already wrapped, return `thing` itself.
+    An object of a wrapped class is returned unchanged.
     """
     return thing if type(thing) is cls or hasattr(type(thing), "__guard__") else _set_class(copy.copy(thing), cls)
 
@@ -220,10 +217,7 @@ def _set_class(thing: T, cls: Any) -> T:
 
 
 def _make_eq(cls: Any) -> Callable[[Any, Any], Any]:
-    """Return an `__eq__` for the wrapped form of the class `cls`.
-
-    An instance of the wrapped class equals an instance of `cls` with the same fields.
-    """
+    """Return an `__eq__` for the wrapped form of `cls`: its instances equal instances of `cls` with the same fields."""
 
     def equal(self: Any, other: Any) -> Any:
         return cls.__eq__(self, with_wrapped_class(other, type(self)) if type(other) is cls else other)
@@ -232,9 +226,9 @@ def _make_eq(cls: Any) -> Callable[[Any, Any], Any]:
 
 
 def _make_reduce(subclass: Any) -> Callable[[Any, Any], tuple[Any, ...]]:
-    """Return a `__reduce_ex__` for a wrapped class. It pickles the plugin's class, which is wrapped again on loading.
+    """Return a `__reduce_ex__` for a wrapped class, which pickles the plugin's class and wraps it again on loading.
 
-    Pickle finds classes by their name, and the wrapped class cannot be found in this way.
+    Pickle finds classes by their name, but the wrapped class has no name in a module.
     """
 
     def reduce(self: Any, protocol: Any) -> tuple[Any, ...]:
@@ -252,10 +246,7 @@ def _restore_wrapped(guard: CallGuard, function: Callable[..., Any], arguments: 
 
 
 def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the method `name` of a wrapped class: it calls the plugin's method and checks its result.
-
-    `check` raises _InvalidResult if the result is invalid. `guard` turns exceptions into PluginErrors.
-    """
+    """Return the method `name` of a wrapped class: it calls the plugin's method and checks its result with `check`."""
     signature = inspect.signature(getattr(subclass, name))
 
     @functools.wraps(getattr(subclass, name))
@@ -268,7 +259,7 @@ def _wrap_method(subclass: Any, guard: CallGuard, name: str, check: Callable[...
                 self, result, *(signature.bind(self, *arguments, **options).args[1:] if options else arguments)
             )
 
-        # If the plugin itself calls the wrapped method, it may catch its own exceptions, so they are not turned into
+        # A plugin that calls the wrapped method itself may catch its own exceptions, so they are not turned into
         # PluginErrors.
         called_by_plugin = _frame_package(sys._getframe(1)) in guard.packages
         return call(*arguments, **options) if called_by_plugin else guard.call(guard.describe(self), checked)
@@ -286,7 +277,7 @@ def _wrap_property(subclass: Any, guard: CallGuard, name: str, check: Callable[.
 
 
 def _wrap_check_feasible(subclass: Any, guard: CallGuard) -> Callable[..., None]:
-    """Return a wrapped method `Strategy.check_feasible`, with errors that name the strategy of an infeasible plan."""
+    """Return a wrapped `Strategy.check_feasible`: errors name the strategy that made the infeasible plan."""
 
     def check_feasible(self: Any, problem: Any, plan: Any) -> None:
         try:
@@ -308,7 +299,7 @@ def _unchanged(_thing: Any, result: Any, *_: Any) -> Any:
 def _instance_check(cls: type, what: str) -> Callable[..., Any]:
     """Return a function that raises _InvalidResult unless a result is an instance of `cls`.
 
-    `what` is the method that returned the result, for the message.
+    `what` names the method in the message.
     """
 
     def check(_thing: Any, result: Any, *_: Any) -> Any:
@@ -320,10 +311,9 @@ def _instance_check(cls: type, what: str) -> Callable[..., Any]:
 
 
 def describe_piece_error(operation: Operation, region: Region, piece: Any) -> str:
-    """Return a description of the mistake in the result of an operator rule; '' if there is none.
+    """Return a description of the mistake in an operator rule's result `piece`; '' if there is none.
 
-    `piece` is the rule's result for the region `region` of the output. It must be a Piece, which has the input regions
-    from which the output region is computed.
+    `piece` must be a Piece with the input regions from which the output region `region` is computed.
     """
     if not isinstance(piece, Piece):
         return f"returned {type(piece).__name__} instead of a Piece"
@@ -359,28 +349,19 @@ def describe_op_cost_error(cost: Any) -> str:
 
 
 def describe_reduction_length_error(length: Any) -> str:
-    """Return a description of the mistake in a result of `OperatorRule.reduction_length`; '' if there is none.
-
-    A valid result is the length of the axis over which the operator sums (the input channels), or None.
-    """
+    """Return a description of the mistake in a result of `OperatorRule.reduction_length`; '' if there is none."""
     is_valid = length is None or (isinstance(length, Integral) and int(length) >= 0)
     return "" if is_valid else f"its reduction_length is {length!r}: expected None or an integer of at least 0"
 
 
 def describe_read_share_error(share: Any) -> str:
-    """Return a description of the mistake in a result of `OperatorRule.read_share`; '' if there is none.
-
-    A valid result is the fraction of the first input that the operator reads.
-    """
+    """Return a description of the mistake in a result of `OperatorRule.read_share`; '' if there is none."""
     is_valid = isinstance(share, Real) and 0 <= float(share) <= 1
     return "" if is_valid else f"its read_share is {share!r}: expected a number from 0 to 1"
 
 
 def describe_plan_error(plan: Any) -> str:
-    """Return a description of a plan that is not a Plan with tuples of parts; '' if there is no such mistake.
-
-    Whether the plan suits the layers and the platform is not checked.
-    """
+    """Return a description of a plan that is not a Plan with tuples of parts; '' if there is no such mistake."""
     if not isinstance(plan, Plan):
         return f"{type(plan).__name__} instead of a Plan"
     if not isinstance(plan.layers, Mapping):
@@ -400,7 +381,7 @@ def describe_plan_error(plan: Any) -> str:
 
 @dataclass(frozen=True)
 class _OperationCheck:
-    """Check of a result of an operator rule. The first argument of the rule's function is an Operation (a node).
+    """Check of the results of a function of an operator rule, with an Operation (a node) as its first argument.
 
     Attributes:
         describe_error: Function that returns a description of the mistake in a result; '' if there is none.
@@ -435,9 +416,9 @@ def _check_emitted(target: Target, result: None, _compilation: PipelineState, di
 
 
 def _check_run(target: Target, result: Any, _directory: Path, frames: Sequence[Any], options: RunOptions) -> Any:
-    """Raise _InvalidResult unless a target's `run()` returned outputs and times of all frames.
+    """Raise _InvalidResult unless a target's `run()` returned the times of all frames, and outputs.
 
-    If `kept_frames` is set, the outputs of this number of frames are enough.
+    Outputs must exist for all frames, or for `kept_frames` of them.
     """
     _instance_check(RunResult, "run()")(target, result)
     kept = len(frames) if options.kept_frames is None else min(options.kept_frames, len(frames))
@@ -483,10 +464,7 @@ def _check_extra_memory(_engine: Engine, result: Any, _segments: Any) -> int:
 
 
 def _check_state(_step: Any, result: Any, *_: Any) -> Any:
-    """Raise _InvalidResult unless a pass's `run()` returned a PipelineState with fields of the right types.
-
-    Only the most important fields are checked.
-    """
+    """Raise _InvalidResult unless a pass's `run()` returned a PipelineState with fields of the right types."""
     _instance_check(PipelineState, "run()")(_step, result)
     for name, cls in _STATE_TYPES.items():
         value = getattr(result, name)
@@ -554,7 +532,7 @@ _RESULT_CHECKS: Mapping[str, Mapping[str, Callable[..., Any]]] = {
         "runtime_costs": _instance_check(RuntimeCosts, "runtime_costs()"),
     },
 }
-"""Wrapped methods and properties of each kind of plugin class, with the function that checks a result.
+"""Function that checks a result, by kind of plugin and name of a wrapped method or property.
 
-The function is called with the object, the result and the arguments of the method. It returns the result.
+It is called with the object, the result and the arguments of the method, and returns the result.
 """

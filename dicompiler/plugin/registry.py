@@ -2,8 +2,8 @@
 
     entry points ⇒ Registry
 
-Built-in plugins are loaded through the same hooks. An item that cannot be registered is left out with one warning. The
-other items of its plugin stay. If the module of a plugin cannot be imported, the whole plugin is left out.
+A class or rule that cannot be registered is omitted with one warning. If the module of a plugin cannot be imported, the
+whole plugin is omitted.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class RegistryEntry:
 
     Attributes:
         name: Its name, unique within its kind.
-        value: The class, rule or family. If it comes from a third party, it is wrapped, so that errors name the plugin.
+        value: The class, rule or family. Third-party ones are wrapped, so that errors name the plugin.
         distribution: Distribution of the plugin.
         version: Version of the distribution.
         plugin: Name of the plugin's entry point.
@@ -113,7 +113,6 @@ class Registry:
 
     @property
     def operator_rules(self) -> Mapping[tuple[str, str], OperatorRule]:
-        """The operator rules by domain and operator type."""
         rules = [entry.value for entry in self.operators.values()]
         return {(rule.domain, rule.op): rule for rule in rules}
 
@@ -123,9 +122,6 @@ class Registry:
         Args:
             kind: A key of PLUGIN_KINDS, such as "passes".
             name: Name of the pass, strategy or other thing.
-
-        Returns:
-            The entry, which has the class, operator rule or platform family, and its origin.
 
         Raises:
             UsageError: The name is unknown. The message suggests the nearest one.
@@ -140,22 +136,21 @@ class Registry:
         return known[name]
 
     def make(self, kind: str, spec: str | Spec) -> Any:
-        """Create a pass, strategy, target, engine or cost model from its text or Spec.
+        """Create a pass, strategy, target, engine or cost model from its text or Spec, such as "tile-height{parts=2}".
 
-        `kind` is a key of PLUGIN_KINDS, such as "passes". `spec` has the name and the options, such as
-        "tile-height{parts=2}".
+        `kind` is a key of PLUGIN_KINDS, such as "passes".
 
-        Raises UsageError if the text or the Spec is invalid.
+        Raises:
+            UsageError: The text or the Spec is invalid.
         """
         parsed = parse_spec(spec, PLUGIN_KINDS[kind].noun) if isinstance(spec, str) else spec
         return plugin_wrappers.make_instance(self.find(kind, parsed.name).value, instantiate, parsed)
 
     def resolve(self, kind: str, given: Any) -> Any:
-        """Return an instance of a pass, strategy, target, engine or cost model.
+        """Return an instance of a pass, strategy, target, engine or cost model, given as a text, a Spec or an instance.
 
-        `given` is a text, a Spec or an instance. An instance is wrapped like one that the registry created: invalid
-        results are reported, and exceptions become errors that name the plugin. If no plugin provides the class of the
-        instance, its exceptions are passed on unchanged.
+        The instance is wrapped: invalid results are reported, and exceptions become errors that name the plugin. If no
+        plugin provides its class, exceptions are passed on unchanged.
         """
         if isinstance(given, str | Spec):
             return self.make(kind, given)
@@ -169,10 +164,7 @@ class Registry:
         return plugin_wrappers.CallGuard(PLUGIN_KINDS[kind].noun, self._find_entry(kind, thing).origin).describe(thing)
 
     def _find_entry(self, kind: str, thing: Any) -> RegistryEntry:
-        """Return the entry of the class of `thing`.
-
-        If no plugin provides the class, the result is an entry with an empty name.
-        """
+        """Return the entry of the class of `thing`; an entry with an empty name if no plugin provides it."""
         cls = inspect.unwrap(type(thing))
         unknown = RegistryEntry("", cls, UNINSTALLED_PLUGIN, "0", UNINSTALLED_PLUGIN)
         return next((entry for entry in self.entries(kind).values() if inspect.unwrap(entry.value) is cls), unknown)
@@ -182,9 +174,7 @@ _TEMPORARY_REGISTRY: ContextVar[Registry | None] = ContextVar("temporary_registr
 
 
 def registry() -> Registry:
-    """Return the registry of all installed plugins.
-
-    The plugins are loaded at the first call in a process. Each warning is logged as one line.
+    """Return the registry of all installed plugins, which are loaded at the first call in a process.
 
     Returns:
         The registry.
@@ -234,16 +224,13 @@ def load_installed() -> Registry:
 def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
     """Load plugins in the given order.
 
-    If two plugins provide things of the same kind and name, the one of the first plugin is used. A warning names both.
-    An operator rule with `replaces=True` is used instead of the rule of an earlier plugin.
+    If two plugins provide things of the same kind and name, the one of the first plugin is used, with a warning. An
+    operator rule with `replaces=True` is used instead of the rule of an earlier plugin.
 
     Args:
         env: The environment. `DICOMPILER_PLUGINS` lists the third-party plugins that may be loaded, as names of entry
             points or distributions, separated by commas. If it is not set, all plugins are loaded.
-        plugins: The plugins, in the order in which they are loaded.
-
-    Returns:
-        The registry.
+        plugins: The plugins.
 
     Raises:
         UsageError: `DICOMPILER_PLUGINS` has a name that no third-party plugin has.
@@ -274,14 +261,14 @@ def load_plugins(env: Mapping[str, str], plugins: Iterable[Plugin]) -> Registry:
 def _errors_as_text(plugin: Plugin, place: str, errors: list[str]) -> Iterator[None]:
     """Catch an exception of the `with` block, and append it to `errors` as a line of text.
 
-    The line starts with `place`. It names the file and line in the plugin's code.
+    The line starts with `place`, and names the file and line in the plugin's code.
     """
     try:
         yield
     except (KeyboardInterrupt, TerminationError):
         raise
     except BaseException as error:
-        # BaseException is caught, because a plugin that calls sys.exit must not end the process.
+        # A plugin that calls sys.exit must not end the process, so all exceptions are caught.
         line = plugin_wrappers.format_plugin_error(error, {top_level_package(plugin.value): place})
         errors.append(line or f"{place}: {describe_exception(error)}")
 
@@ -291,10 +278,12 @@ def _sorted_entries(by_kind: Mapping[str, Mapping[str, RegistryEntry]]) -> dict[
 
 
 def _select_allowed(names: str | None, plugins: tuple[Plugin, ...]) -> list[Plugin]:
-    """Return the plugins that may be loaded; raise UsageError for unknown names.
+    """Return the plugins that may be loaded.
 
-    `names` is the value of DICOMPILER_PLUGINS: the allowed third-party plugins, or None to allow all. A warning about
-    an unknown name would not suffice, because a build would succeed without the plugin.
+    `names` is the value of DICOMPILER_PLUGINS: the allowed third-party plugins, or None to allow all.
+
+    Raises:
+        UsageError: A name is unknown. After a mere warning, a build would succeed without the plugin.
     """
     if names is None:
         return list(plugins)
@@ -318,7 +307,7 @@ def _select_allowed(names: str | None, plugins: tuple[Plugin, ...]) -> list[Plug
 def _import_plugin(plugin: Plugin, warnings: list[str]) -> pluggy.PluginManager:
     """Import the module of a plugin, and return a manager that calls its hooks.
 
-    A warning about each unknown hook is added to `warnings`. Other errors are raised.
+    A warning about each unknown hook is added to `warnings`.
     """
     module = metadata.EntryPoint(plugin.name, plugin.value, ENTRY_POINT_GROUP).load()
     version = getattr(module, "dicompiler_api", hookspecs.API_VERSION)
@@ -357,7 +346,7 @@ def _find_entries(plugin: Plugin, manager: pluggy.PluginManager, errors: list[st
 
 
 def _call_hook(plugin: Plugin, hook: str, manager: pluggy.PluginManager, errors: list[str]) -> list[Any]:
-    """Return the items of one hook of a plugin.
+    """Return the items that one hook of a plugin yields.
 
     If the hook fails, a line is added to `errors`, and the items before the failure are returned.
     """
@@ -371,8 +360,10 @@ def _call_hook(plugin: Plugin, hook: str, manager: pluggy.PluginManager, errors:
 def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
     """Return the registry entry of a class, operator rule or platform family that a plugin provides.
 
-    If a third party provides the value, it is wrapped, so that its exceptions become errors that name the plugin.
-    Raises TypeError if the value is not of this kind.
+    A third-party value is wrapped, so that its exceptions become errors that name the plugin.
+
+    Raises:
+        TypeError: The value is not of this kind.
     """
     name = get_valid_name(PLUGIN_KINDS[kind], value)
     is_class = PLUGIN_KINDS[kind].provides_classes
@@ -390,10 +381,7 @@ def make_entry(plugin: Plugin, kind: str, value: Any) -> RegistryEntry:
 
 
 def _innermost_function(function: Any) -> Any:
-    """Return the plugin's own function inside decorators and partials.
-
-    The caller needs the function's module, which is in the plugin. The module of a partial is functools.
-    """
+    """Return the plugin's own function inside decorators and partials. Its module shows the plugin."""
     while isinstance(function := inspect.unwrap(function), functools.partial):
         function = function.func
     return function
@@ -402,14 +390,13 @@ def _innermost_function(function: Any) -> Any:
 def _find_conflict(known: Mapping[str, RegistryEntry], kind: str, entry: RegistryEntry) -> RegistryEntry | None:
     """Return the known entry of the same name if `entry` must be left out; None if `entry` can be added.
 
-    Only operator rules can replace known entries. A rule with `replaces=True` replaces a known rule. A rule that can
-    split the operator replaces a rule that only states the operator's cost. A known rule with `replaces=True` is never
-    replaced.
+    Only operator rules can replace known entries, unless these have `replaces=True`. A rule replaces another one if it
+    has `replaces=True`, or if only the new rule can split the operator.
     """
     if kind != "operators":
         same_name = (other for other in known.values() if canonical_name(other.name) == canonical_name(entry.name))
         return next(same_name, None)
-    # Only exactly equal names of operators conflict, because names are case-sensitive in ONNX.
+    # Names of operators conflict only if they are exactly equal, because they are case-sensitive in ONNX.
     rule, other = entry.value, known.get(entry.name)
     if other is None:
         return None

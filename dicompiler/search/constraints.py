@@ -1,4 +1,4 @@
-"""Checks that a plan can be carried out: its devices can compute, hosts have enough memory, and no state is sent.
+"""Checks that a plan can run: its devices can compute, hosts have enough memory, and no state is sent.
 
 A state is a graph output that becomes a graph input of the next frame, such as a key/value cache.
 """
@@ -44,27 +44,26 @@ class HostMemoryNeed:
 
     @property
     def is_exceeded(self) -> bool:
-        """True if the plan needs more than the host has."""
         return self.needed_bytes > self.limit_bytes
 
     @property
     def size_texts(self) -> tuple[str, str, str]:
-        """The bytes that the plan needs, the bytes that are missing, and the bytes that the host has, as texts."""
+        """The needed bytes, the missing bytes, and the bytes that the host has, as texts."""
         needed, missing, limit = self.needed_bytes, self.needed_bytes - self.limit_bytes, self.limit_bytes
         return format_needed_bytes(needed), format_needed_bytes(missing), format_bytes(limit)
 
 
 def check_constraints(problem: Problem, plan: Plan, metrics: Metrics | None = None) -> None:
-    """Raise DicompilerError if a plan cannot be carried out on the problem's platform.
+    """Raise DicompilerError if a plan cannot run on the problem's platform.
 
     Args:
         problem: The problem that the plan solves.
         plan: The plan to check.
-        metrics: Metrics of the plan, which contain its memory use. By default they are computed by `Problem.estimate`.
+        metrics: Metrics of the plan, which contain its memory use. Default: those of `Problem.estimate`.
 
     Raises:
         DicompilerError: The plan computes on a device without compute, a host has too little memory, or a device reads
-            a state that another device computes. A state is an output that is an input of the next frame.
+            a state (an output of the previous frame) that another device computes.
     """
     check_compute(problem.platform, plan)
     check_memory(problem, plan, metrics if metrics is not None else problem.estimate(plan))
@@ -116,8 +115,8 @@ def check_plan_devices(platform: Platform, plan: Plan) -> None:
 
     Args:
         platform: The platform.
-        plan: The plan. Its failure plans are checked too. A replica (copy of the plan on other devices) replaces names
-            of devices by others. A replaced name need not be a device, and `check_constraints` checks the new names.
+        plan: The plan. Its failure plans are checked too. Names that replicas (copies of the plan on other devices)
+            replace are not checked.
 
     Raises:
         DicompilerError: The message states the place in the plan, and the nearest name.
@@ -138,11 +137,7 @@ def check_plan_devices(platform: Platform, plan: Plan) -> None:
 
 
 def check_compute(platform: Platform, plan: Plan) -> None:
-    """Raise DicompilerError if a plan places a layer on a device without compute.
-
-    Failure plans (used after a device has failed) and replicas (the plan on other devices) are checked too. A device
-    without compute may only be a source or a sink.
-    """
+    """Raise DicompilerError if a plan, its replicas or its failure plans place a layer on a device without compute."""
     for failure in plan.failures:
         with failure_plan_in_errors(plan, failure.failed):
             check_compute(platform, failure.plan)
@@ -176,11 +171,7 @@ def _check_renamed_compute(platform: Platform, plan: Plan) -> None:
 
 
 def check_target_support(plan: Plan, target: Target) -> None:
-    """Raise DicompilerError if the target cannot run the plan's replicas or failure plans.
-
-    Replicas (copies of the plan on other devices) compute alternate frames. A failure plan is used after a device has
-    failed.
-    """
+    """Raise DicompilerError if the target cannot run the plan's replicas (copies on other devices) or failure plans."""
     if plan.replicas and not target.can_run_replicas:
         raise DicompilerError(
             f"plan: replicas: target {target.name!r} does not support replicas: remove them, or use target 'sockets'"
@@ -211,8 +202,7 @@ def used_memory(platform: Platform, metrics: Metrics) -> Mapping[str, int]:
 def free_memory(problem: Problem) -> dict[str, int]:
     """Return the bytes that each host has for weights and activations.
 
-    The bytes that the target's runtime needs are subtracted for each device of a host, because a plan may use all
-    devices.
+    The target's overhead is subtracted for every device of a host, because a plan may use all devices.
 
     Args:
         problem: The problem with its platform and target.
@@ -229,8 +219,7 @@ def free_memory(problem: Problem) -> dict[str, int]:
 def needed_memory(problem: Problem, plan: Plan) -> Mapping[str, int]:
     """Return the bytes that a plan needs on each host.
 
-    If the problem has a model and a target, the plan is compiled to a program, and the target reports the bytes that it
-    adds. Otherwise the bytes are estimated.
+    With a model and a target in the problem, the compiled program is measured; otherwise the bytes are estimated.
 
     Args:
         problem: The problem that the plan solves.
@@ -263,22 +252,20 @@ def missing_memory(problem: Problem, plan: Plan) -> dict[str, int]:
 def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
     """Raise DicompilerError if weights, activations and the target's overhead exceed a host's memory.
 
-    On a host with flash, the weights must fit into flash and the activations into RAM. The error names the layer that
-    needs the most memory.
+    On a host with flash (a microcontroller), the weights must fit into flash and the activations into RAM.
     """
     platform = problem.platform
     memory = {}
     for entry in metrics.devices:
-        # The overhead is the memory that the target needs in addition to weights and activations. For hosts with flash
-        # (microcontrollers), it is omitted here, because the target measures it only after the compilation.
-        # `check_measured_memory` then checks it.
+        # The target's overhead is omitted for hosts with flash (microcontrollers), because the target measures it only
+        # after the compilation. `check_measured_memory` then checks it.
         has_flash = platform.host(platform.host_of[entry.device]).flash
         memory[entry.device] = MemoryUse(entry.weights, entry.activations, 0, 0 if has_flash else entry.overhead_bytes)
     if not any(need.is_exceeded for need in host_memory_needs(platform, memory)):
         return
     if problem.target is not None and problem.model is not None and not any(host.flash for host in platform.hosts):
-        # `memory` is an estimate, and a lower bound. For the error, it is replaced by the predicted memory of the
-        # compiled program, which `check_program_memory` compares with the limits.
+        # `memory` is an estimate, and a lower bound. The error message needs the predicted memory of the compiled
+        # program instead.
         memory = problem.program_memory_use(problem.draft_program(plan))
     routing = route(problem.layers, plan, platform.host_of)
     target_name = "" if problem.target is None else problem.target.name
@@ -288,8 +275,7 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
 def check_program_memory(compilation: PipelineState, memory: Mapping[str, MemoryUse], target: Target) -> None:
     """Raise DicompilerError if a host has too little memory for the program of a compilation.
 
-    `memory` is the predicted memory use for one frame by device name. It is ignored if the target has measured RAM and
-    flash of the compiled program (`compilation.footprints`).
+    `memory` is the predicted memory use for one frame by device name. Measurements of the target replace it.
     """
     platform, routing = compilation.platform, compilation.routing
     assert platform is not None and routing is not None
@@ -328,8 +314,8 @@ def host_memory_needs(
 ) -> Iterator[HostMemoryNeed]:
     """Yield the memory that the devices of each host need together.
 
-    A host without flash has one entry. A host with flash has one entry for RAM and one for flash, and with
-    `include_sum` a third entry for their sum. `memory` is the memory use by device name.
+    A host with flash has one entry for RAM and one for flash, and with `include_sum` a third one for their sum.
+    `memory` is the memory use by device name.
     """
     for host in platform.hosts:
         uses = [use for name, use in memory.items() if platform.host_of[name] == host.name]
@@ -351,9 +337,6 @@ def describe_memory_shares(platform: Platform, memory: Mapping[str, MemoryUse], 
         memory: Memory use of the program by device name.
         host: Name of the host.
         target_name: Name of the target whose runtime is included; "" if the runtime is not counted.
-
-    Returns:
-        The bytes for each purpose. Those of the runtime include the process and the engine (onnxruntime by default).
     """
     uses = [use for name, use in memory.items() if platform.host_of[name] == host]
     shares = [
@@ -373,15 +356,15 @@ def describe_plan_memory(problem: Problem, plan: Plan) -> tuple[int, str]:
         plan: Plan for the problem's layers.
 
     Returns:
-        The number of bytes, and a text with the bytes by purpose: weights, buffers and activations, and the target's
-        runtime. Without a model and a target, the bytes are estimated, and the text is "".
+        The number of bytes, and a text with those of weights, of buffers and activations, and of the target's runtime.
+        Without a model and a target, the bytes are estimated, and the text is "".
     """
     fullest, shares = max(_plan_memory_needs(problem, plan), key=lambda entry: entry[0].needed_bytes)
     return fullest.needed_bytes, shares
 
 
 def describe_missing_memory(problem: Problem, plan: Plan) -> str:
-    """Return a text with the memory that a plan needs on the host that lacks the most memory.
+    """Describe the memory that a plan needs on the host that lacks the most memory.
 
     Example: "83.5 MB (50.4 MB weights + …) on host d0, which has 73.4 MB".
 
@@ -400,7 +383,7 @@ def describe_missing_memory(problem: Problem, plan: Plan) -> str:
 
 
 def _plan_memory_needs(problem: Problem, plan: Plan) -> Iterator[tuple[HostMemoryNeed, str]]:
-    """Yield the memory that a plan needs on each host, with a text of its shares as in `describe_plan_memory`."""
+    """Yield the memory that a plan needs on each host, with a text that divides it by purpose ("" if unknown)."""
     platform = problem.platform
     if problem.target is None or problem.model is None:
         for host, nbytes in needed_memory(problem, plan).items():
@@ -418,10 +401,9 @@ def _memory_error(
     memory: Mapping[str, MemoryUse],
     target_name: str,
 ) -> DicompilerError:
-    """Return the error for hosts with too little memory. It names at most MAX_NAMED_HOSTS of them.
+    """Return the error for hosts with too little memory, of which it names at most MAX_NAMED_HOSTS.
 
-    The remedy is for the host that lacks the most memory. `target_name` is the target whose runtime is included in
-    `memory`, or "" if no runtime is.
+    `target_name` is the target whose runtime is included in `memory`; "" if no runtime is.
     """
     first_by_host: dict[str, HostMemoryNeed] = {}
     for need in needs:

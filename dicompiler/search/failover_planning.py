@@ -2,9 +2,8 @@
 
 Problem + Strategy + Plan + FailureSelection → Plan with failure plans
 
-Failure plans are made by the strategy, or by `reassignments`, which changes only the parts of failed devices. (A part
-is one device's piece of a layer.) The remaining devices then keep their own parts, and can use the weights that they
-already store.
+The strategy makes a failure plan, or `reassignments` only moves the work of failed devices. In the second case the
+remaining devices need fewer additional weights.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from dicompiler.search.problem import Problem, whole_layer_seconds
 from dicompiler.search.strategy import Strategy
 
 MAX_TAKEOVER_CANDIDATES = 8
-"""Maximum number of remaining devices that are tried, one by one, as the only device that takes over parts."""
+"""Maximum number of remaining devices that are tried as the only one that takes over the work of failed devices."""
 
 _Reassign = Callable[[Layer, Part], Iterable[Part]]
 
@@ -45,9 +44,8 @@ _Reassign = Callable[[Layer, Part], Iterable[Part]]
 def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survivors: Sequence[str]) -> Iterator[Plan]:
     """Yield variants of a plan in which the devices `survivors` compute the parts of the devices `failed`.
 
-    Source and sink do not change. If some replicas of the plan (its copies on other devices) use no failed device, the
-    first variant consists of these replicas. All other variants have no replicas: each part of a failed device is cut
-    into one piece for each survivor, or is moved whole to one survivor.
+    A part is one device's piece of a layer. It is cut into one piece for each survivor, or moved whole to one survivor.
+    If the plan has replicas without failed devices, the first variant consists of these replicas. Source and sink stay.
     """
     roles = plan.replica_roles
     intact = [
@@ -75,10 +73,7 @@ def reassignments(layers: LayerGraph, plan: Plan, failed: Collection[str], survi
 
 
 class _BalancedReassignment:
-    """Function that gives each part of a failed device to the survivor with the fewest bytes of weights so far.
-
-    Survivors are the remaining devices. Only the weights of the parts that they take over are counted.
-    """
+    """Function that moves each part of a failed device to the remaining device with the fewest added weights so far."""
 
     def __init__(self, layers: LayerGraph, survivors: Sequence[str]) -> None:
         self.layers, self.assigned_bytes = layers, dict.fromkeys(survivors, 0)
@@ -91,11 +86,10 @@ class _BalancedReassignment:
 
 
 def _cut_for_survivors(layers: LayerGraph, layer: Layer, part: Part, survivors: Sequence[str]) -> Iterator[Part]:
-    """Yield equal pieces of a part, one for each device of `survivors`.
+    """Yield equal pieces of a part (a device's piece of a layer), one for each device of `survivors`.
 
     The part is cut along its channels if possible, because this cuts its weights too; otherwise along its longest axis.
-    A part that cannot be cut goes to the first survivor. A range of the reduction axis is never cut, because other
-    parts may compute the same range for other regions. A plan with ranges that overlap only partly is not valid.
+    A part that cannot be cut is moved to the first survivor. The reduction axis is never cut.
     """
     region = () if layer.whole_reason else part.region or full_region(output_shape(layers, layer))
     axes = [axis for axis in cuttable_axes(layers, layer) if region[axis][1] - region[axis][0] > 1] if region else []
@@ -122,10 +116,16 @@ def add_failover_plans(
 ) -> Plan:
     """Return `plan` with a failure plan for each set of failed devices that `selection` contains.
 
-    The strategy makes the failure plans. If it finds none for a failure, the remaining devices take over the work of
-    the failed devices. Devices store the weights of all plans, so all plans must fit into memory together. If they do
-    not, slower failure plans are tried, and then other plans in place of `plan`. If `is_plan_fixed` is True, the user
-    gave the plan, and the plan, its source and its sink do not change.
+    All plans must fit into memory together. If they do not, slower failure plans are tried, and then other plans in
+    place of `plan`.
+
+    Args:
+        problem: The problem without failures.
+        strategy: Strategy that makes the failure plans. If it finds none, the remaining devices take over the failed
+            devices' work.
+        plan: The plan for use while no device has failed.
+        selection: The failures to tolerate.
+        is_plan_fixed: True if the user gave the plan, so that the plan, its source and its sink must not change.
 
     Raises:
         DicompilerError: No plan is possible after any of the failures, or the plans do not fit into memory together.
@@ -204,12 +204,10 @@ class _FailurePlanner:
     _main_options: dict[FailedDevices, _PlanOption] = field(default_factory=dict)
 
     def remaining_ends(self, plan: Plan, failed: FailedDevices) -> tuple[FailedDevices, FailedDevices] | None:
-        """Return the sources and sinks after a failure, or None if no plan is possible after it.
+        """Return the sources and sinks after a failure; None if no plan is possible (see `uncovered_reasons`).
 
-        Sources and sinks that did not fail are kept. If all sources or all sinks failed, the first remaining device
-        that computes takes their place. This is only possible if the user chose no plan, source or sink, and if the
-        default (the first device) can compute. Otherwise no plan is possible after the failure, and
-        `uncovered_reasons` gets the reason.
+        If all sources or all sinks failed, the first remaining device that computes replaces them. A plan, source or
+        sink that the user chose is not replaced.
         """
         first = self.problem.platform.devices[0]
         is_default = not (self.is_plan_fixed or self.problem.source or self.problem.sink) and first.can_compute
@@ -232,8 +230,7 @@ class _FailurePlanner:
     def plan_without(self, failed: FailedDevices, remaining: Problem) -> Plan | None:
         """Return the strategy's plan for the remaining devices, or None if the strategy finds none.
 
-        Two sets of failed devices may leave platforms that differ only in the names of devices. The strategy then runs
-        once for both, and the devices of its plan are renamed.
+        For platforms that differ only in the names of devices, the strategy runs once.
         """
         if failed not in self.plans:
             key = self._platform_key(remaining)
@@ -280,8 +277,7 @@ class _FailurePlanner:
     def main_options(self) -> list[_PlanOption]:
         """Return candidates for another main plan (the plan that is used while no device has failed).
 
-        A failure plan can also be used without a failure. Failure plans with the source and the sink of the main plan
-        are therefore candidates. Another candidate is the plan of the best single device.
+        They are failure plans with the source and the sink of the main plan, and the plan of the best single device.
         """
         ends = self.plan.source, self.plan.sink
         for failed, plan in self.plans.items():
@@ -295,10 +291,7 @@ class _FailurePlanner:
 
 
 def _rename_devices(plan: Plan, platform: Platform, remaining: Problem) -> Plan:
-    """Return a plan for `platform`, with its devices renamed to those of the platform of `remaining`.
-
-    The i-th device of `platform` gets the name of the i-th device of the other platform.
-    """
+    """Return a plan for `platform`, with its devices renamed to those of `remaining.platform` in the same order."""
     names = {old.name: new.name for old, new in zip(platform.devices, remaining.platform.devices, strict=True)}
     return replace(
         plan,
@@ -315,8 +308,8 @@ class _FailoverSearch:
     Attributes:
         main: The main plan, which is used while no device has failed.
         options: Candidate plans for each set of failed devices.
-        tried_takeovers: Pairs (failed devices, id of a candidate) for which `_add_takeover_options` has already added
-            variants of the candidate.
+        tried_takeovers: Pairs (failed devices, id of a plan) for which the variants of the plan have been added to
+            `options`.
     """
 
     def __init__(self, planner: _FailurePlanner, main: _PlanOption, selection: FailureSelection) -> None:
@@ -335,10 +328,8 @@ class _FailoverSearch:
     def _first_option(self, failed: FailedDevices, remaining: Problem) -> _PlanOption:
         """Return the first candidate plan for the failure of the devices `failed`.
 
-        The first choice is an existing plan that uses none of the failed devices, because it needs no further memory.
-        This is the main plan, or the failure plan for a subset of the failed devices. The second choice is the
-        strategy's plan for the remaining devices. The last choice is the best plan in which remaining devices take over
-        the work of the failed ones.
+        It is, in this order: an existing plan without these devices (which needs no further memory), the strategy's
+        plan, or the best plan in which the remaining devices take over the failed devices' work.
         """
         smaller = (options[0] for other, options in self.options.items() if set(other) < set(failed))
         for option in (self.main, *smaller):
@@ -356,8 +347,7 @@ class _FailoverSearch:
     def _add_takeover_options(self, picked: Mapping[FailedDevices, _PlanOption]) -> None:
         """Add candidate plans in which remaining devices take over the work of failed ones.
 
-        The candidates are variants of the main plan, and of the plans in `picked` (the chosen plan for each set of
-        failed devices) for fewer failed devices.
+        They are variants of the main plan, and of the plans that `picked` has for fewer failed devices.
         """
         for failed, current in picked.items():
             smaller = (option for other, option in picked.items() if set(other) < set(failed))
@@ -372,10 +362,9 @@ class _FailoverSearch:
         return self._fit_failures(list(self.options))[0]
 
     def _fit_failures(self, covered: Sequence[FailedDevices]) -> tuple[Plan | None, dict[str, int]]:
-        """Return the main plan with failure plans for the failures `covered`, and the missing bytes by host.
+        """Return the main plan with plans for the failures `covered`, and the bytes that hosts lack, by host name.
 
-        The search begins with the first candidate for each failure, and replaces candidates while memory is missing.
-        The plan is None if bytes are still missing when no other candidate frees memory.
+        The plan is None if no combination of candidates fits into memory.
         """
         picked = {failed: self.options[failed][0] for failed in covered}
         tried = {id(option) for option in picked.values()}
@@ -389,9 +378,9 @@ class _FailoverSearch:
             tried.add(id(swap[1]))
 
     def _merge_plans(self, picked: Mapping[FailedDevices, _PlanOption]) -> Plan:
-        """Return the main plan with the failure plans in `picked`, which has one plan for each set of failed devices.
+        """Return the main plan with the failure plans in `picked`, by set of failed devices.
 
-        Devices that no plan uses are removed from the sets of failed devices, because their failure has no effect.
+        Devices that no plan uses are removed from these sets, because their failure has no effect.
         """
         used = {name for option in (self.main, *picked.values()) for name in option.plan.devices}
         plans: dict[FailedDevices, Plan] = {}
@@ -404,12 +393,14 @@ class _FailoverSearch:
     def _find_swap(
         self, picked: Mapping[FailedDevices, _PlanOption], missing: Mapping[str, int], tried: Collection[int]
     ) -> tuple[FailedDevices, _PlanOption] | None:
-        """Return a set of failed devices and another candidate plan for it that needs less memory.
+        """Return a set of failed devices and another candidate plan for it that frees memory; None if there is none.
 
-        `picked` has the present plan for each set of failed devices, and `missing` the missing bytes by host name.
-        `tried` are the ids of candidates that must not be picked again. The candidate that frees all missing bytes and
-        adds the least time is returned. If no candidate frees all of them, the one that frees the most is returned. The
-        result is None if no candidate frees memory.
+        A candidate that frees all missing bytes and adds the least time is preferred, then the one that frees the most.
+
+        Args:
+            picked: The present plan for each set of failed devices.
+            missing: Missing bytes by host name.
+            tried: Ids of candidates that must not be picked again.
         """
         self._add_takeover_options(picked)
         now = self._needed_bytes(picked)
@@ -435,8 +426,7 @@ class _FailoverSearch:
     def _needed_bytes(self, picked: Mapping[FailedDevices, _PlanOption]) -> dict[str, int]:
         """Return the estimated bytes that the main plan and the plans in `picked` need together, by host name.
 
-        Weights that several plans use are counted once. Activations are the maximum over the plans, because one plan
-        runs at a time.
+        Weights that several plans use are counted once. One plan runs at a time, so the largest activations count.
         """
         host_of = self.problem.platform.host_of
         weights: dict[tuple[str, str, Region], int] = {}

@@ -22,7 +22,7 @@ HOSTS_KEYWORD = "hosts"
 
 FailedDevices = tuple[str, ...]
 StoredWeights = Mapping[tuple[str, str, Region], int]
-"""Bytes of each piece of a weight that a device stores, by (device, name of the weight, region of the weight)."""
+"""Bytes of each weight region that a device stores, by (device, name of the weight, region)."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class FailureSelection:
     """The device failures that a plan must tolerate.
 
     Attributes:
-        max_failed: Largest number of devices that fail together. Any devices that plans use may fail.
-        whole_hosts: True if all devices of a host fail together. Any host may fail.
+        max_failed: Largest number of devices that fail together, out of all devices that plans use.
+        whole_hosts: True if all devices of any one host fail together.
         devices: Names of devices. Each of them may fail while all other devices work.
     """
 
@@ -41,10 +41,10 @@ class FailureSelection:
 
     @classmethod
     def parse(cls, value: int | str | FailureSelection | None) -> FailureSelection:
-        """Return the device failures to tolerate (a FailureSelection) that a user's value describes.
+        """Return the device failures to tolerate that a user's value describes.
 
-        The value is a number of devices (2 or "2"), "hosts", a comma-separated list of device names, a FailureSelection
-        (which is returned), or None for an empty selection.
+        The value is a number of devices (2 or "2"), "hosts", a comma-separated list of device names, a
+        FailureSelection, or None for an empty selection.
 
         Raises:
             UsageError: The number is negative.
@@ -90,8 +90,8 @@ class FailureSelection:
     def device_sets(self, platform: Platform, used: Collection[str]) -> Iterator[FailedDevices]:
         """Yield the sets of devices that may fail together, smallest sets first.
 
-        `used` are the devices that plans use. Sets without any of them are omitted, because such failures have no
-        effect. The devices of a set are in platform order.
+        Sets without any of the devices in `used` (those that plans use) are omitted, because such failures have no
+        effect.
         """
         names = [device.name for device in platform.devices if device.name in used]
         if self.whole_hosts:
@@ -107,10 +107,7 @@ class FailureSelection:
 
 
 def failure_metrics(problem: Problem, plan: Plan) -> tuple[FailureMetrics, ...]:
-    """Return the metrics of a plan without failures, followed by those of each of its failure plans.
-
-    The result is empty if the plan has no failure plans.
-    """
+    """Return the metrics of a plan without failures, followed by those of its failure plans; () if it has none."""
     if not plan.failures:
         return ()
     main = replace(plan, failures=())
@@ -129,8 +126,7 @@ def remove_devices(
 ) -> Problem:
     """Return the problem without the devices `failed`, with the sources `source` and the sinks `sink`.
 
-    Empty sources or sinks mean the first remaining device. Hosts without remaining devices, and their links, are
-    removed too.
+    Empty sources or sinks mean the first remaining device.
     """
     platform = problem.platform
     devices = tuple(device for device in platform.devices if device.name not in failed)
@@ -146,9 +142,9 @@ def remove_devices(
 
 
 def stored_weights(routing: Routing) -> StoredWeights:
-    """Return the bytes of each piece of a weight that a device stores, by (device, name of the weight, region).
+    """Return the bytes of each weight region that a device stores, by (device, name of the weight, region).
 
-    The pieces are those of all replicas (copies of the plan on other devices) and failure plans of the routing.
+    Replicas (copies of the plan on other devices) and failure plans are included.
     """
     return {
         (task.device, *key): size
@@ -163,8 +159,13 @@ def simulate_failures(
 ) -> tuple[StreamInterval, ...]:
     """Simulate a stream of frames during which devices fail and the plan's failure plans are used.
 
-    `outages` are the periods in which devices are down, and `in_flight` is the number of frames that are computed at
-    the same time. With `spans`, the result contains the periods in which devices computed and sent.
+    Args:
+        problem: The problem that the plan solves.
+        plan: The plan with its failure plans.
+        outages: Periods in which devices are down.
+        frames: Number of frames.
+        in_flight: Number of frames that are computed at the same time.
+        spans: True to include the periods in which devices computed and sent in the result.
 
     Raises:
         UsageError: The platform lacks a device.
@@ -172,7 +173,7 @@ def simulate_failures(
     """
     for outage in outages:
         try:
-            # The result is not used. The call raises an error if the platform lacks the device.
+            # This call raises an error if the platform lacks the device.
             problem.platform.device(outage.device)
         except DicompilerError as error:
             raise UsageError(str(error)) from error

@@ -1,7 +1,7 @@
 """Lower bounds on the objectives, which no plan of a problem can beat.
 
-The bounds on times and energy are valid under one condition: the predicted time of a piece of a layer is at least its
-proportional share of the whole layer's time. For example, a half of a layer must take at least half of the time.
+They assume that a part of a layer takes at least its proportional share of the whole layer's time. For example, a half
+of a layer must take at least half of the time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dicompiler.partition.bounds_inference import cuttable_axes, make_share_task
 from dicompiler.search.problem import Problem
 
 MAX_ROUNDING_ERROR = 1e-6
-"""Largest share by which a value may be below a lower bound without refuting it, because it may be a rounding error."""
+"""Largest share by which a value may be below a lower bound because of rounding errors."""
 
 
 @dataclass(frozen=True)
@@ -27,8 +27,8 @@ class LatencyBound:
 
     Attributes:
         load_s: Seconds that a frame needs at least, even if all devices compute all the time.
-        path_s: Seconds of the longest path through the network. All devices are assumed to share each layer that can be
-            cut. Every other layer is assumed to run on the device that is fastest for it.
+        path_s: Seconds of the longest path through the network. Each layer is assumed to run on all devices, or on the
+            fastest one if it cannot be split.
     """
 
     load_s: float
@@ -36,23 +36,19 @@ class LatencyBound:
 
     @property
     def seconds(self) -> float:
-        """The larger of the two bounds, in seconds."""
         return max(self.load_s, self.path_s)
 
 
 def latency_bound(problem: Problem) -> LatencyBound:
     """Return the lower bounds on the latency of a frame.
 
-    t(l, d) denotes the seconds that device d needs for the whole layer l.
+    t(l, d) denotes the seconds that device d needs for the whole layer l, without the rows that strided layers skip.
 
-    - `path_s`: All devices together need at least 1 / Σ_d (1 / t(l, d)) seconds for a layer l that can be cut. The
+    - `path_s`: All devices together need at least 1 / Σ_d (1 / t(l, d)) seconds for a layer l that can be split. The
       bound is the sum of these seconds over the layers of the longest path.
     - `load_s`: Give each device d a weight y_d ≥ 0, such that Σ_d y_d = 1. The busiest device then computes for at
-      least Σ_l min_d (y_d · t(l, d)) seconds (linear programming duality). This is true for all such weights. Weights
-      that are proportional to the speeds of the devices are used.
-
-    If a strided layer reads only some rows of a layer's output, t(l, d) counts only these rows. Plans need not compute
-    the rows that are not read.
+      least Σ_l min_d (y_d · t(l, d)) seconds (linear programming duality). The weights are proportional to the devices'
+      speeds.
     """
     layers, devices = problem.layers, problem.platform.computing_devices
     seconds = [
@@ -77,7 +73,7 @@ def latency_bound(problem: Problem) -> LatencyBound:
 def _least_computed_share(problem: Problem, layer: Layer) -> float:
     """Return the smallest share of a layer's output that any plan must compute.
 
-    The share is below 1 if every layer that reads the output skips some rows, as a strided convolution does.
+    It is below 1 if every layer that reads the output skips some rows, as a strided convolution does.
     """
     layers = problem.layers
     readers = layers.consumers.get(layer.output, ())
@@ -89,8 +85,7 @@ def _least_computed_share(problem: Problem, layer: Layer) -> float:
 def _read_share(problem: Problem, reader: Layer, tensor: str) -> float:
     """Return the share (0 to 1) of a tensor's elements that a layer reads.
 
-    Only the anchor (the layer's main operator, such as Conv) can skip elements. If another node reads the tensor, the
-    share is 1.
+    It is 1 unless only the layer's main operator (such as Conv) reads the tensor.
     """
     layers, anchor = problem.layers, reader.nodes[reader.anchor]
     share = layers.rule_of(anchor).read_share
@@ -100,13 +95,12 @@ def _read_share(problem: Problem, reader: Layer, tensor: str) -> float:
 
 
 def energy_bound(problem: Problem) -> float:
-    """Return a lower bound on the energy of a frame in joules, which is the larger one of two bounds.
+    """Return a lower bound on the energy of a frame in joules: the larger one of two bounds.
 
-    - The first bound is the energy of the layers. Layer l needs at least min_d (power(d) · t(l, d)): the active power
-      of a device d, multiplied by the seconds that d needs for the whole layer.
-    - The second bound adds the idle power of the sources and sinks during the whole frame. For the layers, it counts
-      only the difference between active and idle power. This bound is used if no device needs more power when idle than
-      when active.
+    - The energy of the layers: layer l needs at least min_d (power(d) · t(l, d)), with the active power of device d and
+      the seconds that d needs for the whole layer.
+    - The idle power of the sources and sinks during the whole frame, plus the energy of the layers with the difference
+      between active and idle power. It is used if no device needs more power when idle than when active.
     """
     layers, platform = problem.layers, problem.platform
     devices = platform.computing_devices
@@ -125,12 +119,10 @@ def energy_bound(problem: Problem) -> float:
 
 
 def memory_bound(problem: Problem) -> float:
-    """Return a lower bound on the memory of the fullest host in bytes, which is the larger one of two bounds.
+    """Return a lower bound on the memory of the fullest host in bytes: the larger one of two bounds.
 
-    - Each weight is stored on some host. The fullest host therefore stores at least the bytes of all weights divided by
-      the number of hosts that compute. If a strided layer reads only some rows of a layer's output, only this share of
-      the layer's weights counts.
-    - A sink stores all outputs at the end of a frame.
+    - The bytes of all weights divided by the number of hosts that compute, because each weight is stored on some host.
+    - The bytes of all outputs, because a sink stores them at the end of a frame.
     """
     layers = problem.layers
     nbytes: dict[object, float] = {}
@@ -147,14 +139,9 @@ def memory_bound(problem: Problem) -> float:
 def unrefuted_bound(bound: float | None, *values: float) -> float | None:
     """Return a lower bound of an objective, or None if the bound is wrong because a plan has a lower value.
 
-    Such a plan shows that the cost model predicts less than the proportional share of a layer's time for some part.
-
     Args:
         bound: The bound; None if no bound is known.
         values: Values of the objective for some plans.
-
-    Returns:
-        `bound`, or None if it is wrong.
     """
     return None if bound is None or any(value < bound * (1 - MAX_ROUNDING_ERROR) for value in values) else bound
 
@@ -162,9 +149,7 @@ def unrefuted_bound(bound: float | None, *values: float) -> float | None:
 def objective_bound(problem: Problem) -> float | None:
     """Return a lower bound on the problem's objective, in the unit of the objective.
 
-    The bound of a weighted sum is the weighted sum of the bounds of its terms. Throughput is measured as the time
-    between two frames. Its bound is the time of the busiest device (`LatencyBound.load_s`). The bound on communication
-    is 0.
+    Throughput is measured as the time between two frames. The bound on communication is 0.
 
     Args:
         problem: The problem.

@@ -24,7 +24,7 @@ FRONT_OBJECTIVES: Mapping[str, tuple[str, str]] = {
     "device-memory": ("bytes", "memory use of the fullest device"),
     "device-energy": ("J", "energy of the device that uses the most energy, per frame of a stream"),
 }
-"""Pairs (unit, meaning), by name of the objective. All objectives are minimised."""
+"""(unit, meaning) by name of the objective. All objectives are minimised."""
 
 AUTODICE_OBJECTIVES = ("throughput", "device-memory", "device-energy")
 """The three objectives of AutoDiCE (Guo et al., 2022), section IV-A."""
@@ -35,8 +35,8 @@ class MeasuredMetrics(Metrics):
     """Metrics of a run on devices, in contrast to a simulation.
 
     Attributes:
-        device_energy_j: Energy in J that a device uses for one frame of a stream, by name of the device. Devices
-            without measured power are omitted.
+        device_energy_j: Energy in J that a device uses for one frame of a stream, by device name. Devices without
+            measured power are omitted.
     """
 
     device_energy_j: Mapping[str, float] = field(default_factory=dict)
@@ -66,8 +66,8 @@ class ParetoFront:
     Attributes:
         objectives: Names of the objectives.
         points: The plans, at least one, sorted by their values in the order of `objectives`.
-        metrics_source: "analytic" if a fast model inside the search computed the values; "measured" if each plan was
-            evaluated separately, by a full simulation or by a run.
+        metrics_source: "analytic" if a fast model inside the search computed the values; "measured" if a full
+            simulation or a run of each plan did.
         evaluations: Number of plans that the search evaluated.
         interrupted: True if the search was stopped before its end.
     """
@@ -145,10 +145,10 @@ def objective_values(platform: Platform, metrics: Metrics, names: Iterable[str])
 
 
 def _stream_energy_j(platform: Platform, metrics: Metrics, device_index: int) -> float:
-    """Return the energy in J that one device uses for one frame of a stream.
+    """Return the energy in J that one device uses for one frame of a stream: measured, or predicted.
 
-    If the energy was not measured, it is predicted, for computing, waiting and sending. The corresponding energy E_i of
-    AutoDiCE (Guo et al., 2022) does not include waiting. `device_index` is an index into `metrics.devices`.
+    The prediction is the energy E_i of AutoDiCE (Guo et al., 2022) plus the energy of waiting. `device_index` is an
+    index into `metrics.devices`.
     """
     entry = metrics.devices[device_index]
     if isinstance(metrics, MeasuredMetrics) and entry.device in metrics.device_energy_j:

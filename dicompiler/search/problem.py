@@ -48,18 +48,17 @@ if TYPE_CHECKING:
 
 
 MAX_SIMULATED_DEVICE_KINDS = 4
-"""Number of kinds of devices on which the whole network is simulated to find the best single device.
+"""Maximum number of kinds of devices that are simulated to find the best single device.
 
-If the platform has more kinds, fast estimates select the ones to simulate.
+Of more kinds, fast estimates select the ones to simulate.
 """
 MIN_SPLIT_GAIN = 1.03
 """Smallest predicted speedup over the best single device for which a plan on several devices is worthwhile.
 
-Predictions are a few percent off. On emulated clusters, every plan with at least this predicted speedup was faster than
-the best single device.
+On emulated clusters, every plan with at least this predicted speedup was faster than the best single device.
 """
 PICKLING_ERRORS = pickle.PicklingError, AttributeError, TypeError
-"""Errors of `pickle.dumps` for an object that cannot be pickled, for example because it has a local function."""
+"""Errors of `pickle.dumps` for an object that cannot be pickled."""
 
 
 @dataclass(frozen=True)
@@ -78,9 +77,9 @@ class Problem:
         model: Model that the layers were formed from. `evaluate` and `simulate` need it.
         executor: Executor for `evaluate_all`. Strategies may also use it for their own parallel work.
         target: Target that will run the plan, if it is known. The memory that it adds is then counted.
-        file_graph: Graph of the model file. `lineage` maps its node names, which users write, to the layers.
-        runtime_costs: Costs of messages, calls and copies in the target's runtime, by device name. Devices that are
-            missing have no such costs.
+        file_graph: Graph of the model file, with the node names that users know.
+        runtime_costs: Costs of messages, calls and copies in the target's runtime, by device name. Missing devices have
+            no such costs.
 
     Raises:
         UsageError: The objective is unknown.
@@ -100,15 +99,13 @@ class Problem:
     runtime_costs: Mapping[str, RuntimeCosts] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
-        # The terms are not used here. The call raises an error if the objective is invalid.
+        # This call raises an error if the objective is invalid.
         objective_terms(self.objective)
         for name in (*self.source, *self.sink):
             self.platform.device(name)
 
     def build_plan(self, parts: Mapping[str, Sequence[Part]]) -> Plan:
-        """Return a plan with these parts and this problem's source, sink, wire types and engines.
-
-        Wire types are the element types in which tensors are sent. Engines are the libraries that compute on devices.
+        """Return a plan with these parts and this problem's sources, sinks, wire types and engines.
 
         A layer that draws random numbers stays whole on the device of its first part, because several parts would draw
         different numbers.
@@ -176,7 +173,7 @@ class Problem:
 
     @cached_property
     def lineage(self) -> NodeOrigins:
-        """The map from the nodes of the model file, which users know by name, to the nodes and layers made from them.
+        """The map from the nodes of the model file to the nodes and layers made from them.
 
         Returns:
             The map.
@@ -196,10 +193,9 @@ class Problem:
         return self.target.memory_overhead(Program(idle, (), (), (), {}, ()))
 
     def evaluate(self, plan: Plan) -> Metrics:
-        """Simulate the program of a plan and return its metrics.
+        """Simulate the program of a plan and return its metrics, by which plans are compared.
 
-        Plans are compared by these metrics. An evaluation takes 2 to 150 ms. If the problem has a target, the metrics
-        include the memory that the target adds to the program.
+        An evaluation takes 2 to 150 ms. If the problem has a target, the metrics include the memory that it adds.
 
         Args:
             plan: Plan for the problem's layers.
@@ -220,9 +216,8 @@ class Problem:
     def best_single_device(self) -> tuple[Plan, Metrics]:
         """The plan on the single device that is best by the objective, with its simulated metrics.
 
-        Among equally good devices, the first one is chosen. If the platform has many kinds of devices, only the best
-        ones by fast estimates are simulated. The estimates are close to the simulation, because hardly anything
-        happens at the same time on a single device.
+        Among equally good devices, the first one is chosen. On platforms with many kinds of devices, only those with
+        the best estimates are simulated.
 
         Returns:
             The plan and its metrics.
@@ -242,10 +237,7 @@ class Problem:
         return plan, metrics if self.target is None else metrics.with_overhead(self.target_overhead)
 
     def _device_kind(self, device: Device) -> tuple[object, ...]:
-        """Return a key that is equal for two devices if the whole network takes equally long on them.
-
-        The key contains the seconds of every layer and the links to the sources and sinks.
-        """
+        """Return a key that is equal for two devices if the whole network takes equally long on them."""
         first = (self.platform.devices[0].name,)
         ends = [self.platform.link(end, device.name) for end in (*(self.source or first), *(self.sink or first))]
         links = (link and replace(link, hosts=("", "")) for link in ends)
@@ -277,7 +269,7 @@ class Problem:
 
     @cached_property
     def _evaluator(self) -> RemoteEvaluator:
-        # The evaluator is cached, because it contains the pickled problem, which is slow to make.
+        # It is cached, because it contains the pickled problem, and pickling is slow.
         return RemoteEvaluator(self)
 
     def simulate(self, plan: Plan, frames: int = 1, in_flight: int = 1) -> SimulationResult:
@@ -297,10 +289,10 @@ class Problem:
         return simulate(self.workload(plan)[1], self.platform, frames, in_flight)
 
     def workload(self, plan: Plan) -> tuple[Routing, Workload]:
-        """Return the routing and the workload of a plan.
+        """Return the routing and the workload of a plan, without writing ONNX models.
 
-        The routing says which device sends which region of a tensor to which device. The workload is the input of the
-        simulator: the seconds and messages of each device. No ONNX model is written, so this is fast.
+        The routing lists the tensor regions that devices exchange. The workload has the seconds and messages of each
+        device, for the simulator.
 
         Args:
             plan: Plan for the problem's layers.
@@ -330,10 +322,9 @@ class Problem:
             frames: Number of frames.
             in_flight: Number of frames that are computed at the same time.
             spans: True if the result must contain the periods in which devices computed, sent and waited.
-            speeds: By name of each device that changes its speed: pairs of a time in seconds and the speed from then
-                on, as a multiple of the device's own speed.
-            link_speeds: The same pairs for links that change their speed, by the name of each link (see
-                `Platform.occupied_links`).
+            speeds: Changes of devices' speeds by device name: pairs (time in seconds, speed from then on as a multiple
+                of the normal speed).
+            link_speeds: The same pairs for links, by their names in `Platform.occupied_links`.
 
         Returns:
             The simulated times.
@@ -342,9 +333,7 @@ class Problem:
         return simulate(workload, self.platform, frames, in_flight, spans, speeds, link_speeds)
 
     def program_metrics(self, compilation: PipelineState, memory: Mapping[str, MemoryUse] | None = None) -> Metrics:
-        """Simulate one frame of a program, or one frame of each replica, and return the metrics.
-
-        Replicas are copies of the plan on other devices. No device fails in the simulation.
+        """Simulate one frame of a program, or of each replica (copy on other devices), and return the metrics.
 
         Args:
             compilation: A pipeline state with the program.
@@ -371,13 +360,11 @@ class Problem:
     def draft_program(self, plan: Plan) -> PipelineState:
         """Return the routing and the program of a plan, without the check that the split model is valid ONNX.
 
-        The routing says which regions of tensors devices exchange, and the program has the steps of each device.
-
         Args:
             plan: Plan for the problem's layers.
 
         Returns:
-            A pipeline state with routing and program.
+            A pipeline state with the routing (exchanged tensor regions) and the program (steps of each device).
 
         Raises:
             DicompilerError: The plan does not fit the layers, or the problem has no model.
@@ -412,8 +399,7 @@ class Problem:
 class RemoteEvaluator:
     """A function that evaluates the plans of a problem and that can be sent to other processes.
 
-    The function calls `Problem.evaluate`, or `Problem.estimate` if the problem has no model. It is pickled without the
-    weights of the model, which may have gigabytes: metrics do not depend on their values.
+    It is pickled without the weights of the model, because metrics do not depend on their values.
     """
 
     problem: Problem
@@ -460,14 +446,12 @@ def _describe_unpicklable(problem: Problem) -> str:
     return f"the cost model {problem.cost_model.name!r}"
 
 
-# The last few unpickled problems are kept, so that the evaluation of further plans can use the facts about layers that
-# a problem caches. A search uses only a few problems.
+# The last few problems are cached, because they contain computed facts that speed up the evaluation of further plans.
 @lru_cache(maxsize=4)
 def _restore_evaluator(pickled: bytes) -> RemoteEvaluator:
-    """Return the RemoteEvaluator of a problem that `RemoteEvaluator._pickled` has pickled.
+    """Return the RemoteEvaluator of a pickled problem.
 
-    Weights are not pickled, because an evaluation needs only their shapes. They are replaced by zeros, which occupy no
-    memory until they are read.
+    Weights are not pickled. They are replaced by zeros, which occupy no memory until they are read.
     """
     problem, proto, weights = pickle.loads(pickled)
     if proto is None:
@@ -480,7 +464,6 @@ def _restore_evaluator(pickled: bytes) -> RemoteEvaluator:
 
 
 def whole_layer_seconds(problem: Problem, device: Device) -> tuple[float, ...]:
-    """Return the seconds that a device needs for each whole layer of the problem."""
     layers = problem.layers
     regions = (None if layer.whole_reason else full_region(output_shape(layers, layer)) for layer in layers.layers)
     shares = map(LayerShare, regions)

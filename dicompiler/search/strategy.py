@@ -47,8 +47,8 @@ class Strategy(ABC):
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:  # noqa: ARG002
         """Return a plan for a caller that runs several strategies and refines their best plan.
 
-        Override this method if the strategy can count its work. The default calls `plan` and counts nothing. Omit final
-        refinements that could be applied to the plan of any strategy, because the caller makes them.
+        Override this method if the strategy can count its work. Omit final refinements, because the caller makes them.
+        The default calls `plan` and counts nothing.
 
         Args:
             problem: The problem to solve.
@@ -66,7 +66,7 @@ class Strategy(ABC):
     def front(self, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
         """Return plans of which none is better than another in every objective.
 
-        The default returns a front that contains only the result of `plan`.
+        By default, they are only the result of `plan`.
 
         Args:
             problem: The problem to solve.
@@ -83,9 +83,7 @@ class Strategy(ABC):
         return build_single_point_front(problem, self.plan(problem))
 
     def check_feasible(self, problem: Problem, plan: Plan) -> None:
-        """Raise DicompilerError if a plan of this strategy cannot be carried out.
-
-        If the strategy is not built in, the error also names the strategy.
+        """Raise DicompilerError if a plan of this strategy cannot run on the problem's platform.
 
         Args:
             problem: Problem that the plan solves.
@@ -93,14 +91,12 @@ class Strategy(ABC):
 
         Raises:
             DicompilerError: The plan computes on a device without compute, a host has too little memory, or a device
-                would have to read a state (an output that is an input of the next frame) that another device computes.
+                reads a state (an output of the previous frame) that another device computes.
         """
         check_constraints(problem, plan)
 
     def own_platform(self) -> Platform | None:
-        """Return the platform that the strategy's own input files describe.
-
-        This platform is used if the user names no platform.
+        """Return the platform that the strategy's own input files describe, for users who name no platform.
 
         Returns:
             The platform; None if the strategy has no such files.

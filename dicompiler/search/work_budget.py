@@ -1,8 +1,7 @@
 """Work budgets for searches, which give the same results on every machine.
 
 Before each step, a search adds the predicted work of the step to its budget, in seconds of a reference computer. It
-therefore stops at the same step on every machine. For callers that must not wait longer on a slow machine, a budget can
-also have a wall-clock deadline.
+therefore stops at the same step on every machine. A budget can also have a wall-clock deadline for slow machines.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ DEFAULT_BUDGET_S = 30.0
 STEP_S, ELEMENT_S = 2e-5, 5e-9
 """Seconds of the reference computer for a step of a search, and for each element that it reads from cost tables.
 
-Cost tables are arrays with the predicted costs of all ways to split a layer that the search considers.
+Cost tables are arrays with the predicted costs of all ways to split a layer.
 """
 
 MAX_SLOWDOWN = 3.0
@@ -90,11 +89,11 @@ class WorkBudget:
     def try_steps(self, elements: float = 0, steps: int = 1) -> bool:
         """Count steps of a search and return True; if the budget is already exceeded, count nothing and return False.
 
-        The counted steps themselves may exceed the budget, because steps that have begun are always finished.
+        The counted steps may themselves exceed the budget.
 
         Args:
-            elements: Number of elements that all steps together read from cost tables, which are arrays with the
-                predicted costs of all ways to split a layer.
+            elements: Number of elements that all steps together read from cost tables (arrays with the predicted costs
+                of all ways to split a layer).
             steps: Number of steps.
 
         Returns:
@@ -124,9 +123,7 @@ class WorkBudget:
         return self.deadline - time.monotonic()
 
     def is_exceeded(self) -> bool:
-        """Return True if the counted work has reached the limit, or the deadline has passed.
-
-        Once the result is True, it stays True.
+        """Return True if the counted work has reached the limit, or the deadline has passed; it then stays True.
 
         Returns:
             True if no more work may be done.
@@ -148,7 +145,7 @@ class WorkBudget:
         self.spend(seconds)
 
     def note(self) -> str:
-        """Return a note that says that the budget has stopped a search, for the plan that the search returns.
+        """Return a note for the plan, which says that the budget has stopped the search.
 
         Returns:
             The note; "" if the budget was never exceeded.
