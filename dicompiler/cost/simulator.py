@@ -160,7 +160,7 @@ class LinkScheduler(Generic[T]):
         return message, started_at
 
     def _update_speeds(self, now: float, changed_links: Iterable[SharedLink[T]]) -> None:
-        """Update the speeds of all connections on links whose load has changed."""
+        """Update the speeds of all connections on links with a changed load."""
         for link in changed_links:
             for flow in link.flows:
                 load = 1.0

@@ -336,7 +336,7 @@ def describe_memory_shares(platform: Platform, memory: Mapping[str, MemoryUse], 
         platform: The platform with the devices of each host.
         memory: Memory use of the program by device name.
         host: Name of the host.
-        target_name: Name of the target whose runtime is included; "" if the runtime is not counted.
+        target_name: Name of the target with the included runtime; "" if the runtime is not counted.
     """
     uses = [use for name, use in memory.items() if platform.host_of[name] == host]
     shares = [
@@ -403,7 +403,7 @@ def _memory_error(
 ) -> DicompilerError:
     """Return the error for hosts with too little memory, of which it names at most MAX_NAMED_HOSTS.
 
-    `target_name` is the target whose runtime is included in `memory`; "" if no runtime is.
+    `memory` includes the runtime of the target `target_name`, or no runtime if it is "".
     """
     first_by_host: dict[str, HostMemoryNeed] = {}
     for need in needs:

@@ -96,7 +96,7 @@ class Strategy(ABC):
         check_constraints(problem, plan)
 
     def own_platform(self) -> Platform | None:
-        """Return the platform that the strategy's own input files describe, for users who name no platform.
+        """Return the platform that the strategy's own input files describe, for use if no platform is named.
 
         Returns:
             The platform; None if the strategy has no such files.

@@ -21,7 +21,7 @@ MAX_SLOWDOWN = 3.0
 """Factor by which a machine may be slower than the reference computer before the clock ends a search."""
 
 BUDGET_NOTE = "the search ended after its budget"
-"""Beginning of the note in a plan whose search has exceeded its budget."""
+"""Beginning of the note in a plan if the search has exceeded its budget."""
 
 
 class BudgetExceeded(Exception):

@@ -1,4 +1,4 @@
 """Base classes of targets, records of their runs, and the integrity of artifacts.
 
-The targets themselves are plugins. `target.remote` connects to other hosts.
+The targets themselves are plugins.
 """

@@ -18,7 +18,7 @@ _END_OF_STREAM: Any = object()
 async def stream_async(
     start_stream: Callable[[Iterable[Any]], Iterator[dict[str, Any]]], frames: Iterable[Any] | AsyncIterable[Any]
 ) -> AsyncIterator[dict[str, Any]]:
-    """Yield the outputs of each frame that a session computes. `start_stream` is the method `stream` of the session."""
+    """Yield the outputs of each frame that a session computes. `start_stream` is the session's method `stream`."""
     loop = asyncio.get_running_loop()
     source = _BlockingIterator(frames, loop) if isinstance(frames, AsyncIterable) else frames
     outputs, pending = start_stream(source), None
@@ -33,10 +33,10 @@ async def stream_async(
         if isinstance(source, _BlockingIterator):
             source.stop()
         if pending is not None and not pending.done():
-            # The caller has left its loop over the outputs, but the thread still waits for outputs. The caller may use
-            # the session again, so wait until the thread no longer uses it.
+            # The caller has left its loop over the outputs, and may use the session again. Wait until the thread no
+            # longer uses it.
             await asyncio.wait([pending])
-            # The exception of the thread is read and dropped. Otherwise, asyncio would log that it was never
+            # Reading the thread's exception prevents a log message of asyncio about an exception that was never
             # retrieved.
             pending.exception()
         if (close := getattr(outputs, "close", None)) is not None:
@@ -44,9 +44,9 @@ async def stream_async(
 
 
 class _BlockingIterator(Iterator[Any]):
-    """A blocking iterator over the items of an asynchronous iterator.
+    """A blocking iterator over the items of an asynchronous iterator, which are fetched in the event loop.
 
-    A thread outside of the event loop calls `next` on it. The items are fetched in the event loop.
+    It must be used in a thread outside of the event loop.
     """
 
     def __init__(self, items: AsyncIterable[Any], loop: asyncio.AbstractEventLoop) -> None:

@@ -10,9 +10,6 @@
 Inputs and outputs are arrays by name. Devices run in separate processes, so your program needs numpy but neither onnx
 nor onnxruntime. The exception is an artifact with a single device: on this host, that device runs inside your process,
 which then needs onnxruntime.
-
-`connect` reads the target's name in artifact.json and calls that target's function for opening sessions. For the target
-`sockets`, this function is `dicompiler_targets.sockets.open_session.open_session`.
 """
 
 from __future__ import annotations
@@ -35,20 +32,19 @@ if TYPE_CHECKING:
     from dicompiler.target.remote.hosts import Hosts
 
 CLIENT_ENTRY_POINT_GROUP = "dicompiler.clients"
-"""Group of entry points of targets that support sessions: TARGET = "module:function". The function is called with the
-artifact's directory (Path) and RunOptions, and returns a Session."""
+"""Group of entry points of targets that support sessions: TARGET = "module:function".
+
+The function is called with the artifact's directory (Path) and RunOptions, and returns a Session.
+"""
 BUILTIN_CLIENTS = {"sockets": "dicompiler_targets.sockets.open_session:open_session"}
-"""The entry points of built-in targets, which pyproject.toml declares too. They are repeated, because a checkout of the
-repository that is not installed has no entry points."""
+"""The entry points of built-in targets, which a checkout of the repository that is not installed lacks."""
 
 
 class Session(Protocol):
     """Running devices of an artifact that wait for frames. `connect` creates a session.
 
-    A session must be closed. Several threads may use it: one call runs at a time. A forked child of the process cannot
-    use it: each call raises a RunError there, and the parent's session continues. If a device fails and the artifact
-    has no plan for the remaining devices, the session ends all devices. It then raises a RunError with the device's
-    name and the cause.
+    A session must be closed. Several threads may use it, but a forked child of the process must not. If a device fails
+    and the artifact has no plan for the remaining devices, the session ends all devices and raises a RunError.
 
     Attributes:
         reports: Measurements of each device. The tuple is empty until the session has been closed without an error.
@@ -75,9 +71,9 @@ class Session(Protocol):
     def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, NDArray[Any]]]:
         """Compute a sequence of frames, several at a time, so that all devices work at the same time.
 
-        Frames are read in advance, but at most `RunOptions.in_flight` more frames than the iterator has yielded. If
-        reading a frame raises an error, or a frame has wrong inputs, the outputs of all earlier frames are yielded
-        before the error is raised. The session stays usable after such an error.
+        Frames are read in advance, at most `RunOptions.in_flight` of them. If a frame cannot be read or has wrong
+        inputs, the error is raised after the outputs of all earlier frames. The session stays usable after such an
+        error.
 
         Args:
             frames: Inputs of each frame by name. A separate thread reads the frames, unless they are a list or tuple.
@@ -90,9 +86,9 @@ class Session(Protocol):
         """
 
     def reset(self) -> None:
-        """Reset all states (tensors that one frame passes to the next) before the next frame.
+        """Reset all states (tensors that one frame passes to the next) to zeros before the next frame.
 
-        A state is set to its initial value if the inputs of the next frame contain one, and to zeros otherwise.
+        A state that is among the inputs of the next frame starts from this input instead.
         """
 
     async def astream(
@@ -100,7 +96,7 @@ class Session(Protocol):
     ) -> AsyncIterator[dict[str, NDArray[Any]]]:
         """Compute a sequence of frames as `stream` does, for use in `async for`.
 
-        If you leave the loop early, the loop first waits for the frame that is being computed.
+        If you leave the loop early, the frame that is being computed is finished first.
 
         Args:
             frames: Inputs of each frame by name. An asynchronous iterator is awaited in the caller's event loop.
@@ -119,7 +115,7 @@ class Session(Protocol):
     def close(self) -> None:
         """Finish the frames in flight and end the devices.
 
-        Resident devices (processes that stay up between runs) do not end. They wait for the next session.
+        Resident devices (processes that stay up between runs) do not end, but wait for the next session.
         """
 
     def __enter__(self) -> Session: ...
@@ -177,16 +173,8 @@ def resolve_connect_options(
 ) -> RunOptions:
     """Combine the arguments of `connect` into the options of a session.
 
-    Args:
-        options: Default: `RunOptions()` with three frames in flight for each device.
-        timeout: Seconds allowed for the start, and for each frame.
-        hosts: A hosts.toml, or its parsed content.
-        keys: Directory made by `dicompiler keys`.
-        in_flight: Maximum number of frames in flight.
-        on_event: Function that is called with each RunEvent, such as the failure of a device.
-
-    Returns:
-        The options. Each argument that is not None replaces a field of `options`.
+    Each argument that is not None replaces a field of `options`. Without options, three frames per device are in
+    flight.
 
     Raises:
         DicompilerError: The hosts file is invalid.
@@ -218,8 +206,7 @@ def _find_client(path: Path) -> Callable[[Path, RunOptions], Session]:
         raise DicompilerError(
             f"{path}: target {name!r} does not support sessions{did_you_mean(name, clients)}: use dicompiler.run"
         )
-    # Sessions of built-in targets check the artifact's files themselves when they load them. For all other targets,
-    # the files are checked here.
+    # Sessions of built-in targets check the artifact's files themselves when they load them.
     if name not in BUILTIN_CLIENTS:
         check_files(path, document["files"], document["files"])
     module, _, function = clients[name].partition(":")

@@ -1,9 +1,8 @@
-"""The base class of engines, which compute segments on devices.
+"""The base class of engines, which compute segments (ONNX submodels) on devices.
 
-    segment (ONNX submodel) ⇒ Engine.convert ⇒ EngineFiles ⇒ LoadedNetwork, on a device
+    segment ⇒ Engine.convert ⇒ EngineFiles ⇒ LoadedNetwork, on a device
 
-The engine onnxruntime runs ONNX files, so it converts nothing. It computes all segments that another engine does not
-support.
+onnxruntime computes all segments that another engine does not support.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ NETWORK_MODULE_PREFIX = "dicompiler_engine_"
 
 
 Precision = Literal["fp32", "fp16", "bf16"]
-"""Type in which an engine stores values. It also computes in this type if the board's processor can."""
+"""Type in which an engine stores values, and computes if the board's processor can."""
 FULL_PRECISION: Precision = "fp32"
 
 
@@ -62,8 +61,7 @@ class EngineFiles:
 
     Attributes:
         network: Content of the file with the operators. Inputs and outputs have the order of the segment's model.
-        weights: Content of the file with the weights. `profile` replaces it by zeros of the same length, because the
-            values do not affect times.
+        weights: Content of the file with the weights. `profile` replaces it by zeros of the same length.
     """
 
     network: bytes = field(repr=False)
@@ -73,14 +71,12 @@ class EngineFiles:
 class LoadedNetwork(Protocol):
     """A segment (ONNX submodel) that an engine has loaded on a device.
 
-    The class `EngineNetwork` of the module `dicompiler_engine_NAME` has this form, for the engine NAME.
-
-    Boards have Python, numpy, onnxruntime and the packages of the engine, but not dicompiler, so the module must not
-    import it.
+    The class `EngineNetwork` of the module `dicompiler_engine_NAME` has this form, for the engine NAME. The module must
+    not import dicompiler, which boards do not have.
     """
 
     def __init__(self, network: Path, weights: Path, threads: int, is_spinning: bool) -> None:
-        """Load the files of a segment, the submodel that `Engine.convert` has converted.
+        """Load a segment (submodel) that `Engine.convert` has converted.
 
         Args:
             network: File with `EngineFiles.network`.
@@ -116,7 +112,7 @@ class Engine(ABC):
     Attributes:
         name: Name of the engine in `--engine NAME`: lower-case letters, digits and underscores.
         packages: Python packages that this host and the boards need.
-        operators: Operators of ONNX that the engine can compute, if types and shapes allow it; empty: all.
+        operators: ONNX operators that the engine can compute, if types and shapes allow it; empty: all.
         tolerance: Allowed difference from onnxruntime as a share of max|output|; None: the usual tolerance of `verify`.
         extra_call_s: Seconds by which a call takes longer than in onnxruntime, on a host with cores that compute
             REFERENCE_FLOPS_PER_S. Predictions scale it to each device's speed.
@@ -144,8 +140,8 @@ class Engine(ABC):
     def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles | None:
         """Convert a submodel. The same submodel must give the same bytes.
 
-        The caller compares the results with those of onnxruntime, which computes the submodel instead if they differ.
-        An engine therefore need not reject all submodels that it computes wrongly.
+        onnxruntime computes the submodel instead if the caller finds that the engine's results differ, so the engine
+        need not check this.
 
         Args:
             model: The submodel. Its large initializers are placeholders without data.
@@ -162,14 +158,14 @@ class Engine(ABC):
     def unsupported_nodes(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> Mapping[int, str]:  # noqa: ARG002
         """Return the nodes of a submodel that the engine cannot compute, so that the others can be converted.
 
-        Default: the nodes with an operator that is not in `operators`.
+        By default, they are the nodes with an operator that is not in `operators`.
 
         Args:
             model: The submodel. Its large initializers are placeholders without data.
             weights: The data of the placeholders, by name.
 
         Returns:
-            Why the engine cannot compute each of these nodes, by index of the node.
+            The reason for each of these nodes, by node index.
         """
         if not self.operators:
             return {}
@@ -191,7 +187,7 @@ class Engine(ABC):
     def network_source(self) -> bytes:
         """Python source of the module with the class `EngineNetwork`, which `profile` copies to boards.
 
-        Default: empty, which means that the boards already have the module.
+        It is empty by default: the boards already have the module.
         """
         return b""
 
@@ -214,7 +210,7 @@ class Engine(ABC):
         return loaded
 
     def check_installed(self) -> None:
-        """Raise DicompilerError if this host lacks a package of the engine, or has an older version of it.
+        """Raise DicompilerError if this host lacks a package of the engine, or has a version that is too old.
 
         Raises:
             DicompilerError: The message has the command that installs the package.
@@ -245,7 +241,7 @@ def excluded_nodes(engine: Engine, graph: onnx.GraphProto) -> set[int]:
 
     Args:
         engine: The engine.
-        graph: Graph of a segment. Its nodes are annotated with the parts to which they belong.
+        graph: Graph of a segment (submodel). Its nodes are annotated with their layers.
 
     Returns:
         Indices of the nodes.

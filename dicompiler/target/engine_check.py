@@ -1,4 +1,4 @@
-"""Comparison of a converted segment (ONNX submodel of a device) with onnxruntime, on inputs of the segment."""
+"""Comparison of a converted segment (ONNX submodel of a device) with onnxruntime."""
 
 from __future__ import annotations
 
@@ -21,17 +21,16 @@ from dicompiler.verify.tolerances import RELATIVE_TOLERANCES
 def measure_difference(
     engine: Engine, model: Model, files: EngineFiles, inputs: Mapping[str, NDArray[Any]]
 ) -> tuple[float, str]:
-    """Return the largest difference between an engine and onnxruntime, as a share of the largest value of the output.
+    """Return the largest difference between an engine and onnxruntime, as a share of max|output|.
 
     Args:
         engine: The engine.
         model: The submodel. Its outputs are of type float.
         files: The submodel in the format of the engine.
-        inputs: Arrays by name of the input.
+        inputs: Arrays by input name.
 
     Returns:
-        The difference, and an empty string. If the engine cannot load or run the files: infinity, and the engine's
-        error message.
+        (difference, ""). If the engine cannot load or run the files: (infinity, the engine's error message).
     """
     expected = run_model(model, inputs)
     try:
@@ -50,10 +49,7 @@ def run_network(
         engine: The engine.
         graph: Graph of the submodel from which the files were converted.
         files: The submodel in the format of the engine.
-        inputs: Arrays by name of the input.
-
-    Returns:
-        Arrays by name of the output.
+        inputs: Arrays by input name.
 
     Raises:
         ValueError: The engine cannot load or run the files.

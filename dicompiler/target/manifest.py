@@ -1,10 +1,7 @@
-"""The documents in an artifact: artifact.json, which all targets write, and the descriptions of tensors in manifests.
+"""artifact.json, which every target writes, and the descriptions of tensors in it and in manifests.
 
-The same program gives the same bytes. The schema of artifact.json is `artifact`. It lists the size and digest of every
-other file, and has a checksum of itself.
-
-All code that reads an artifact first calls `load_artifact`. For an invalid artifact, a one-line error names the file,
-the cause and the remedy. The checks find damaged files. They do not prove who wrote the artifact.
+The same program gives the same bytes. artifact.json lists the size and digest of every other file, and has a checksum
+of itself. These checks find damaged files, but do not prove the origin of the artifact.
 """
 
 from __future__ import annotations
@@ -44,8 +41,10 @@ SENDABLE_TYPES = {
 }  # fmt: skip
 """Element types of tensors that devices can exchange and that can be inputs and outputs of a network."""
 STRING_TYPE, NON_TENSOR_TYPE = "STRING", "NESTED"
-"""Types of values that can be inputs and outputs of a network, but cannot be sent between devices: strings, and values
-that are not tensors (sequences, maps, optional values)."""
+"""Types that can be inputs and outputs of a network, but cannot be sent between devices.
+
+They are strings, and values that are not tensors (sequences, maps, optional values).
+"""
 
 Json = dict[str, Any]
 
@@ -71,8 +70,7 @@ def format_json(document: Json) -> str:
 def describe_artifact(program: Program, target: str, digest: str) -> Json:
     """Return the content of artifact.json for a program.
 
-    If a target has already computed the digests of some files, it may list these files under the key `files`. The
-    function `write_digests_and_checksum`, which is called after `Target.emit`, adds all other files and the checksum.
+    The caller adds the checksum and the files that are not listed after `Target.emit`.
 
     Args:
         program: The program.
@@ -83,7 +81,7 @@ def describe_artifact(program: Program, target: str, digest: str) -> Json:
         The document, which matches the schema `artifact` except for its empty `files` and `checksum`.
 
     Raises:
-        DicompilerError: The program sends a tensor whose type cannot be sent, or whose size is unknown.
+        DicompilerError: The program sends a tensor of an unsupported type or of unknown size.
     """
     return {
         "format": ARTIFACT_FORMAT,
@@ -112,7 +110,7 @@ def describe_value(value: TensorSpec) -> Json:
     Raises:
         DicompilerError: Tensors of this type cannot be sent, and cannot be inputs or outputs of the network.
     """
-    # The import is here, because clients without onnx import this module.
+    # Clients without onnx import this module, so this import is local.
     from dicompiler.ir.onnx.weights import dtype_name
 
     dtype = dtype_name(value.dtype) if value.dtype else NON_TENSOR_TYPE
@@ -149,8 +147,10 @@ _MAX_PATH_CHARS, _MAX_PATH_PART_BYTES = 1000, 200
 _PATH_PATTERN = re.compile(r"[^\x00-\x1f\x7f/\\]+(?:/[^\x00-\x1f\x7f/\\]+)*")
 _MAX_MANIFEST_BYTES = 1 << 28
 _DATA_SUFFIXES, _LARGE_FILE_BYTES = (".bin", ".data", ".onnx"), 1 << 20
-"""The digest of a data file of at least _LARGE_FILE_BYTES is a CRC-32, which is several times faster than SHA-256. The
-digest of code is always a SHA-256, because anyone can make a file with a given CRC-32."""
+"""A data file of at least _LARGE_FILE_BYTES has a CRC-32 as its digest, which is several times faster than SHA-256.
+
+Code always has a SHA-256, because anyone can make a file with a given CRC-32.
+"""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -185,8 +185,8 @@ def make_file_record(path: Path) -> Json:
         path: Path of the file.
 
     Returns:
-        A dictionary with `bytes` (the size) and `digest`. Data files of at least 1 MiB have the digest `crc32:` and 8
-        hexadecimal digits. All other files have `sha256:` and 64 hexadecimal digits.
+        A dictionary with `bytes` (the size) and `digest`: `crc32:` and 8 hexadecimal digits for data files of at least
+        1 MiB, otherwise `sha256:` and 64 hexadecimal digits.
     """
     size = path.stat().st_size
     kind = "crc32" if path.suffix in _DATA_SUFFIXES and size >= _LARGE_FILE_BYTES else "sha256"
@@ -200,7 +200,7 @@ def format_checksummed_json(document: Json) -> str:
         document: A document without that key.
 
     Returns:
-        The text that `format_json` writes. The value of `checksum` is the SHA-256 of all other characters of the text.
+        The text of `format_json`, with the SHA-256 of all other characters as the value of `checksum`.
     """
     text = format_json(document | {"checksum": EMPTY_CHECKSUM})
     return text.replace(f'\n "checksum": "{EMPTY_CHECKSUM}"', f'\n "checksum": "{_document_digest(text.encode())}"', 1)
@@ -221,8 +221,7 @@ def _document_digest(data: bytes) -> str:
 def write_digests_and_checksum(directory: Path, extra: Json | None = None) -> None:
     """Add the size and digest of each file in an artifact's `directory`, and a checksum, to its artifact.json.
 
-    The keys and values of `extra` are added too. Files that the target has already listed in artifact.json are not read
-    again. If artifact.json already has a checksum, its list may be out of date, so all files are read again.
+    The keys and values of `extra` are added too. Files that the target has already listed are not read again.
     """
     paths = sorted(path for path in directory.rglob("*") if path.is_file() and path != directory / ARTIFACT_FILE)
     names = [path.relative_to(directory).as_posix() for path in paths]
@@ -239,8 +238,7 @@ def write_digests_and_checksum(directory: Path, extra: Json | None = None) -> No
 def load_artifact(directory: Path) -> Json:
     """Load artifact.json and check that it is valid.
 
-    The file must have a valid checksum and list only regular files inside the directory. It must match the schema
-    `artifact`, which is checked if jsonschema is installed. The listed files are not read: `check_files` does that.
+    The listed files are not read: `check_files` does that.
 
     Args:
         directory: The artifact's directory.
@@ -249,7 +247,8 @@ def load_artifact(directory: Path) -> Json:
         The content of artifact.json.
 
     Raises:
-        DicompilerError: The directory is not an artifact, or its artifact.json is invalid.
+        DicompilerError: The directory is not an artifact, its artifact.json has a wrong checksum or does not match the
+            schema, or a listed file is not a regular file inside the directory.
     """
     path = directory / ARTIFACT_FILE
     if not os.path.lexists(path):
@@ -264,7 +263,7 @@ def load_artifact(directory: Path) -> Json:
             require_regular_file(directory, name)
         for device in document["devices"]:
             check_file_name(device, path)
-    # If jsonschema is not installed, keys and types were not checked, and may be wrong.
+    # Without jsonschema, keys and types were not checked, and may be wrong.
     except (KeyError, TypeError, AttributeError) as error:
         raise DicompilerError(f"{path}: not an artifact of this version ({error}): compile the model again") from None
     return document
@@ -315,7 +314,8 @@ def check_file_name(name: object, source: Path) -> None:
 def require_regular_file(directory: Path, name: str) -> Path:
     """Return the path of the file `name` of an artifact. The file may be missing.
 
-    Raise DicompilerError if the file or one of its parent directories is a link, or if the file is not a regular file.
+    Raises:
+        DicompilerError: The file or one of its parent directories is a link, or the file is not a regular file.
     """
     path = directory
     parts = name.split("/")

@@ -1,7 +1,4 @@
-"""Error message for an artifact that has no plan for the failure (or exclusion) of some devices.
-
-Failed devices, and the failures that the artifact has plans for ⇒ the end of an error message, with a remedy.
-"""
+"""Error message for an artifact that has no plan for the failure (or exclusion) of some devices."""
 
 from __future__ import annotations
 
@@ -24,8 +21,8 @@ def describe_missing_plan(down: Collection[str], covered: Iterable[Collection[st
     names = sorted(map(repr, down))
     together = f"{', '.join(names[:-1])} and {names[-1]} together" if len(names) > 1 else "".join(names)
     count = len(names)
-    # If the artifact covers the failure of as many other devices, no plan may exist without the devices in `down`. The
-    # compiler has then warned about it.
+    # If there are plans for the failure of as many other devices, this failure may have no possible plan. The compiler
+    # has then warned about it.
     is_exception = any(len(failed) >= count for failed in covered)
     advice = ", and read its warnings about failures that no plan can cover" if is_exception else ""
     remedy = f"compile with --tolerate-failures {count} (in Python: tolerate_failures={count}){advice}"

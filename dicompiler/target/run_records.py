@@ -29,13 +29,12 @@ def no_copies(memory: Mapping[str, NDArray[Any]]) -> tuple[CopyFunction, CopyFun
 
 @dataclass(frozen=True)
 class SegmentCall:
-    """The work of a target's runtime for one segment, so that this work can be timed without a run.
+    """The work of a target's runtime for one segment (ONNX submodel), so that this work can be timed without a run.
 
     Attributes:
         segment: The segment that the engine computes; None if the runtime only copies tensors.
-        make_copies: Function that prepares the runtime's own copies. Its argument contains all tensors that the segment
-            reads and writes, by name. It returns two functions: one makes the copies before the engine's computation,
-            and one makes the copies after it.
+        make_copies: Function that prepares the runtime's own copies, given all tensors that the segment reads and
+            writes, by name. It returns two functions, which copy before and after the engine's computation.
     """
 
     segment: Segment | None
@@ -69,12 +68,12 @@ class DeviceReport:
 
     Attributes:
         device: Name of the device.
-        compute_s: Seconds of computing segments.
-        wait_s: Seconds in which the device waited, because no segment had all its inputs.
+        compute_s: Seconds of computing.
+        wait_s: Seconds in which the device waited for inputs.
         send_s: Seconds of sending, which overlaps with computing.
         sent_bytes: Payload bytes of each transfer, by index in `Program.all_transfers`.
-        segments_s: Seconds of each segment: first the segments of the normal plan, then those of each other role (a
-            replica or a failure plan).
+        segments_s: Seconds of each segment (ONNX submodel): first those of the normal plan, then those of each replica
+            or failure plan.
         peak_memory_bytes: Peak resident memory of the device's process.
         timeline: Activities since the start of the last frame; empty if the target does not record them.
     """
@@ -114,13 +113,12 @@ class DeviceReport:
 
 @dataclass(frozen=True)
 class RunEvent:
-    """A device failure that did not end the run, a consequence of that failure, or a swap of artifacts or its refusal.
+    """A device failure that did not end the run, its consequence, a swap of artifacts, or a search for a plan.
 
     Attributes:
         kind: `failure` of a device; `takeover` by a failure plan, reported with the first frame that it finishes;
-            `return` of a failed device; `swap` to another artifact; `refusal` of an artifact to which a followed
-            symbolic link points; `adaptation`, a search for another plan because a device is slower or faster than
-            predicted.
+            `return` of a failed device; `swap` to another artifact; `refusal` of a new artifact; `adaptation`, a search
+            for another plan because a device is slower or faster than predicted.
         device: The device that failed, returned or changed its speed. For a takeover, the device that failed last.
             Empty for a swap and a refusal.
         reason: For a failure, its cause. For a swap, the directory of the new artifact. For a refusal, this directory
@@ -171,11 +169,10 @@ class RunResult:
     """The outputs, measurements and events of a run.
 
     Attributes:
-        outputs: For each frame, the outputs by name. If several sinks (devices that receive outputs) have an output, it
-            is that of the first sink.
+        outputs: For each frame, the outputs by name, each from the first device that receives it.
         reports: Measurements of the devices, in device order. The report of a device that is down at the end contains
             zeros. The report of a device that failed and returned starts at its return.
-        outputs_by_device: For each frame, the outputs by name of each sink device.
+        outputs_by_device: For each frame, the outputs by device and name.
         frames_s: For each frame, the seconds from sending its inputs to having all its outputs.
         total_s: Seconds from sending the first frame's inputs to having the last frame's outputs.
         events: Failures and returns of devices, takeovers by failure plans, and other events, in order.
@@ -226,9 +223,8 @@ class ReceivedBytes:
 
     Attributes:
         nbytes: Bytes of the tensors.
-        timed_bytes: Number of bytes with a measured time of arrival. Two kinds of bytes have none: the first bytes of
-            a tensor, because their time includes waiting for the sender, and bytes that arrived while the device
-            computed.
+        timed_bytes: Number of bytes with a measured time of arrival: all but the first bytes of a tensor (their time
+            includes waiting for the sender) and those that arrived while the device computed.
         timed_s: Seconds in which the timed bytes arrived.
     """
 
@@ -258,9 +254,8 @@ class FrameTimes:
     Attributes:
         frame_s: Seconds from sending the frame's inputs to having all its outputs.
         compute_s: For each device that takes part in the frame, the seconds in which it computed.
-        role: Index of the role that computed the frame: a replica of the plan, or a failure plan. The replicas of the
-            plan come first.
-        received: For each pair of sender and receiver, the tensors that were sent since the receiver's previous frame.
+        role: Index of the plan that computed the frame: first the replicas of the normal plan, then the failure plans.
+        received: By (sender, receiver), the tensors that were sent since the receiver's previous frame.
         boards: For each device that takes part in the frame, the state of its board.
     """
 
@@ -276,14 +271,14 @@ class Emulation:
     """The emulated boards of a run on this host.
 
     Attributes:
-        enter_network: Function with a device's name as its argument. It returns a context in which the current thread,
+        enter_network: Function that takes a device's name and returns a context. In the context, the current thread,
             and all processes and threads that it starts, use that device's emulated network.
         addresses: Address of each device on the emulated network.
         namespaces: Name of each device's network namespace.
-        min_segments_s: For each device, the seconds that each of its segments must take at least: first the segments of
-            the normal plan, then those of each other role (a replica or a failure plan).
-        speeds: For each device with changing speed, a pair for each change: the time of the change
-            (time.perf_counter), and the speed from then on as a multiple of the original speed.
+        min_segments_s: For each device, the seconds that each of its segments (ONNX submodels) must take at least:
+            first those of the normal plan, then those of each replica or failure plan.
+        speeds: By device, its changes of speed: pairs (time of time.perf_counter, speed from then on as a multiple of
+            the original speed).
         scale_links: Function (host, factor) that limits the links of a host to a multiple of their original rates. The
             host `*` means a medium that all hosts share. None if the network is not emulated.
     """
@@ -297,14 +292,15 @@ class Emulation:
 
 
 IN_FLIGHT_PER_DEVICE = 3
-"""Default number of frames in flight per device. With two per device, devices still wait for each other if every layer
-of the network is split over all devices (docs/use/stream.md)."""
+"""Default number of frames in flight per device.
+
+With two per device, devices still wait for each other if every layer is split over all devices (docs/use/stream.md).
+"""
 MAX_IN_FLIGHT = 1024
 """Maximum number of frames in flight that targets accept."""
 
 
 def default_in_flight(devices: int) -> int:
-    """Return the default number of frames in flight for a number of devices."""
     return min(IN_FLIGHT_PER_DEVICE * devices, MAX_IN_FLIGHT)
 
 
@@ -315,7 +311,7 @@ class RunOptions:
     Attributes:
         in_flight: Maximum number of frames in flight; 0 means three per device, which is the default of the commands
             and of `connect` without options. A device has receive buffers for this number of frames.
-        kept_frames: Number of frames whose outputs are kept in the result; None means all frames.
+        kept_frames: Number of frames with outputs in the result; None means all frames.
         heartbeat_s: Seconds between two heartbeats. A device that misses three heartbeats has failed. Default: 0.5 s
             for target `sockets` if the artifact has failure plans, otherwise 2 s.
         keys: Directory made by `dicompiler keys`. If given, connections use TLS.
@@ -334,8 +330,7 @@ class RunOptions:
         on_event: Function that is called with each RunEvent, such as the failure or the return of a device, in the
             thread that uses the session.
         on_frame: Function that is called with the times of each finished frame, in the thread that uses the session
-            (target `sockets`). The times arrive shortly after the outputs, so that the call may happen in the next call
-            of the session.
+            (target `sockets`). The call may be made only in the next call of the session.
         copy_bytes_per_s: For `Target.install`: largest number of bytes that are sent to all hosts in a second, so that
             the frames of a running artifact are not delayed; 0 means no limit.
 

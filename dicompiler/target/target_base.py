@@ -33,14 +33,13 @@ if TYPE_CHECKING:
 class Service(Protocol):
     """The resident devices of an artifact: device processes that stay up between runs.
 
-    `Target.service` creates this object for `dicompiler deploy`. Runs of the artifact, and `dicompiler.connect`, use
-    the resident devices instead of starting new processes.
+    Runs of the artifact, and `dicompiler.connect`, use them instead of starting new processes.
     """
 
     def start(self) -> Sequence[str]:
         """Start the devices that are not up, and leave them running.
 
-        Devices that are already up load the artifact if they have another one.
+        Devices that are up with another artifact load this one.
 
         Returns:
             Names of the devices that were started.
@@ -52,12 +51,10 @@ class Service(Protocol):
     def hand_over(self, directory: Path) -> None:
         """Record that the devices that are up run another artifact from now on.
 
-        The caller then installs the other artifact over this one, and calls `start` of the other artifact's service,
-        which makes the devices load it.
+        The caller then installs the other artifact over this one, and calls `start` of the other artifact's service.
 
         Args:
-            directory: The other artifact. Its directory has the same name as that of this artifact, so that both have
-                the same directory on the hosts.
+            directory: The other artifact. Its directory must have the same name as that of this artifact.
         """
 
     def stop(self) -> Mapping[str, bool]:
@@ -86,18 +83,15 @@ class Target(ABC):
 
     Attributes:
         name: The target's name in specs such as `sockets{threads=2}`.
-        can_run_replicas: Whether artifacts contain the programs of all replicas of a plan (`Program.roles`). Replicas
-            are copies of a plan on other devices, which compute alternate frames. If not, compiling a plan with
-            replicas is an error.
-        can_tolerate_failures: Whether artifacts contain the programs of failure plans (`Program.roles`), which are
-            plans for the remaining devices after a failure. Runs must switch to a failure plan when devices fail, and
-            must be able to start with one (`RunOptions.start_without`). If not, compiling a plan with failure plans is
-            an error.
+        can_run_replicas: Whether artifacts support replicas (copies of a plan on other devices, which compute alternate
+            frames). If not, compiling a plan with replicas is an error.
+        can_tolerate_failures: Whether runs can switch to a failure plan (a plan for the remaining devices) when devices
+            fail, and can start with one (`RunOptions.start_without`). If not, compiling a plan with failure plans is an
+            error.
         can_keep_states: Whether devices keep states, such as key/value caches, from frame to frame
-            (`DeviceProgram.states`). If not, compiling with declared states is an error, and the compiler does not
-            search for states by their usual names.
+            (`DeviceProgram.states`). If not, compiling with declared states is an error.
         can_check_files: Whether `run` and `install` themselves check the artifact's files against the digests in
-            artifact.json, for example while they load the files. If not, the caller checks all files before each run.
+            artifact.json. If not, the caller checks all files before each run.
         can_emulate: Whether `run` supports `RunOptions.emulation`. If not, `dicompiler emulate` is an error.
         can_use_engines: Whether devices can compute with other engines than onnxruntime (`DeviceProgram.engine`). If
             not, choosing another engine is an error.
@@ -149,9 +143,8 @@ class Target(ABC):
             model: The reference model.
 
         Returns:
-            Tolerances by output; by default an empty mapping. For an output that is not listed, the usual tolerance
-            applies: `RELATIVE_TOLERANCES` of the output's type, or `MAX_QUANTIZATION_STEPS` steps in a quantized
-            network.
+            Tolerances by output name, by default none. `RELATIVE_TOLERANCES` or `MAX_QUANTIZATION_STEPS` apply to all
+            other outputs.
         """
         return {}
 
@@ -167,7 +160,7 @@ class Target(ABC):
         inputs: Mapping[str, NDArray[Any]],  # noqa: ARG002
         result: RunResult,  # noqa: ARG002
     ) -> tuple[Check, ...]:
-        """Make further checks for `verify`, such as a comparison with another runtime. Default: no checks.
+        """Make further checks for `verify`, such as a comparison with another runtime. By default, there are none.
 
         Args:
             model: The reference model.
@@ -183,7 +176,7 @@ class Target(ABC):
     def install(self, directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:  # noqa: ARG002
         """Copy an artifact to other hosts, for `run` with the same options, and check that the artifact can run there.
 
-        Files that a host already has are not copied again. Default: the target does not support other hosts.
+        Files that a host already has are not copied again.
 
         Args:
             directory: The artifact's directory.
@@ -194,7 +187,7 @@ class Target(ABC):
 
         Raises:
             RunError: The installation has failed. The message names the device, its host and the cause.
-            UsageError: The target does not support an option, or does not run on other hosts.
+            UsageError: The target does not support an option, or (by default) does not run on other hosts.
         """
         raise UsageError(
             f"deploy: target {self.name!r} does not support other hosts: compile for another target (--target sockets)"
@@ -202,8 +195,6 @@ class Target(ABC):
 
     def uninstall(self, directory: Path, options: RunOptions) -> Mapping[str, bool]:  # noqa: ARG002
         """End the resident devices of an artifact, and remove all that `install` and runs have left on the hosts.
-
-        Default: the target does not support other hosts.
 
         Args:
             directory: The artifact's directory.
@@ -214,18 +205,17 @@ class Target(ABC):
 
         Raises:
             RunError: A host cannot be reached. The message names the device, its host and the cause.
-            UsageError: The target does not run on other hosts.
+            UsageError: The target does not run on other hosts (the default).
         """
         raise UsageError(
             f"deploy: target {self.name!r} does not support other hosts: compile for another target (--target sockets)"
         )
 
     def service(self, directory: Path, options: RunOptions) -> Service:  # noqa: ARG002
-        """Return a handle for the resident devices of an artifact that `install` has copied to `options.hosts`.
+        """Return a handle that starts and stops the resident devices of an artifact on `options.hosts`.
 
-        Resident devices are device processes that keep running between runs. The handle can start and stop them.
-
-        Default: the target does not support resident devices.
+        Resident devices are device processes that keep running between runs. `install` has copied the artifact to the
+        hosts.
 
         Args:
             directory: The artifact's directory.
@@ -235,29 +225,28 @@ class Target(ABC):
             The handle. The device processes may be running or not.
 
         Raises:
-            UsageError: The target does not support an option, or has no resident devices.
+            UsageError: The target does not support an option, or (by default) has no resident devices.
         """
         raise UsageError(f"deploy: target {self.name!r} does not support resident devices")
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
         """Predict the memory that a run needs in addition to weights, activations and buffers. Default: 0.
 
-        The additional memory is that of the process itself, of the engine's sessions, and of temporary data while the
-        sessions are created. `cost.memory.program_memory` predicts weights, activations and buffers. The sum of both
-        is the predicted peak memory of the process. Memory limits apply to this sum.
+        It is the memory of the process itself, of the engine's sessions, and of temporary data while they are created.
+        Memory limits apply to the sum of all.
 
         Args:
             program: The program.
 
         Returns:
-            Bytes by device.
+            Bytes by device name.
         """
         return {device.device: 0 for device in program.devices}
 
     def segment_calls(self, device: DeviceProgram) -> tuple[SegmentCall, ...]:
         """Return a description of the runtime's work for each segment (submodel) of a device, for timing this work.
 
-        Default: only the engine's computation of each segment, without copies of its inputs and outputs.
+        By default, it is only the engine's computation, without copies of inputs and outputs.
 
         Args:
             device: The device's program.
@@ -271,8 +260,7 @@ class Target(ABC):
     def runtime_costs(self) -> RuntimeCosts:
         """The seconds that the target's runtime adds for messages, calls and copies. Default: none.
 
-        The costs apply to a host with cores that compute `REFERENCE_FLOPS_PER_S`. Predictions scale them to each
-        device's speed, unless a profile contains costs that were measured on the device.
+        They apply to a host with cores that compute `REFERENCE_FLOPS_PER_S`, and are scaled to each device's speed.
         """
         return FREE_RUNTIME
 
@@ -283,19 +271,19 @@ class Target(ABC):
         `python3 play.py SECONDS ARTIFACT …` runs each artifact for about SECONDS seconds, with zeros as inputs. For
         each artifact it prints a line of JSON: `frames` (seconds of each frame) and `send` (seconds for passing one
         message to the operating system; null if unknown). On failure, the last line is the reason, and the exit code is
-        not 0. By default there are no files, and the runtime cannot be measured.
+        not 0.
         """
         return {}
 
     def device_footprints(self, program: Program) -> tuple[DeviceFootprint, ...]:  # noqa: ARG002
-        """Measure the RAM and flash that each device needs. Default: the target cannot measure them.
+        """Measure the RAM and flash that each device needs. By default, the target cannot measure them.
 
         Args:
             program: The program.
 
         Returns:
-            One entry for each device, or an empty tuple if the target cannot measure. Memory limits are checked
-            against these entries if there are any, and against the predicted memory otherwise.
+            One entry for each device, to which memory limits then apply, or an empty tuple if the target cannot
+                measure.
 
         Raises:
             DicompilerError: The target does not support a part of the program.

@@ -23,7 +23,7 @@ InputUse = tuple[onnx.NodeProto, int]
 MASK_VALUES = 2
 """Number of valid values of a mask: 0 and 1."""
 INDEXING_OPS = frozenset({"Gather", "GatherElements", "ScatterElements", "ScatterND"})
-"""Operators whose second input has indices into the first one. Negative indices count from the end."""
+"""Operators with indices into the first input as the second input. Negative indices count from the end."""
 
 ValueLimit = int | tuple[int, ...]
 """Valid values of an integer input: n if they are 0 … n-1, or a tuple if the input must have exactly these values."""

@@ -1,8 +1,8 @@
 """Keys and certificates of a cluster, with which devices and the coordinator prove their identities in TLS connections.
 
-A cluster has its own certificate authority. The authority signs a certificate for the coordinator and for each device.
-The coordinator and each device have a directory with ca.pem, crl.pem (the list of revoked certificates), cert.pem and
-key.pem. The directories are separate from the artifact, so that artifacts do not depend on keys.
+A cluster has its own certificate authority. The authority signs a certificate for the coordinator (the process that
+sends frames) and for each device. Each of them has a directory with ca.pem, crl.pem (the list of revoked certificates),
+cert.pem and key.pem.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from dicompiler.target.remote import (
 )
 
 CLOCK_SKEW_ALLOWANCE = datetime.timedelta(days=1)
-"""A certificate is valid from one day before its creation, because the clocks of boards are often behind."""
+"""Time by which a certificate is valid before its creation, because the clocks of boards are often behind."""
 EXPIRY_NOTICE_PERIOD = datetime.timedelta(days=30)
 """Users are warned about certificates that expire within this period."""
 _MARKER_FILE, _DIRECTORY_NOUN = f"{AUTHORITY_DIRECTORY}/cert.pem", "set of keys"
@@ -51,12 +51,11 @@ def make_keys(
     """Create the keys and certificates that `directory` lacks for the coordinator and the named devices.
 
     The coordinator is the process that sends frames to the devices. The directory is replaced as a whole or not at all.
-    Other files in it are kept. A new certificate is valid for `days` days.
 
     Args:
         devices: Names of the devices.
         directory: The directory of the keys.
-        days: Validity of new certificates.
+        days: Days for which new certificates are valid.
         renew: Create all keys again, including the authority's, so that the old keys are no longer accepted. If
             `revoke` names devices, only the keys of these devices are created again, by the same authority.
         revoke: Names of devices; their present certificates are listed in crl.pem and no longer accepted.
@@ -105,10 +104,7 @@ def _read_own_files(directory: Path) -> dict[str, bytes]:
 
 
 def describe_expiring_certificates(directory: Path) -> str | None:
-    """Describe in one line the certificates in `directory` that have expired or expire within EXPIRY_NOTICE_PERIOD.
-
-    Return None if there are no such certificates.
-    """
+    """Describe in one line the certificates in `directory` that have expired or soon expire; None if there are none."""
     certificate_files = (
         directory / _MARKER_FILE,
         directory / COORDINATOR_DIRECTORY / "cert.pem",
@@ -119,8 +115,8 @@ def describe_expiring_certificates(directory: Path) -> str | None:
         try:
             ends[path.parent.name] = x509.load_pem_x509_certificate(path.read_bytes()).not_valid_after_utc
         except (OSError, ValueError):
-            # A certificate that cannot be read is skipped, because this function only warns. A connection that uses it
-            # reports the error.
+            # This function only warns, so an unreadable certificate is skipped. A connection that uses it reports the
+            # error.
             continue
     now = datetime.datetime.now(datetime.UTC)
     expiring = sorted(name for name, end in ends.items() if end < now + EXPIRY_NOTICE_PERIOD)
@@ -153,8 +149,8 @@ class _CertificateAuthority:
     @classmethod
     def make(cls, days: int) -> _CertificateAuthority:
         key = ec.generate_private_key(ec.SECP256R1())
-        # The authority's name contains a random number, because certificates of different clusters must have different
-        # issuers.
+        # Certificates of different clusters must have different issuers, so the authority's name contains a random
+        # number.
         serial = x509.random_serial_number()
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, f"dicompiler cluster {serial:x}"[:64])])
         builder = _make_certificate_builder(name, name, key, days).serial_number(serial)
@@ -214,10 +210,7 @@ class _CertificateAuthority:
             self._revocation_list = self._sign_revocation_list(dates)
 
     def _sign_revocation_list(self, dates: Mapping[int, datetime.datetime]) -> x509.CertificateRevocationList:
-        """Return a signed list of revoked certificates. It expires together with the authority's own certificate.
-
-        `dates` maps the serial number of each revoked certificate to its revocation date.
-        """
+        """Return a signed list of revoked certificates, given their revocation dates by serial number."""
         start, end = self._certificate.not_valid_before_utc, self._certificate.not_valid_after_utc
         builder = x509.CertificateRevocationListBuilder().issuer_name(self._certificate.subject)
         builder = builder.last_update(start).next_update(end)

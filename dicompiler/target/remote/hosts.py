@@ -34,9 +34,8 @@ class DeviceLocation:
         python: The Python to start: a command, or a path, absolute or relative to the user's home.
         port: Port of sshd; None means ssh's own default.
         identity: File of a private key; None means ssh's own default.
-        listen_address: HOST:PORT at which other devices reach the device, with the IP address or the name of its host.
-            None lets the device determine its address.
-        threads: Number of threads that compute a segment; None means the number in the artifact.
+        listen_address: HOST:PORT at which other devices reach the device. None lets the device determine its address.
+        threads: Number of threads that compute a segment (submodel); None means the number in the artifact.
         cores: Cores to run on; empty means all cores.
         known_hosts: File with the keys of hosts; None means ssh's own default.
     """
@@ -60,8 +59,7 @@ class DeviceLocation:
     def resolve_address(self) -> tuple[str, int] | None:
         """Return host and port of `listen_address`, with an IP address instead of a name.
 
-        Names are resolved on this host, because boards may not be able to resolve them, or may resolve their own name
-        to a loopback address. A name stays if this host cannot resolve it, for example because the board is off.
+        Boards may not be able to resolve names, so this host does it. A name stays if this host cannot resolve it.
 
         Returns:
             Host and port; None if `listen_address` is None.
@@ -99,8 +97,7 @@ class Hosts:
             The content of the file.
 
         Raises:
-            DicompilerError: The file is missing or invalid. The message names the key, the cause and the allowed
-                values.
+            DicompilerError: The file is missing or invalid.
         """
         missing = "no such file: write one with an [[host]] entry for each host"
         return parse_hosts(read_text(path, missing), str(path))
@@ -145,9 +142,10 @@ class Hosts:
 
 
 def parse_hosts(text: str, file: str = "hosts.toml") -> Hosts:
-    """Parse the TOML text of a hosts file. Relative paths in the text are relative to the directory of `file`.
+    """Parse the TOML text of a hosts file. Relative paths in it are relative to the directory of `file`.
 
-    Raise DicompilerError if the text is invalid; the message names `file`.
+    Raises:
+        DicompilerError: The text is invalid; the message names `file`.
     """
     try:
         document = tomllib.loads(text)
@@ -166,10 +164,9 @@ def parse_hosts(text: str, file: str = "hosts.toml") -> Hosts:
 
 
 def _resolve_entry(entry: Mapping[str, Any], key: str, file: str) -> Mapping[str, Any]:
-    """Return the settings of an entry of the hosts file, checked and completed.
+    """Return the settings of an entry of the hosts file, checked, with absolute paths and a port in `address`.
 
-    The paths `identity` and `known_hosts` become absolute, and `address` gets a port if it has none. `key` is the place
-    of the entry in error messages.
+    `key` is the place of the entry in error messages.
     """
     settings = dict(entry)
     for name, content in (("identity", "a private key"), ("known_hosts", "the keys of hosts")):

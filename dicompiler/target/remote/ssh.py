@@ -1,7 +1,6 @@
 """Scripts that run on other hosts, and copies of files, by the system's ssh client with the user's configuration.
 
-The other host needs sshd, sh and tar. After a failure, a one-line error names the device, the host, the cause and the
-remedy.
+The other host needs sshd, sh and tar.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ CONNECT_TIMEOUT_S = 10
 KEEPALIVE_INTERVAL_S = 5
 """Seconds between ssh's own keepalive messages. ssh gives up after three without an answer."""
 SSH_ERROR_EXIT_CODE = 255
-"""The exit code of ssh if ssh itself fails. All other exit codes come from the script on the other host."""
+"""The exit code of ssh if ssh itself fails. All other exit codes are those of the script on the other host."""
 STAMP_FILE = ".dicompiler"
 """The file that identifies the content of a copied directory. A directory without this file is never replaced."""
 LINE_PREFIX = "dicompiler: "
-"""The prefix of lines that our scripts print. Lines without it come from the login shell of the other host."""
+"""The prefix of lines that our scripts print. Lines without it are output of the other host's login shell."""
 _MAX_FILE_NAME_CHARS = 50_000
 """Total length of file names that a command line can contain on all systems."""
 _RATE_STEP_BYTES = 16 << 10
@@ -48,8 +47,8 @@ SSH_OPTIONS = {
     "BatchMode": "yes",  # ssh must fail and not ask for a password, because no user may be at a terminal.
     "ConnectTimeout": str(CONNECT_TIMEOUT_S),
     "ServerAliveInterval": str(KEEPALIVE_INTERVAL_S),
-    # Port forwarding of the user's configuration is off: two connections to one host cannot both forward the same
-    # port.
+    # Two connections to one host cannot both forward the same port, so the forwarding of the user's configuration is
+    # off.
     "ClearAllForwardings": "yes",
     "ControlMaster": "no",  # A shared connection would keep this ssh process running after its command has ended.
     "RemoteCommand": "none",
@@ -84,8 +83,8 @@ SSH_REMEDIES = (
 )  # fmt: skip
 """Patterns of ssh's messages, and the remedy for each, in the order in which they are searched.
 
-A remedy can have placeholders: {destination} (of ssh), {host}, {file} (the hosts file), and {key} (the key file that
-ssh's message names).
+A remedy can have placeholders: {destination} (of ssh), {host}, {file} (the hosts file), and {key} (the key file in
+ssh's message).
 """
 KEY_REMEDIES = (
     (r"incorrect passphrase", "the key {key} has a passphrase, for which ssh cannot ask here: load the key into an "
@@ -108,10 +107,9 @@ SHELL_REMEDIES = (
 ASSEMBLED_SUFFIX = ".pieces"
 """Suffix of the directory in which files are assembled before they are moved. UNPACK_SCRIPT removes it in any case."""
 
-# This script unpacks a tar archive from stdin into a new directory next to the target directory. The new directory
-# replaces the target only if the archive is complete, that is, if the new directory contains the stamp file, which is
-# the archive's last file. The arguments are the target directory and the name of the stamp file, then two arguments
-# for each file that is on the host already: its path and its name in the target directory.
+# Unpack a tar archive from stdin into a new directory, which replaces the target directory only if the archive is
+# complete, i.e. contains the stamp file, which is its last file. Arguments: the target directory, the name of the stamp
+# file, and for each file that is on the host already, its path and its name in the target directory.
 UNPACK_SCRIPT = f"""
 set -eu; umask 077; target=$1; stamp=$2;
 beside=$(dirname "$1")/.$(basename "$1"); shift 2; new=$beside.new; old=$beside.old;
@@ -128,8 +126,8 @@ if [ -e "$target" ]; then mv "$target" "$old"; fi;
 mv "$new" "$target"; rm -rf "$old"
 """
 
-# This script removes directories and files, and prints "yes" if it has removed any, otherwise "no". Arguments: the name
-# of the stamp file, then directories and files. A directory without a stamp file is not removed.
+# Remove directories and files, and print "yes" if any was removed, otherwise "no". Arguments: the name of the stamp
+# file, then directories and files. A directory without a stamp file is not removed.
 REMOVE_SCRIPT = f"""
 stamp=$1; shift; removed=no;
 for path in "$@"; do
@@ -157,10 +155,7 @@ class CommandResult:
 
 
 def assembled_directory(target: str) -> str:
-    """Return the directory on another host in which files are assembled before `copy_files` links them into `target`.
-
-    `copy_files` removes the directory.
-    """
+    """Return the directory on another host in which `copy_files` assembles files before it links them into `target`."""
     parent, name = posixpath.split(target)
     return posixpath.join(parent, f".{name}{ASSEMBLED_SUFFIX}")
 
@@ -175,7 +170,10 @@ def quote_path(path: str) -> str:
 def build_command(location: DeviceLocation, script: str, words: Iterable[str]) -> list[str]:
     """Build the ssh command line that runs an sh script on a device's host.
 
-    `words` are the script's arguments, quoted for the shell. Raise DicompilerError if ssh is not installed.
+    `words` are the script's arguments, quoted for the shell.
+
+    Raises:
+        DicompilerError: ssh is not installed.
     """
     program = shutil.which("ssh")
     if program is None:
@@ -189,7 +187,7 @@ def build_command(location: DeviceLocation, script: str, words: Iterable[str]) -
         # ssh splits the value at spaces and expands %, so the path is quoted and each % is doubled.
         quoted = str(location.known_hosts).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
         options += ["-o", f'UserKnownHostsFile="{quoted}"']
-    # The script is sent as one line, because some login shells do not accept quoted text of several lines.
+    # Some login shells do not accept quoted text of several lines, so the script becomes one line.
     remote = " ".join(["exec sh -c", shlex.quote(" ".join(script.split())), "sh", *words])
     return [program, "-T", *options, "--", location.ssh_destination, remote]
 
@@ -202,7 +200,8 @@ def english_environment() -> dict[str, str]:
 def get_address(location: DeviceLocation) -> str:
     """Return the address or name of a device's host according to ssh's configuration.
 
-    Raise DicompilerError if ssh rejects the destination.
+    Raises:
+        DicompilerError: ssh rejects the destination.
     """
     result = _run_locally(_show_configuration_command(location))
     match = re.search(r"^hostname (\S+)$", result.stdout, re.MULTILINE)
@@ -299,8 +298,9 @@ class UnreachableHost(RunError):
 class RemoteCommands:
     """Runner of scripts on other hosts. An error of one script, or an interrupt, ends all other scripts.
 
-    All scripts together must end before `deadline_s`, a time of time.monotonic. `file` is the path of the hosts file,
-    which error messages name.
+    Args:
+        deadline_s: Time of `time.monotonic()` at which all scripts must have ended.
+        file: Path of the hosts file, for error messages.
     """
 
     def __init__(self, deadline_s: float, file: str) -> None:
@@ -311,7 +311,7 @@ class RemoteCommands:
     def run_parallel(self, work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
         """Call the function `work` for all items at the same time, and return its results in the order of the items.
 
-        If a call raises an error, all running scripts are ended, and the error of the first failed item is raised.
+        If a call fails, all running scripts are ended, and the error of the first failed item is raised.
         """
         with ThreadPoolExecutor(max(1, len(items))) as pool:
             futures = [pool.submit(work, item) for item in items]
@@ -324,7 +324,6 @@ class RemoteCommands:
                 raise
 
     def kill_all(self) -> None:
-        """Kill all running scripts, and refuse to start further ones."""
         with self._lock:
             self._is_ended = True
             for process in self._running_processes:
@@ -345,10 +344,7 @@ class RemoteCommands:
             script: The sh script.
             words: The script's arguments, quoted for the shell.
             write_input: Function that writes the script's standard input to the given stream.
-            max_output_bytes: If the output is longer than this, only its beginning and its end are kept.
-
-        Returns:
-            The exit code and the output.
+            max_output_bytes: Size of the output above which only its beginning and its end are kept.
 
         Raises:
             UnreachableHost: ssh itself has failed.
@@ -413,8 +409,7 @@ class RemoteCommands:
     ) -> int:
         """Replace the content of a directory on a device's host by local files. Return the number of bytes sent.
 
-        The directory is replaced as a whole or not at all. Only its owner can read the files. RunError is raised if the
-        directory exists without a STAMP_FILE, or if the disk is full.
+        The directory is replaced as a whole or not at all. Only its owner can read the files.
 
         Args:
             location: How to reach the host.
@@ -422,9 +417,12 @@ class RemoteCommands:
             files: Local files by their path in the directory.
             stamp: Text that identifies the content. It is written into the directory's STAMP_FILE.
             kept_names: Paths of files and directories in the directory that are kept, and are not sent again.
-            other_copies: Paths of equal files elsewhere on the host, by path in the directory. They are not sent, but
-                linked.
+            other_copies: Paths of equal files elsewhere on the host, by path in the directory. They are linked and not
+                sent.
             bytes_per_s: Largest number of bytes that are sent in a second; 0 means no limit.
+
+        Raises:
+            RunError: The directory exists without a STAMP_FILE, or the disk is full.
         """
         present = {name: f"{target}/{name}" for name in sorted(kept_names)} | dict(other_copies or {})
         if sum(len(name) + len(path) for name, path in present.items()) > _MAX_FILE_NAME_CHARS:
@@ -442,14 +440,16 @@ class RemoteCommands:
         return sum(path.stat().st_size for path in sent.values())
 
     def remove_copies(self, location: DeviceLocation, paths: Sequence[str]) -> bool:
-        """Remove directories that `copy_files` made, and files, from a device's host.
+        """Remove directories that `copy_files` made, and files, from a device's host. Return True if any existed.
 
-        Directories without a STAMP_FILE are kept. Parent directories are removed if they are then empty. Return True if
-        anything was removed. Raise RunError if a directory cannot be removed.
+        Directories without a STAMP_FILE are kept. Parent directories are removed if they are then empty.
 
         Args:
             location: How to reach the host.
             paths: The directories and files on the host. Errors name the first one.
+
+        Raises:
+            RunError: A directory cannot be removed.
         """
         result = self.run(location, REMOVE_SCRIPT, [STAMP_FILE, *map(quote_path, paths)])
         if result.exit_code or not result.prefixed_lines:

@@ -213,8 +213,7 @@ def _can_digest(node: NodeProto, facts: GraphFacts) -> bool:
 def choose_stand_ins(facts: GraphFacts) -> dict[int, StandIn]:
     """Return the integer functions (stand-ins) of all nodes that need one, by node index.
 
-    Nodes with the same operator, types and function body share a function. Nodes whose function contains the output
-    shape get one each.
+    Nodes with the same operator, types and function body share a function, unless it contains the output shape.
     """
     stand_ins: dict[int, StandIn] = {}
     functions: dict[tuple[str, str], dict[tuple[Any, ...], int]] = {}
