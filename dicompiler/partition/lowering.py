@@ -19,16 +19,13 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing
+from dicompiler.partition.placed_graph import ModelFacts, PlacedGraph
 from dicompiler.partition.placed_model import check_not_placed, write_placed_model
-from dicompiler.partition.placement import (
-    ModelFacts,
-    PlacedGraph,
-    check_wire_dtypes,
-    place_parts,
-)
+from dicompiler.partition.placement import place_parts
 from dicompiler.partition.routing import route, route_on_platform
 from dicompiler.partition.segmentation import build_program
 from dicompiler.partition.tiling import single_device_plan
+from dicompiler.partition.wire_casts import check_wire_dtypes
 
 log = logging.getLogger("dicompiler")
 

@@ -23,7 +23,7 @@ from dicompiler.ir.program import TensorSpec
 from dicompiler.ir.recurrent_states import read_state_pieces, write_state_pieces
 from dicompiler.ir.regions import region_shape
 from dicompiler.ir.routing import TaskId
-from dicompiler.partition.placement import (
+from dicompiler.partition.placed_graph import (
     Constant,
     NodePlacement,
     PlacedGraph,

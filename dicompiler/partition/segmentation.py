@@ -13,8 +13,9 @@ import onnx
 from dicompiler.ir.onnx.graph_structure import graph_and_bodies
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import NO_MODEL, DeviceProgram, DeviceState, Program, Segment, Step, TensorSpec, Transfer
+from dicompiler.partition.placed_graph import FROM_INPUT, PlacedGraph
 from dicompiler.partition.placed_model import read_placed_model
-from dicompiler.partition.placement import FROM_INPUT, PlacedGraph, is_encoder_tensor
+from dicompiler.partition.wire_casts import is_encoder_tensor
 
 
 def build_program(

@@ -40,7 +40,7 @@ from dicompiler.ir.regions import full_region
 from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.lowering import build_program_only, lower_unchecked
-from dicompiler.partition.placement import ModelFacts
+from dicompiler.partition.placed_graph import ModelFacts
 
 if TYPE_CHECKING:
     from dicompiler.ir.routing import Routing

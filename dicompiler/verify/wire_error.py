@@ -25,7 +25,7 @@ from dicompiler.ir.wire_dtype import (
     range_name,
 )
 from dicompiler.partition.placed_model import read_annotation
-from dicompiler.partition.placement import MAX_INT8_BLOCK, MAX_ROUNDING_ERROR, max_narrowings_on_path
+from dicompiler.partition.wire_casts import MAX_INT8_BLOCK, MAX_ROUNDING_ERROR, max_narrowings_on_path
 from dicompiler.verify.comparison import Check
 from dicompiler.verify.executor import ProgramExecutor
 

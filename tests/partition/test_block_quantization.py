@@ -20,8 +20,8 @@ from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
 from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.partition.lowering import partition
-from dicompiler.partition.placement import MAX_INT8_BLOCK, MAX_ROUNDING_ERROR
 from dicompiler.partition.segmentation import build_program
+from dicompiler.partition.wire_casts import MAX_INT8_BLOCK, MAX_ROUNDING_ERROR
 from dicompiler.verify.executor import ProgramExecutor
 
 SCALES = {index: np.float32(2.0 ** ((index - 31.5) / 4) * (1 - 2.0**-10) / 127) for index in range(-128, 128)}

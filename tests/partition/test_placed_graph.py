@@ -8,7 +8,7 @@ from support.placing import network, place, rows
 
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.regions import full_region
-from dicompiler.partition.placement import ModelFacts, NodePlacement, PlacedGraphBuilder, WeightSlice
+from dicompiler.partition.placed_graph import ModelFacts, NodePlacement, PlacedGraphBuilder, WeightSlice
 from dicompiler.partition.segmentation import build_program
 from dicompiler.verify.executor import ProgramExecutor, run_model
 

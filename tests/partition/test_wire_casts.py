@@ -17,8 +17,8 @@ from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.program import Program
 from dicompiler.ir.wire_dtype import WireFormat, parse_wire_format
 from dicompiler.partition.lowering import partition
-from dicompiler.partition.placement import max_narrowings_on_path
 from dicompiler.partition.segmentation import build_program
+from dicompiler.partition.wire_casts import max_narrowings_on_path
 from dicompiler.verify.executor import ProgramExecutor, run_model
 
 TEXT = """<ir_version: 8, opset_import: ["": OPSET]> g (float[1, 2, 4, 4] x) => (float[1, 4, 4, 4] y)

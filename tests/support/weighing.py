@@ -10,7 +10,8 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import NO_MODEL, Program
 from dicompiler.ir.routing import Routing
-from dicompiler.partition.placement import ModelFacts, place_parts
+from dicompiler.partition.placed_graph import ModelFacts
+from dicompiler.partition.placement import place_parts
 from dicompiler.partition.segmentation import build_program
 from dicompiler.search.problem import Problem
 
