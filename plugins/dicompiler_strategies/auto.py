@@ -346,7 +346,6 @@ class _AutoSearch:
 
     @property
     def is_best_plan_split(self) -> bool:
-        """True if the best plan so far uses several devices."""
         return self.search.best is not None and len(self.search.best.plan.devices) > 1
 
     @cached_property

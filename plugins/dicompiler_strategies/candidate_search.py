@@ -203,7 +203,6 @@ def _task_id(task: Task) -> TaskId:
 
 
 def _read_boxes(routing: Routing, task: Task) -> Iterator[Box]:
-    """Yield the boxes (regions of tensors on a device) that a task reads."""
     for tree in routing.reads.get(_task_id(task), {}).values():
         for leaf in assembly_leaves(tree):
             yield leaf.box

@@ -272,7 +272,6 @@ class _StageSearch:
         return min(complete, key=lambda partial: partial.cost, default=None)
 
     def _move_to_board(self, partial: _PartialPlan, board: int) -> _PartialPlan:
-        """Return a copy of the plan `partial` in which board number `board` computes the next whole layers."""
         return _PartialPlan(
             partial.cost + STAGE_PENALTY * self.stages.macs, board, 0, partial.shared_flash, partial.stages
         )

@@ -23,7 +23,6 @@ class Modnn(Strategy):
     name: ClassVar[str] = "modnn"
 
     def plan(self, problem: Problem) -> Plan:
-        """Return the plan with each layer in height slices, or whole on the fastest device."""
         layers, devices = problem.layers, problem.platform.computing_devices
         names, rates = [device.name for device in devices], [device.rate for device in devices]
 

@@ -46,7 +46,6 @@ class DeviceBoxes:
 
     @cached_property
     def sizes(self) -> Floats:
-        """Number of elements of each device's region, shape (n,)."""
         elements = np.where(self.present, 1.0, 0.0)
         for axis, extent in enumerate(self.shape):
             cut = self.cuts.get(axis)

@@ -92,7 +92,6 @@ class RunPath:
 
     @property
     def weights(self) -> Floats:
-        """Bytes of weights on each of the n devices of the team's platform, shape (n,)."""
         return np.asarray(sum(run.weights for run in self.runs), np.float64)
 
 

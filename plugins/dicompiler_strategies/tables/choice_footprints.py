@@ -197,7 +197,6 @@ class _FootprintBuilder:
 
     @cached_property
     def _partial_element_bytes(self) -> int:
-        """Bytes of one element of a partial sum when it is sent."""
         layers = self.problem.layers
         return element_bytes(layers, layers.cut_output(self.layer.nodes[self.layer.anchor]))
 

@@ -120,7 +120,6 @@ class ChoiceSet:
             raise UsageError("choices: extra_rows must be at least 0, and each of device_counts at least 2")
 
     def describe(self) -> str:
-        """Return the options in one line, which is printed next to a lower bound for this set."""
         counts = ",".join(map(str, self.device_counts)) or "2.."
         text = f"{'+'.join(self.kinds)} on {counts} devices, 0..{self.extra_rows} extra rows, "
         text += f"{'+'.join(self.shares)} shares ({'+'.join(self.row_cuts)} cuts)"

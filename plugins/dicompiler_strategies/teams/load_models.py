@@ -123,7 +123,6 @@ class StackedTables:
 
     @classmethod
     def stack(cls, tables: Sequence[Floats], width: int) -> StackedTables:
-        """Return the tables, each of which has rows of length `width`, stacked in one array."""
         unique = {id(table): table.reshape(-1, width) for table in tables}
         ends = np.cumsum([len(table) for table in unique.values()], dtype=np.intp)
         starts = {key: int(end) - len(table) for (key, table), end in zip(unique.items(), ends, strict=True)}
@@ -442,7 +441,6 @@ def build_period_model(tables: CostTables, sent: SentTensors) -> PeriodModel:
 
 
 def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_seconds: Floats) -> None:
-    """Add the seconds that the runtimes of sender and receiver take for each byte and each message."""
     for device in range(len(byte_seconds)):
         byte_seconds[device, :, device] += runtime.byte[device]
         byte_seconds[:, device, device] += runtime.byte[device]

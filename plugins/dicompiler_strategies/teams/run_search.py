@@ -61,7 +61,6 @@ class RunObjective:
 
     @cached_property
     def entries(self) -> int:
-        """Number of table entries that the evaluation of one plan reads."""
         return sum(model.entries((range(model.layers),)) for model in self.models)
 
     def work_s(self, runs: Sequence[range], moves: int) -> float:
@@ -89,7 +88,6 @@ class RunObjective:
         return self._values(moved, [model.moved_loads(current, by_run, runs) for model in self.models])
 
     def _values(self, selections: Selections, loads_by_model: Sequence[Floats]) -> Floats:
-        """Return the values of plans, given the loads (seconds or bytes) that each model predicts."""
         loads, *memory = loads_by_model
         values: Floats = np.sum((loads / self.scale) ** NORM_EXPONENT, axis=1) ** (1 / NORM_EXPONENT)
         for used in memory:

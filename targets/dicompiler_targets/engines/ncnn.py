@@ -48,7 +48,6 @@ class NcnnEngine(Engine):
     precisions: ClassVar[Mapping[str, float]] = MappingProxyType({"bf16": 2e-2, "fp16": 1e-2})
 
     def convert(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> EngineFiles:
-        """Convert an ONNX submodel to the two files of an ncnn network: layers and weights."""
         files = convert_to_ncnn(model, weights)
         if self.precision == FULL_PRECISION:
             return files
@@ -90,7 +89,6 @@ def predict_ncnn_bytes(segments: Sequence[Segment]) -> int:
 
 
 def _weight_bytes(segment: Segment) -> dict[tuple[str, str], int]:
-    """Return the maximum bytes that ncnn keeps for each weight, by (segment name, weight name)."""
     sizes = constant_sizes(segment)
     kept = {(segment.name, name): size for name, size in sizes.items()}
     for node in segment.model.graph.node:

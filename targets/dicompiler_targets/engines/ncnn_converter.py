@@ -88,7 +88,6 @@ def convert_to_ncnn(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> En
 
 
 def find_unsupported_nodes(model: onnx.ModelProto, weights: Mapping[str, Weight]) -> dict[int, str]:
-    """Return, by index, the nodes without an exact counterpart in ncnn, each with the reason."""
     return _Converter(model, weights).find_unsupported()
 
 
@@ -149,7 +148,6 @@ class _Converter:
         weights: tuple[Array, ...] = (),
         has_kernel: bool = False,
     ) -> None:
-        """Add an ncnn layer with the single output `output`. The other arguments are fields of `_NcnnLayer`."""
         self.producers[output] = len(self.layers)
         self.layers.append(_NcnnLayer(kind, tuple(inputs), (output,), parameters or {}, weights, has_kernel))
 

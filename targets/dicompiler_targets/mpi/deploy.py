@@ -381,7 +381,6 @@ def _list_package_files(artifact: MpiArtifact, host: PackageHost) -> dict[str, P
 
 
 def _list_ncnn_files(version: str, machine: str) -> dict[str, Path]:
-    """Return the paths of ncnn's headers and library for a processor, by their names in a package."""
     directory = get_ncnn_directory(version, machine)
     headers = sorted((directory / HEADER_FILE).parent.glob("*.h"))
     return {f"{NCNN}/{path.relative_to(directory)}": path for path in (*headers, directory / LIBRARY_FILE)}

@@ -108,7 +108,6 @@ def _parse_cores(device: str, host: str) -> tuple[int, ...]:
 
 
 def make_rankfile(placements: Sequence[RankPlacement]) -> str:
-    """Return the text of Open MPI's rankfile, which has the host and the cores of each rank."""
     return "".join(
         f"rank {rank}={placement.host} slot={','.join(map(str, placement.cores))}\n"
         for rank, placement in enumerate(placements)
@@ -116,7 +115,6 @@ def make_rankfile(placements: Sequence[RankPlacement]) -> str:
 
 
 def make_hostfile(placements: Sequence[RankPlacement]) -> str:
-    """Return the text of Open MPI's hostfile, which has the number of ranks on each host."""
     hosts = [placement.host for placement in placements]
     return "".join(f"{host} slots={hosts.count(host)}\n" for host in dict.fromkeys(hosts))
 

@@ -130,13 +130,11 @@ class MpiTarget(Target):
         return read_benchmark_player("mpi")
 
     def install(self, directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-        """Copy each host's package to that host and build its program there."""
         from dicompiler_targets.mpi.deploy import install
 
         return install(directory, options)
 
     def uninstall(self, directory: Path, options: RunOptions) -> Mapping[str, bool]:
-        """Remove each host's package and the files of its runs."""
         from dicompiler_targets.mpi.deploy import uninstall
 
         return uninstall(directory, options)

@@ -71,7 +71,6 @@ def _run_trials(models: Sequence[bytes], names: Sequence[str]) -> list[int]:
 
 
 def main() -> None:
-    """Read models from standard input, each after its length, and print the smallest arena size of each model."""
     import_optional(RUNTIME_MODULE)  # Imported here, so that the child processes of the trials inherit the module.
     data, at = sys.stdin.buffer.read(), 0
     while at < len(data):

@@ -44,7 +44,6 @@ def lower_softmax(code: str, options: str, writer: TfliteWriter, node: SegmentNo
 
 
 def _make_output_tensor(writer: TfliteWriter, node: SegmentNode, shape: Shape) -> int:
-    """Add a tensor with the type and quantization of the node's output, but another shape; return its index."""
     name = node.output
     return writer.add_tensor(name, writer.graph.dtypes[name], shape, writer.graph.quantizations.get(name))
 

@@ -59,7 +59,6 @@ def make_data_header(name: str, data: bytes) -> str:
 
 
 def make_data_source(name: str, data: bytes) -> str:
-    """Return the text of model_NAME_data.cc: the model as an aligned constant array, which is stored in flash."""
     lines = [
         "    " + ", ".join(f"0x{byte:02x}" for byte in data[start : start + _BYTES_PER_LINE]) + ",\n"
         for start in range(0, len(data), _BYTES_PER_LINE)

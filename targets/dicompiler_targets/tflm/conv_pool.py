@@ -243,7 +243,6 @@ def make_global_windows(graph: SegmentGraph, node: SegmentNode) -> list[WindowAx
 
 
 def lower_global_max_pool(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower GlobalMaxPool to a MAX_POOL_2D with one window that covers the whole image."""
     windows = make_global_windows(writer.graph, node)
     add_pool(writer, node, "MAX_POOL_2D", writer.require_tensor(node.inputs[0], "image"), VALID_PADDING, windows)
 

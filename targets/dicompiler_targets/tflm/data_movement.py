@@ -76,7 +76,6 @@ def lower_slice(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_split(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Split to one STRIDED_SLICE for each output."""
     shape = writer.graph.get_shape(node.inputs[0])
     axis, start = node.get_attribute("axis", 0) % len(shape), 0
     for output in node.outputs:

@@ -173,14 +173,12 @@ def lower_batch_normalization(writer: TfliteWriter, node: SegmentNode) -> None:
 
 
 def lower_elu(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Elu to the TFLite operator ELU; refuse the node if alpha is not 1."""
     if node.get_attribute("alpha", 1.0) != 1.0:
         raise make_refusal(node, "alpha is not 1", "use target sockets")
     lower_unary("ELU", "", writer, node)
 
 
 def lower_reciprocal(writer: TfliteWriter, node: SegmentNode) -> None:
-    """Lower Reciprocal to a DIV of the constant 1 by the input."""
     form = writer.get_form(node.inputs[0])
     inputs = [writer.add_constant(np.ones(1, np.float32), "one"), writer.require_tensor(node.inputs[0], form)]
     add_binary(writer, "DIV", inputs, writer.add_output(node.output, form))

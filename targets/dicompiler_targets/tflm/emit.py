@@ -60,7 +60,6 @@ class CompiledDevice:
 
     @property
     def model_files(self) -> dict[str, bytes]:
-        """Contents of the .tflite files by name."""
         pairs = zip(self.models.model_of_segment, self.lowered_models, strict=True)
         return {self.models.names[k]: model.data for k, model in pairs if model is not None and k is not None}
 

@@ -46,7 +46,6 @@ class _QLinearRewriter:
         return self.weights[name].array() if is_placeholder(tensor) else onnx.numpy_helper.to_array(tensor)
 
     def add_node(self, op: str, node: onnx.NodeProto, inputs: Sequence[str], output: str, **attributes: Any) -> str:
-        """Add a node with a name derived from `node`; return the name of its output."""
         self.nodes.append(onnx.helper.make_node(op, inputs, [output], node.name, **attributes))
         return output
 

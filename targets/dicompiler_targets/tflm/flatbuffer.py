@@ -57,7 +57,6 @@ class TfliteTensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the tensor's elements."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
@@ -139,7 +138,6 @@ def collect_operator_codes(operations: Sequence[TfliteOperation]) -> tuple[str, 
 
 
 def read_operator_codes(data: bytes) -> tuple[str, ...]:
-    """Return the operator names in a .tflite file, sorted."""
     schema = import_optional("tflite")
     names = {value: name for name, value in vars(schema.BuiltinOperator).items() if not name.startswith("_")}
     model = schema.Model.GetRootAs(data, 0)

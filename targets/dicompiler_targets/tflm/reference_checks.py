@@ -34,7 +34,6 @@ LITERT_MODULE = "ai_edge_litert.interpreter"
 
 
 def make_tolerances(model: Model) -> dict[str, Tolerance]:
-    """Return the tolerance of each output, for `Target.tolerances`."""
     outputs = model.proto.graph.output
     floats = [value.name for value in outputs if value.type.tensor_type.elem_type == onnx.TensorProto.FLOAT]
     return quantized_tolerances(model) or {name: Tolerance(FLOAT_TOLERANCE) for name in floats}

@@ -39,7 +39,6 @@ class TflmTarget(Target):
             raise ValueError(f"margin must be between 0 and 10, not {self.margin:g}")
 
     def emit(self, compilation: PipelineState, directory: Path) -> None:
-        """Write artifact.json, memory.json and a directory for each device."""
         from dicompiler_targets.tflm.emit import write_program
 
         program, platform = compilation.program, compilation.platform
@@ -77,13 +76,11 @@ class TflmTarget(Target):
         inputs: Mapping[str, NDArray[Any]],
         result: RunResult,
     ) -> tuple[Check, ...]:
-        """Compare the outputs of a quantized network with the unsplit network in TFLite-micro and in LiteRT."""
         from dicompiler_targets.tflm.reference_checks import check_quantized
 
         return check_quantized(model, make_uncut_program, inputs, result)
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
-        """Run the programs of all devices in this process; TFLite-micro computes the models."""
         from dicompiler_targets.tflm.run import run_artifact
 
         return run_artifact(directory, frames, options)

@@ -103,7 +103,6 @@ class TfliteWriter:
         return len(self.tensors) - 1
 
     def add_output(self, name: str, form: AxisForm) -> int:
-        """Add the tensor that the next operation computes, in the given form (axis order); return its index."""
         shape = self.graph.shapes[name]
         stored_shape = permute(shape, NCHW_TO_NHWC) if form == "image" else shape
         index = self.add_tensor(name, self.graph.dtypes[name], stored_shape, self.graph.quantizations.get(name))
@@ -127,7 +126,6 @@ class TfliteWriter:
         return self._constants[key]
 
     def add_like(self, index: int, shape: Shape, name: str = "") -> int:
-        """Add a tensor with the type and quantization of tensor `index` but another shape; return its index."""
         tensor = self.tensors[index]
         quantization = tensor.quantization
         return self.add_tensor(name or f"{tensor.name}/{len(self.tensors)}", tensor.dtype, shape, quantization)
