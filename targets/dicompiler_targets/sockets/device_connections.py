@@ -338,7 +338,7 @@ def end_process(process: DeviceProcess) -> None:
 
 JSON_MESSAGE_TYPES = (MessageType.REPORT, MessageType.ERROR, MessageType.PEER_FAILED, MessageType.TENSOR_OVERDUE)
 SPARE_ENTRIES = 16
-"""Number of records of finished frames that `OncePerFrame` keeps in addition to 2 n, for n frames in flight."""
+"""`OncePerFrame` removes records of finished frames if it has more than 2 n + SPARE_ENTRIES, for n frames in flight."""
 MAX_QUEUED_MESSAGES = 64
 """Maximum number of queued JSON messages of one device, so that a faulty device cannot fill the memory.
 
