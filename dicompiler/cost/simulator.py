@@ -818,7 +818,7 @@ def metrics_of_simulation(
     frames = len(simulation.frames)
     call_s: dict[str, float] = defaultdict(float)
     for work in (work for replica_workload in replica_workloads for work in replica_workload.devices):
-        call_s[work.device] += work.runtime.call_seconds(len(work.jobs))
+        call_s[work.device] += work.calls_s
     devices = tuple(
         replace(
             entry,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
@@ -10,6 +10,7 @@ from typing import NamedTuple
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.cost.op_counts import count_flops
 from dicompiler.cost.runtime_overhead import FREE_RUNTIME, NO_RUNTIMES, RuntimeCosts
+from dicompiler.ir.cluster import Device, computes_layer, engine_layers
 from dicompiler.ir.layers import Layer, LayerGraph, TensorKey
 from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.operator_rule import TABLE_LOOKUP_NODE_COUNT
@@ -63,6 +64,7 @@ class Job:
         outputs: Number of the network's outputs that the segment computes.
         state_makers: Indices of the device's jobs that compute states (outputs of the previous frame) that this job
             reads.
+        calls: Number of calls of engines that compute the segment.
     """
 
     name: str
@@ -71,6 +73,7 @@ class Job:
     sends: tuple[int, ...]
     outputs: int
     state_makers: tuple[int, ...] = ()
+    calls: int = 1
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,11 @@ class DeviceWork:
     jobs: tuple[Job, ...]
     runtime: RuntimeCosts = FREE_RUNTIME
     cores: int = 1
+
+    @property
+    def calls_s(self) -> float:
+        """Seconds of all calls of engines in a frame, without computing."""
+        return self.runtime.call_seconds(sum(job.calls for job in self.jobs))
 
 
 @dataclass(frozen=True)
@@ -152,8 +160,10 @@ def _replica_workload(
     if runtime:
         copied = count_copies(routing)
         for task in routing.tasks:
+            costs = runtime.get(task.device, FREE_RUNTIME)
             if task_id(task) in copied:
-                seconds[task_id(task)] += runtime.get(task.device, FREE_RUNTIME).copy_seconds(*copied[task_id(task)])
+                seconds[task_id(task)] += costs.copy_seconds(*copied[task_id(task)])
+            seconds[task_id(task)] += costs.copy_seconds(*_count_engine_copies(routing, platform, task))
     by_segment = _segment_seconds(program, routing, seconds)
     index = {device.device: i for i, device in enumerate(program.devices)}
     devices = []
@@ -207,17 +217,19 @@ def _device_work(
             sends.setdefault(latest, []).append(step.index)
         else:
             received[program.transfers[step.index].value.name] = step.index
-    call_s = runtime.call_seconds(len(device.segments)) / max(1, len(device.segments))
+    calls = sum(segment.calls for segment in device.segments)
+    call_s = runtime.call_seconds(calls) / max(1, calls)
     maker = {name: i for i, segment in enumerate(device.segments) for name in segment.outputs}
     delivering = [maker[name] for name in device.model_outputs]
     jobs = tuple(
         Job(
             segment.name,
-            seconds.get(segment.name, 0.0) + call_s,
+            seconds.get(segment.name, 0.0) + segment.calls * call_s,
             tuple(received[name] for name in segment.inputs if name in received),
             tuple(sends.get(i, ())),
             delivering.count(i),
             tuple(dict.fromkeys(maker[s.written_name] for s in device.states if s.value.name in segment.inputs)),
+            segment.calls,
         )
         for i, segment in enumerate(device.segments)
     )
@@ -354,17 +366,55 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
 
 
 def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:
-    arguments = (routing.layers, *_task_share(routing, task), platform.device(task.device))
-    return cost.seconds_in_frame(*arguments, _local_input_nbytes(routing, task))
+    device = platform.device(task.device)
+    return seconds_after(routing, cost, task, device, local_input_nbytes(routing, task, device))
 
 
-def _local_input_nbytes(routing: Routing, task: Task) -> int:
-    """Return the bytes of inputs that one device's share of a layer reads exactly as its device computed them."""
+def seconds_after(routing: Routing, cost: CostModel, task: Task, device: Device, local_bytes: int) -> float:
+    """Return the seconds of a task on a device that has just computed `local_bytes` of its inputs in the same call."""
+    return cost.seconds_in_frame(routing.layers, *_task_share(routing, task), device, local_bytes)
+
+
+def local_input_nbytes(routing: Routing, task: Task, device: Device) -> int:
+    """Return the bytes of inputs that a task reads exactly as the same engine of its device computed them."""
     nbytes = 0
     for source, tree in routing.reads.get(task_id(task), {}).items():
         if isinstance(tree, AssemblyLeaf) and tree.box.task is not None and tree.region == tree.box.region:
-            nbytes += _nbytes(routing, source, [tree.region])
+            is_same_engine = not _changes_engine(device, tree.box.task, task)
+            nbytes += _nbytes(routing, source, [tree.region]) if is_same_engine else 0
     return nbytes
+
+
+def _changes_engine(device: Device, before: TaskId, task: Task) -> bool:
+    """Return True if a device computes the layers of two tasks with different engines."""
+    return computes_layer(device.engine, before[0]) != computes_layer(device.engine, task.layer)
+
+
+def _count_engine_copies(routing: Routing, platform: Platform, task: Task) -> CopyCounts:
+    """Return the copies of tensors that another engine of the device computed, into the form of the task's engine."""
+    device = platform.device(task.device)
+    if not engine_layers(device.engine):
+        return CopyCounts(0, 0)
+    return count_local_reads(routing, task, lambda before: _changes_engine(device, before, task))
+
+
+def count_local_reads(routing: Routing, task: Task, is_counted: Callable[[TaskId], bool]) -> CopyCounts:
+    """Count the regions that a task reads from tasks of its own device, and their bytes, as if they were copied.
+
+    Args:
+        routing: The routing of the plan.
+        task: The task that reads (one device's share of a layer).
+        is_counted: Returns True for the tasks whose results are counted.
+
+    Returns:
+        Number of regions and their bytes.
+    """
+    count = nbytes = 0
+    for source, tree in routing.reads.get(task_id(task), {}).items():
+        for leaf in assembly_leaves(tree):
+            if leaf.box.task is not None and leaf.region is not None and is_counted(leaf.box.task):
+                count, nbytes = count + 1, nbytes + _nbytes(routing, source, [leaf.region])
+    return CopyCounts(count, nbytes)
 
 
 def task_flops(routing: Routing, task: Task) -> int:

@@ -326,14 +326,15 @@ def split_segment(segment: Segment, engine: Engine, weights: Mapping[str, Weight
     """
     graph = segment.model.graph
     unsupported = {*engine.unsupported_nodes(segment.model, weights), *excluded_nodes(engine, graph)}
+    whole = (replace(segment, calls=1),)
     if not unsupported:
-        return (segment,)
+        return whole
     groups = _group_nodes(graph, [i not in unsupported for i in range(len(graph.node))])
     if len(groups) < 2:
-        return (segment,)
+        return whole
     infos = _find_types(segment.model)
     pieces = [_make_piece(segment, f"{segment.name}-{k}", nodes, infos) for k, nodes in enumerate(groups)]
-    return tuple(piece for piece in pieces if piece is not None) if None not in pieces else (segment,)
+    return tuple(piece for piece in pieces if piece is not None) if None not in pieces else whole
 
 
 def _group_nodes(graph: onnx.GraphProto, is_supported: Sequence[bool]) -> list[list[int]]:

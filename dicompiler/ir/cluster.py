@@ -57,6 +57,7 @@ def engine_layers(engine: str) -> tuple[str, ...]:
     return dict(parse_spec(engine, "engine").options).get("layers", ())
 
 
+@functools.cache
 def computes_layer(engine: str, layer: str) -> bool:
     """Return True unless the engine's option `layers` leaves a layer to onnxruntime.
 

@@ -83,6 +83,8 @@ class Segment:
         outputs: Names of the output tensors on this device.
         node_marks: For each node that computes a part of a layer: the part (layer name, index of the part), and the
             name of the model's node or tensor for which the node was added.
+        calls: Number of calls of engines in a frame. It is above 1 if the engine of the device computes only some
+            layers of the segment, and the segment has not been split yet.
     """
 
     name: str
@@ -91,6 +93,7 @@ class Segment:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     node_marks: tuple[NodeMark, ...] = field(default=(), repr=False)
+    calls: int = 1
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,15 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
 
+from dicompiler.ir.cluster import computes_layer, engine_layers
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
-from dicompiler.ir.program import Program
+from dicompiler.ir.program import DeviceProgram, Program, Segment
 from dicompiler.ir.routing import Routing
 from dicompiler.partition.placed_graph import ModelFacts, PlacedGraph
 from dicompiler.partition.placed_model import check_not_placed, write_placed_model
@@ -137,8 +139,25 @@ def build_program_only(
 def _build_program(placed: Model | PlacedGraph, devices: Sequence[str], platform: Platform) -> Program:
     program = build_program(placed, devices, platform.host_of)
     engines = platform.engines
-    with_engines = (replace(entry, engine=engines.get(entry.device, entry.engine)) for entry in program.devices)
+    with_engines = (_with_engine(entry, engines.get(entry.device, entry.engine)) for entry in program.devices)
     return replace(program, devices=tuple(with_engines)) if engines else program
+
+
+def _with_engine(device: DeviceProgram, engine: str) -> DeviceProgram:
+    segments = device.segments
+    if engine_layers(engine):
+        segments = tuple(replace(segment, calls=_count_calls(segment, engine)) for segment in segments)
+    return replace(device, engine=engine, segments=segments)
+
+
+def _count_calls(segment: Segment, engine: str) -> int:
+    """Return the number of pieces of a segment (ONNX submodel) that an engine and onnxruntime compute in turn.
+
+    The engine computes the layers that its option `layers` names. If the segment has branches, the result is an upper
+    bound, because layers of two branches may be in one piece.
+    """
+    choices = (computes_layer(engine, layer) for (layer, _), _ in segment.node_marks)
+    return max(1, sum(1 for _ in groupby(choices)))
 
 
 def _plan_devices(platform: Platform, plan: Plan) -> list[str]:
