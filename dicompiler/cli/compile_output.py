@@ -35,6 +35,8 @@ MIN_NAMED_DIFFERENCE = 0.005
 
 def show_compilation(result: CompileResult, as_json: bool) -> None:
     """Print each device's share of the work, the predicted metrics, and the directory of the artifact."""
+    from dicompiler.driver.compile_result import shorten_engine
+
     devices = _device_records(result.program)
     if as_json:
         outputs = [str(result.artifacts / name) for name in tracked_files(result.artifacts)]
@@ -47,7 +49,8 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
         return
     engine = ("engine",) if result.plan.engines else ()
     headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received", *engine)
-    print_table(headers, [[str(value) for value in record.values()] for record in devices], right=range(1, 6))
+    rows = [[shorten_engine(value) if key == "engine" else str(value) for key, value in r.items()] for r in devices]
+    print_table(headers, rows, right=range(1, 6))
     click.echo()
     _show_prediction(result)
     show_failure_plans(result)

@@ -19,7 +19,7 @@ from dicompiler.base.errors import UsageError
 from dicompiler.cost.layer_kinds import rate_kinds
 from dicompiler.cost.op_counts import count_flops, count_operations
 from dicompiler.cost.runtime_overhead import RuntimeCosts, scale_to_device
-from dicompiler.ir.cluster import Device
+from dicompiler.ir.cluster import Device, engine_name
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.plan import LayerShare as LayerShare
 
@@ -102,6 +102,22 @@ class CostModel(ABC):
             True if the platform states rates of the engine, or if the model has measurements of it.
         """
         return device.has_rates(engine)
+
+    def knows_layer(self, layers: LayerGraph, layer: Layer, device: Device, engine: str) -> bool:
+        """Return True if the model can compare the time of a layer in an engine with its times in other engines.
+
+        Args:
+            layers: The layers of the network.
+            layer: The layer.
+            device: The device.
+            engine: Name of the engine.
+
+        Returns:
+            True if the platform states a rate of the engine for a kind of the layer, or if the model has measurements
+            of the layer in the engine.
+        """
+        kinds = rate_kinds(layers, layer)
+        return any(entry.engine == engine_name(engine) and entry.kind in kinds for entry in device.engine_rates)
 
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:  # noqa: ARG002
         """Return the time that a target's runtime needs for messages and calls on a device.

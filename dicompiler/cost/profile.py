@@ -467,6 +467,16 @@ class ProfileSet:
         profile = self._find(device)
         return profile is not None and (engine == DEFAULT_ENGINE or engine_name(engine) in profile.engines)
 
+    def has_layer(self, layers: LayerGraph, layer: Layer, device: Device, engine: str) -> bool:
+        """Return True if the profile of a device has the time of a whole layer in an engine."""
+        profile, signature = self._find(device), layer_signature(layers, layer)
+        if profile is None or signature not in profile.layers:
+            return False
+        if engine == DEFAULT_ENGINE:
+            return True
+        measured = profile.engines.get(engine_name(engine))
+        return measured is not None and any(piece.cut == "whole" for piece in measured.layers.get(signature, ()))
+
 
 @cache
 def _warn_unmeasured(place: str, target: str, costs: str, reason: str) -> None:

@@ -43,6 +43,9 @@ class ProfileBasedModel(CostModel):
     def knows_engine(self, device: Device, engine: str) -> bool:
         return self._profiles.has_engine(device, engine) if self.file else super().knows_engine(device, engine)
 
+    def knows_layer(self, layers: LayerGraph, layer: Layer, device: Device, engine: str) -> bool:
+        return bool(self.file) and self._profiles.has_layer(layers, layer, device, engine)
+
     def runtime_costs(self, device: Device, stated: RuntimeCosts, target: str) -> RuntimeCosts:
         uses_profile = self.runtime is None and stated != FREE_RUNTIME and bool(self.file)
         scaled = super().runtime_costs(device, stated, target)

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from dicompiler.base.errors import UsageError
 from dicompiler.base.objectives import speed_metric
+from dicompiler.base.option_specs import Spec, parse_spec
 from dicompiler.base.schema import load_json, validate
 from dicompiler.base.units import format_seconds
 from dicompiler.cost.memory import MemoryUse
+from dicompiler.ir.cluster import engine_layers
 from dicompiler.ir.frame_prediction import FramePrediction
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.metrics import Metrics
@@ -108,10 +110,27 @@ class CompileSummary:
         return {key: value for key, value in asdict(self).items() if key not in omitted}
 
 
+MAX_NAMED_LAYERS = 3
+"""Number of layers of an engine that `shorten_engine` names."""
+
+
+def shorten_engine(engine: str) -> str:
+    """Return an engine with few of its layers, for users: "ncnn{layers=a,b,c,d,e}" ⇒ "ncnn{layers=a,b,c and 2 more}".
+
+    A list of up to four layers is not shortened.
+    """
+    layers = engine_layers(engine)
+    if len(layers) <= MAX_NAMED_LAYERS + 1:
+        return engine
+    spec = parse_spec(engine, "engine")
+    named = Spec.from_mapping(spec.name, {**dict(spec.options), "layers": layers[:MAX_NAMED_LAYERS]})
+    return f"{str(named)[:-1]} and {len(layers) - MAX_NAMED_LAYERS} more}}"
+
+
 def describe_engines(engines: Mapping[str, str]) -> str:
     """Return the engines of devices as text: {"pi01": "ncnn", "pi02": "ncnn"} ⇒ "ncnn on pi01, pi02"."""
     return "; ".join(
-        f"{engine} on {', '.join(device for device, name in engines.items() if name == engine)}"
+        f"{shorten_engine(engine)} on {', '.join(device for device, name in engines.items() if name == engine)}"
         for engine in dict.fromkeys(engines.values())
     )
 

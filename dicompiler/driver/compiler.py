@@ -39,7 +39,15 @@ from dicompiler.driver.compile_options import (
     takes_fields_of,
 )
 from dicompiler.driver.compile_result import CompileResult, summarize
-from dicompiler.driver.engines import check_engine, check_precision, choose_engines, split_program
+from dicompiler.driver.engines import (
+    AUTO_ENGINE,
+    check_engine,
+    check_precision,
+    choose_engines,
+    plan_with_engines,
+    split_program,
+)
+from dicompiler.driver.layer_engines import improve_engines
 from dicompiler.driver.prepare import (
     apply_wire_types,
     check_loadable,
@@ -144,6 +152,8 @@ def compile_with_options(model: ModelSource, options: CompileOptions) -> Compile
         compilation = prepare_model(setup)
         problem = build_problem(compilation, setup)
         compilation = make_plan(compilation, problem, setup)
+        if options.engine == AUTO_ENGINE:
+            compilation, problem = improve_engines(compilation, problem, options.precision)
         compilation = lower_plan(compilation, setup)
         compilation, memory = check_program(compilation, problem, setup)
         compilation = add_metrics(compilation, problem, memory, setup)
@@ -276,7 +286,7 @@ def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup)
         check_search_is_complete(plan)
     if setup.strategy is not None:
         plan = drop_unread_parts(problem, plan)
-    compilation = replace(compilation, plan=with_engines(plan, problem.platform))
+    compilation = replace(compilation, plan=plan_with_engines(plan, problem.platform))
     if setup.options.wire_samples is not None:
         compilation = replace(compilation, plan=measure_wire_ranges(compilation, Path(setup.options.wire_samples)))
     return compilation
@@ -321,12 +331,6 @@ def check_given_plan(problem: Problem, plan: Plan) -> Plan:
         )
     check_constraints(problem, plan)
     return plan
-
-
-def with_engines(plan: Plan, platform: Platform) -> Plan:
-    """Return the plan with the names of the platform's engines other than onnxruntime, by device name."""
-    engines = platform.engines
-    return replace(plan, engines={name: engines[name] for name in plan.devices if name in engines})
 
 
 def drop_unread_parts(problem: Problem, plan: Plan) -> Plan:

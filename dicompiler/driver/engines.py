@@ -24,7 +24,7 @@ from dicompiler.ir.onnx.graph_structure import tensors_read
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.weights import Weight
 from dicompiler.ir.pipeline_state import PipelineState
-from dicompiler.ir.plan import LayerShare
+from dicompiler.ir.plan import LayerShare, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import DeviceProgram, Program, Segment, Step
 from dicompiler.partition.placed_model import read_annotation
@@ -128,9 +128,9 @@ def choose_engines(
     check_engine(engine, target)
     check_precision(precision, engine)
     if engine == AUTO_ENGINE:
-        chosen = {device.name: _choose_engine(layers, device, cost, target) for device in _cpu_devices(platform)}
+        chosen = {device.name: _choose_engine(layers, device, cost, target) for device in list_cpu_devices(platform)}
     elif engine is not None:
-        chosen = {device.name: engine for device in _cpu_devices(platform)}
+        chosen = {device.name: engine for device in list_cpu_devices(platform)}
     else:
         chosen = {platform.device(name).name: value for name, value in (given or {}).items()}
     result = platform.with_engines(chosen)
@@ -175,7 +175,7 @@ def _with_precision(platform: Platform, precision: str | None) -> Platform:
     return platform.with_engines({name: str(engine.spec) for name, engine in engines.items()})
 
 
-def _cpu_devices(platform: Platform) -> list[Device]:
+def list_cpu_devices(platform: Platform) -> list[Device]:
     return [device for device in platform.computing_devices if not device.gpu]
 
 
@@ -194,8 +194,28 @@ def _warn_unknown(platform: Platform, cost: CostModel) -> None:
 
 def _choose_engine(layers: LayerGraph, device: Device, cost: CostModel, target: Target | None) -> str:
     """Return the engine with which a device computes the network fastest; onnxruntime if no engine is faster."""
+    best = find_fastest_engine(layers, device, cost, target)
+    try:
+        make_engine(best).check_installed()
+    except DicompilerError as error:
+        warn_not_installed(device.name, error)
+        return DEFAULT_ENGINE
+    return best
+
+
+def warn_not_installed(device: str, error: DicompilerError) -> None:
+    log.warning("device %s: %s; until then, onnxruntime computes there", device, error)
+
+
+def list_known_engines(device: Device, cost: CostModel, target: Target | None) -> list[str]:
+    """Return the engines other than onnxruntime that the target can use, and whose times the cost model predicts."""
     usable = [name for name in registry().engines if name != DEFAULT_ENGINE and _can_use(target, name)]
-    others = [name for name in usable if cost.knows_engine(device, name)]
+    return [name for name in usable if cost.knows_engine(device, name)]
+
+
+def find_fastest_engine(layers: LayerGraph, device: Device, cost: CostModel, target: Target | None) -> str:
+    """Return the engine that is predicted to compute the network fastest on a device, installed or not."""
+    others = list_known_engines(device, cost, target)
     seconds = {DEFAULT_ENGINE: _network_seconds(layers, replace(device, engine=DEFAULT_ENGINE), cost)}
     for name in others:
         with_engine = replace(device, engine=name)
@@ -205,13 +225,7 @@ def _choose_engine(layers: LayerGraph, device: Device, cost: CostModel, target: 
             # The platform states a rate of this engine for each kind of layer, but one rate of onnxruntime for all
             # kinds, which can be wrong by a factor of 4. The engine is therefore preferred (0 s).
             seconds[name] = 0.0
-    best = min(seconds, key=lambda name: seconds[name])
-    try:
-        make_engine(best).check_installed()
-    except DicompilerError as error:
-        log.warning("device %s: %s; until then, onnxruntime computes there", device.name, error)
-        return DEFAULT_ENGINE
-    return best
+    return min(seconds, key=lambda name: seconds[name])
 
 
 def _network_seconds(layers: LayerGraph, device: Device, cost: CostModel) -> float:
@@ -229,6 +243,18 @@ def _stated_share(layers: LayerGraph, device: Device) -> float:
     flops = {layer.name: count_flops(layers, layer) for layer in layers.layers}
     stated = sum(flops[layer.name] for layer in layers.layers if kinds.intersection(rate_kinds(layers, layer)))
     return stated / max(1, sum(flops.values()))
+
+
+def with_possible_precision(name: str, precision: str | None) -> Engine:
+    """Return the engine with this name, with a precision if it can compute with it, otherwise with fp32."""
+    engine = make_engine(name)
+    return replace(engine, precision=cast("Precision", precision)) if precision in engine.precisions else engine
+
+
+def plan_with_engines(plan: Plan, platform: Platform) -> Plan:
+    """Return the plan with the names of the platform's engines other than onnxruntime, by device name."""
+    engines = platform.engines
+    return replace(plan, engines={name: engines[name] for name in plan.devices if name in engines})
 
 
 def make_engine(name: str) -> Engine:

@@ -247,14 +247,14 @@ def check_powers(platform: Platform, objective: str) -> None:
 
 def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[str, RuntimeCosts]:
     """Return the runtime's costs on each device (seconds for messages, calls and copies), by device name."""
-    costs = {device.name: _device_runtime_costs(device, cost, target) for device in platform.devices}
+    costs = {device.name: find_runtime_costs(device, cost, target) for device in platform.devices}
     if len(platform.hosts) == 1:
         return costs
     # Messages between hosts are encrypted (TLS), which costs time.
     return {name: device_costs.with_tls for name, device_costs in costs.items()}
 
 
-def _device_runtime_costs(device: Device, cost: CostModel, target: Target) -> RuntimeCosts:
+def find_runtime_costs(device: Device, cost: CostModel, target: Target) -> RuntimeCosts:
     costs = cost.runtime_costs(device, target.runtime_costs, target.name)
     if device.engine == DEFAULT_ENGINE or not costs.call:
         return costs

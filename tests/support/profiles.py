@@ -42,7 +42,8 @@ def entry(cut: str, size: int, seconds: float, work: tuple[int, int] = (1000, 10
 def document(graph: LayerGraph, device: str = "*", **changes: Any) -> dict[str, Any]:
     """Return a profile of a graph's layers in which each part takes 1 ms plus 1 µs per FLOP.
 
-    Layers of rank 4 are measured whole, and at halves and quarters of axis 2. `changes` replace keys of the profile.
+    Layers of rank 4 are measured whole, and at halves and quarters of axis 2 if it has at least four rows. `changes`
+    replace keys of the profile.
     """
     found: dict[str, Any] = {}
     for layer in graph.layers:
@@ -60,7 +61,7 @@ def document(graph: LayerGraph, device: str = "*", **changes: Any) -> dict[str, 
         if not own["measurements"]:
             counted = count_operations(graph, layer)
             own["measurements"] = [entry("whole", 1, 1e-3 + 1e-6 * counted.flops, (counted.flops, counted.moved_bytes))]
-            for part in (2, 4) if len(shape) == 4 else ():
+            for part in (2, 4) if len(shape) == 4 and shape[2] >= 4 else ():
                 rows = shape[2] // part
                 less = count_operations(graph, layer, with_interval(full_region(shape), 2, (0, rows)))
                 own["measurements"].append(
