@@ -11,6 +11,7 @@ import click
 
 from dicompiler.base.errors import UsageError
 from dicompiler.cli.options import PATH, STREAM, CompileRequest, check_output_file, combine, refuse_options
+from dicompiler.cli.result_stream import echo_document
 
 build_system_options = combine(
     click.option(
@@ -143,4 +144,4 @@ class DepfileRule:
 
 def print_paths(paths: Iterable[Path]) -> None:
     for path in paths:
-        click.echo(path)
+        echo_document(str(path))

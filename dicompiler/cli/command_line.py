@@ -2,7 +2,7 @@
 
     arguments ⇒ results on stdout, diagnostics on stderr, exit code
 
-With `--json`, stdout has one JSON document: the result, or the error.
+With `--json`, stdout has one JSON document: the result, or the error. All other prints go to stderr.
 
 Exit codes:
 
@@ -20,6 +20,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import click
@@ -28,6 +29,7 @@ from dicompiler.base.errors import DicompilerError, PluginError, UsageError, did
 from dicompiler.base.termination import TerminationError
 from dicompiler.cli.diagnostics import make_diagnostic_options, open_log_after_error, set_up_log
 from dicompiler.cli.interrupts import EXIT_INTERRUPTED, INTERRUPTED_MESSAGE, TERMINATED_MESSAGE, interrupt_handler
+from dicompiler.cli.result_stream import echo_document, get_result_stream, separate_results
 
 # The summaries are repeated here so that `--help` imports no command. A test compares them with the commands.
 COMMANDS: Mapping[str, str] = {
@@ -141,7 +143,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # An earlier command of this process may have opened a log file. This command must not write to it.
     if "dicompiler.cli.log_handlers" in sys.modules:
         sys.modules["dicompiler.cli.log_handlers"].set_handlers(False, None)
-    return _run_command(list(sys.argv[1:] if arguments is None else arguments))
+    called = list(sys.argv[1:] if arguments is None else arguments)
+    with separate_results(called):
+        return _run_command(called)
 
 
 def _run_command(arguments: list[str]) -> int:
@@ -155,7 +159,8 @@ def _run_command(arguments: list[str]) -> int:
         if "_DICOMPILER_COMPLETE" in os.environ and isinstance(error, SystemExit):
             return int(error.code or 0)
         if isinstance(error, BrokenPipeError) or _is_click_exit(error):
-            _discard_stdout()
+            if get_result_stream() is sys.stdout:
+                _discard_stdout()
             return 1
         if "--debug" in arguments:
             import traceback
@@ -177,7 +182,9 @@ def _run_command(arguments: list[str]) -> int:
         # Write the line in one call, so that it does not mix with lines of other processes on the same terminal.
         sys.stderr.write(f"dicompiler: {line}\n")
         if "--json" in arguments:
-            print(json.dumps({"error": {"message": message, "exit_code": code}}))
+            # The error may be that stdout cannot be written. It is already printed on stderr.
+            with suppress(OSError):
+                echo_document(json.dumps({"error": {"message": message, "exit_code": code}}))
         return code
     return result if isinstance(result, int) else 0
 

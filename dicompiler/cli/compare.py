@@ -22,6 +22,7 @@ from dicompiler.cli.options import (
     tolerate_failures_option,
     wire_dtype_option,
 )
+from dicompiler.cli.result_stream import echo_document
 
 if TYPE_CHECKING:
     from dicompiler.analysis.compare import Comparison, StrategyResult
@@ -79,14 +80,14 @@ def print_csv(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerows([HEADERS, *comparison_rows(comparisons)])
-    click.echo(text.getvalue(), nl=False)
+    echo_document(text.getvalue(), nl=False)
 
 
 def print_markdown(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
-    click.echo(_format_row(HEADERS))
-    click.echo("|" + "---|" * len(HEADERS))
+    echo_document(_format_row(HEADERS))
+    echo_document("|" + "---|" * len(HEADERS))
     for row in comparison_rows(comparisons):
-        click.echo(_format_row(row))
+        echo_document(_format_row(row))
 
 
 def _format_row(cells: Sequence[str]) -> str:

@@ -34,7 +34,7 @@ def make_diagnostic_options() -> list[click.Parameter]:
             is_flag=True,
             expose_value=False,
             callback=_keep_option(QUIET_KEY),
-            help="Print no warnings and no progress.",
+            help="Print only errors, and output that an option such as --json asks for.",
         ),
         click.Option(
             ["--log-file"],

@@ -26,6 +26,7 @@ from dicompiler.cli.options import (
     takes_compile_request,
     wire_options,
 )
+from dicompiler.cli.result_stream import get_result_stream
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -224,5 +225,7 @@ def _write_model(model: Model, output: Path) -> tuple[Path, ...]:
         content = model.to_bytes()
     except DicompilerError as error:
         raise DicompilerError(f"opt: {error}: name a file instead of '-'") from error
-    sys.stdout.buffer.write(content)
+    stream = get_result_stream()
+    stream.buffer.write(content)
+    stream.flush()
     return ()

@@ -8,6 +8,7 @@ import click
 
 from dicompiler.cli.completion import complete_platform
 from dicompiler.cli.options import check_output_file, json_option, output_option
+from dicompiler.cli.result_stream import echo_document
 
 
 @click.command("platform")
@@ -37,5 +38,7 @@ def command(name: str, output: Path | None, as_json: bool) -> None:
         outputs = [] if output is None else [str(output)]
         devices = [device.name for device in platform.devices]
         print_json({"name": platform.name, "devices": devices, "text": text, "outputs": outputs})
+    elif output is None:
+        echo_document(text, nl=False)
     else:
-        click.echo(text if output is None else f"written: {output}\n", nl=False)
+        click.echo(f"written: {output}")

@@ -16,6 +16,7 @@ from typing import Any, TextIO
 import click
 
 from dicompiler.base.errors import escape_unprintable
+from dicompiler.cli.result_stream import echo_document
 
 PAGE_WIDTH, MAX_NAME_WIDTH = 80, 24
 """Width of a page, and of the first column in a table that is too wide, in characters."""
@@ -169,4 +170,4 @@ def print_entries(sentences: Iterable[str]) -> None:
 
 
 def print_json(document: Any) -> None:
-    click.echo(json.dumps(document, indent=1, ensure_ascii=False))
+    echo_document(json.dumps(document, indent=1, ensure_ascii=False))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from support.building import environment
+from support.distributions import distribution
 
 from dicompiler.base.errors import UsageError
 from dicompiler.cli import main
@@ -18,6 +19,14 @@ from dicompiler.driver import artifact
 
 PLAN = "--platform rpi4x2 --strategy modnn -o"
 WORSE = "this plan's predicted latency is worse than that of one device"
+
+
+def run_in_process(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run a command that must succeed in a process of its own."""
+    command = [sys.executable, "-m", "dicompiler.cli", *arguments]
+    done = subprocess.run(command, cwd=directory, env=environment(**env), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done
 
 
 def plan(model: Path, *more: str, before: tuple[str, ...] = ()) -> int:
@@ -30,7 +39,7 @@ def test_worse_plan_is_a_warning_that_can_be_turned_off(model: Path, capsys: pyt
         assert plan(model, *options) == 0
         printed = capsys.readouterr()
         assert (WORSE in printed.err) == is_warned
-        assert "written: " in printed.out
+        assert ("written: " in printed.out) == ("--quiet" not in options)
 
 
 def test_search_that_its_budget_ended_can_be_an_error(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,17 +52,33 @@ def test_search_that_its_budget_ended_can_be_an_error(model: Path, capsys: pytes
 
 
 @pytest.mark.parametrize("is_before", [True, False])
-def test_quiet_prints_results_and_errors(
+def test_quiet_prints_only_errors(
     is_before: bool, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert (plan(model, before=("--quiet",)) if is_before else plan(model, "--quiet")) == 0
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr() == ("", "")
     assert plan(tmp_path / "gone.onnx", "--quiet") == 1
-    printed = capsys.readouterr().err
-    assert printed.startswith("dicompiler: error: ") and "gone.onnx" in printed
+    printed = capsys.readouterr()
+    assert printed.err.startswith("dicompiler: error: ") and "gone.onnx" in printed.err and not printed.out
     assert plan(model) == 0
     # The option --quiet of one command must not affect the next command in the same process.
-    assert WORSE in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert WORSE in printed.err and "written: " in printed.out
+
+
+@pytest.mark.parametrize(
+    ("line", "start"),
+    [
+        ("plan {} --platform rpi4x2 --strategy modnn -o plan.json --json", "{"),
+        ("plan {} --platform rpi4x2 --strategy modnn -o plan.json --print-outputs", "plan.json"),
+        ("compare {} --platform rpi4x2 --strategies modnn --format csv", "model,platform,"),
+        ("platform rpi4x2", "format = "),
+        ("list passes --help", "Usage: "),
+    ],
+)
+def test_quiet_prints_documents(line: str, start: str, model: Path, tmp_path: Path) -> None:
+    done = run_in_process(tmp_path, *line.format(model).split(), "--quiet")
+    assert done.stdout.startswith(start) and not done.stderr
 
 
 @pytest.mark.parametrize("is_before", [True, False])
@@ -176,3 +201,43 @@ def test_errors_are_documents_with_json(line: str, code: int, text: str, capsys:
     assert error["exit_code"] == code
     assert error["message"].startswith(text)
     assert printed.err == f"dicompiler: error: {error['message']}\n"
+
+
+CHATTY_PLUGIN = """
+import os, subprocess
+from dicompiler.plugin_api import Strategy, hookimpl
+from dicompiler_strategies.single import Single
+
+class Chatty(Single):
+    '''Print texts while it makes the plan.'''
+    name = "chatty"
+
+    def plan(self, problem):
+        print("from print")
+        os.write(1, b"from a library\\n")
+        subprocess.run(["echo", "from a process"], check=True)
+        return super().plan(problem)
+
+@hookimpl
+def dicompiler_strategies():
+    return [Chatty]
+"""
+PRINTED = {"from print", "from a library", "from a process"}
+
+
+def test_json_is_not_mixed_with_prints_of_plugins(model: Path, tmp_path: Path) -> None:
+    distribution(tmp_path / "site", "chatty", "1.0", {"chatty": "chatty_plugin"})
+    (tmp_path / "site" / "chatty_plugin.py").write_text(CHATTY_PLUGIN)
+    lines = [
+        ("plan", str(model), "--platform", "rpi4x2", "--strategy", "chatty", "-o", "plan.json"),
+        ("compile", str(model), "--platform", "rpi4x2", "--strategy", "chatty", "-o", "out"),
+    ]
+    path = os.pathsep.join([str(tmp_path / "site"), *sys.path])
+    for line in lines:
+        done = run_in_process(tmp_path, *line, "--json", PYTHONPATH=path)
+        assert json.loads(done.stdout)
+        assert set(done.stderr.splitlines()) >= PRINTED
+    done = run_in_process(tmp_path, *lines[0], PYTHONPATH=path)
+    assert set(done.stdout.splitlines()) >= PRINTED
+    done = run_in_process(tmp_path, *lines[0], "--quiet", PYTHONPATH=path)
+    assert (done.stdout, done.stderr) == ("", "")

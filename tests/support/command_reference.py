@@ -58,7 +58,7 @@ Results go to stdout, diagnostics to stderr. All commands have these options:
 
 | option | meaning |
 |---|---|
-| `--quiet` | Print no warnings and no progress. |
+| `--quiet` | Print only errors, and output that an option such as --json asks for. |
 | `--log-file FILE` | Append the steps of the command, warnings and errors, with time and process id, to this file. |
 | `--debug` | Print a traceback with every error. |
 
