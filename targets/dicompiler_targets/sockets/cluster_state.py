@@ -7,6 +7,7 @@ protocol, a role is one plan by which frames are computed: the normal plan, a re
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -120,6 +121,8 @@ class ReconnectQueue:
             self._restart_at[name] = time.monotonic() + self._delays_s[name]
 
 
+NOT_FINISHED = "did not finish"
+"""Text of a timeout error about devices that have not finished their work."""
 GRACE_S = 1.0
 """Seconds after a frame's deadline in which devices may report which tensor is missing, to find the device at fault."""
 
@@ -177,6 +180,8 @@ class ClusterState:
         self.loop = EventLoop(options.heartbeat_s, local_processes)
         self._peers_sent = self._has_joined = self._is_finishing = False
         self._last_failed, self._failed_at = "", 0.0
+        self._awaited: Sequence[str] = ()
+        self._deadline = math.inf
         peers = {manifest["device"]: [peer["device"] for peer in manifest["peers"]] for manifest in artifact.manifests}
         self._suspicions = Suspicions(options.heartbeat_s, peers)
         self._warned: set[str] = set()
@@ -241,7 +246,7 @@ class ClusterState:
                 self._messages.listen(process, self.loop)
             self._handle_joining(lambda: True)
             self._fail_missing([name for name in waiting if self.processes[name].channel is None], late_at)
-            self.check_time(deadline, waiting, self._acceptor.refusal_text)
+            self.check_time(deadline, waiting, "did not connect", self._acceptor.refusal_text)
 
     def _await_ready(self, deadline: float) -> None:
         """Wait until all devices that are up are ready, and the causes of all failures so far are known."""
@@ -252,7 +257,7 @@ class ClusterState:
         ):
             self._handle_joining(lambda: False)
             self._fail_missing([name for name in waiting if name not in ready], late_at)
-            self.check_time(deadline, waiting or self.up)
+            self.check_time(deadline, waiting or self.up, "did not become ready for frames")
 
     def _handle_joining(self, is_ready: Callable[[], object]) -> None:
         """React to messages and failures while the devices join; do not wait if `is_ready` returns a true value."""
@@ -340,14 +345,27 @@ class ClusterState:
     def _expects_ready(self, name: str) -> bool:
         return name not in self.down or self._reconnects.connecting == name
 
-    def check_time(self, deadline: float, waiting: Sequence[str], suffix: str = "") -> None:
+    def check_time(self, deadline: float, waiting: Sequence[str], cause: str = NOT_FINISHED, suffix: str = "") -> None:
         """Raise RunError if `deadline` (time.monotonic) passed more than GRACE_S seconds ago.
 
-        The error names the devices `waiting`, which have not answered, and ends with `suffix`.
+        The error names the devices `waiting`, which have not answered, and what they did not do: `cause`. It ends
+        with `suffix`.
         """
         if time.monotonic() > deadline + GRACE_S:
             others = f" (nor did {', '.join(map(repr, waiting[1:]))})" if len(waiting) > 1 else ""
-            raise timeout_error(self.processes[waiting[0]].title, self._options, f"{others}{suffix}")
+            raise timeout_error(self.processes[waiting[0]].title, self._options, cause, f"{others}{suffix}")
+
+    def set_awaited(self, waiting: Sequence[str], deadline: float) -> None:
+        """Set the devices for which the session waits until `deadline` (time.monotonic), for error messages."""
+        self._awaited, self._deadline = waiting, deadline
+
+    def _describe_timeout(self) -> str:
+        """Return which devices have not finished their work if the deadline has passed; otherwise an empty text."""
+        if time.monotonic() < self._deadline:
+            return ""
+        work = f"frame {self.window.oldest}" if len(self.window) else "the run"
+        names = ", ".join(map(repr, self._awaited))
+        return f"; {names} did not finish {work} within {self._options.timeout_s:g} s: allow more time (--timeout)"
 
     # -- failures of devices
 
@@ -513,6 +531,7 @@ class ClusterState:
         message = f"{self.processes[cause.device].title}: {cause.message}"
         if not cause.is_unreachable:
             suffix = "; failure plans are only for unreachable devices" if self.schedule.tolerates_failures else ""
+            suffix += self._describe_timeout()
         elif cause.rank == RANK_EXIT and not self._has_joined:
             # The runtime cannot start on this device, so the user must repair it. The error then does not mention
             # failure plans.
@@ -563,5 +582,5 @@ class ClusterState:
         self._on_change("return", name, "")
 
 
-def timeout_error(title: str, options: RunOptions, suffix: str = "") -> RunError:
-    return RunError(f"{title}: did not finish within {options.timeout_s:g} s{suffix}: allow more time (--timeout)")
+def timeout_error(title: str, options: RunOptions, cause: str = NOT_FINISHED, suffix: str = "") -> RunError:
+    return RunError(f"{title}: {cause} within {options.timeout_s:g} s{suffix}: allow more time (--timeout)")

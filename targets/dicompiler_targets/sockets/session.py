@@ -618,6 +618,7 @@ class ClusterSession(Session):
         cluster, guard = self._cluster, self._guard
         if deadline is None:
             deadline = self._current_deadline() if waiting else math.inf
+        cluster.set_awaited(waiting, deadline)
         for event in cluster.events(lambda: guard.reason is not None or (is_ready is not None and is_ready())):
             if cluster.handle(event) and event.header is not None and event.header.frame in self._in_flight_frames:
                 self._record_progress(self._in_flight_frames[event.header.frame], event)
