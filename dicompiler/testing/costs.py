@@ -30,7 +30,7 @@ from dicompiler.testing.assertions import (
     unchanged,
 )
 from dicompiler.testing.samples import Sample, samples
-from dicompiler.testing.subprocess_call import call_in_subprocess
+from dicompiler.testing.subprocess_call import call_with_hash_seeds
 
 
 def check_cost_model(
@@ -59,12 +59,11 @@ def check_cost_model(
     chosen = list({(s.name, s.platform.name): s for s in (samples() if on is None else on)}.values())
     require(chosen, f"{describe(model)}: there are no samples")
     results = _all_seconds(model, chosen, limit_s)
-    repetitions = {"when it is called again": _all_seconds(model, chosen, limit_s)}
+    repetitions = [("when it is called again", _all_seconds(model, chosen, limit_s))]
     with error_context(describe(model)):
-        repetitions["in another process"] = call_in_subprocess(
-            _all_seconds, model, chosen, limit_s, limit_s=limit_s * len(chosen)
-        )
-    for place, repeated in repetitions.items():
+        others = call_with_hash_seeds(_all_seconds, model, chosen, limit_s, limit_s=limit_s * len(chosen))
+    repetitions += [("in another process", other) for other in others]
+    for place, repeated in repetitions:
         for sample, first, other in zip(chosen, results, repeated, strict=True):
             same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, other, strict=True))
             on_sample = f"on {sample.name} on {sample.platform.name}"

@@ -23,7 +23,7 @@ from dicompiler.testing.assertions import (
 )
 from dicompiler.testing.plans import check_legal, check_plan
 from dicompiler.testing.samples import Sample, memory_limited, samples
-from dicompiler.testing.subprocess_call import call_in_subprocess
+from dicompiler.testing.subprocess_call import call_with_hash_seeds
 
 
 def check_strategy(
@@ -37,8 +37,8 @@ def check_strategy(
     For each sample (a network, a platform and an objective), the check requires that:
 
     - the plan is valid, computes the same bits as the whole network, and sends the predicted bytes;
-    - the strategy makes an equal plan in a second run, and in another process with another hash seed, unless a note in
-      the plan says why it cannot be reproduced;
+    - the strategy makes an equal plan in a second run, and in processes with three other hash seeds, unless a note
+      in the plan says why it cannot be reproduced;
     - the strategy does not change the problem, end the process, or exceed the time limit;
     - if the strategy has its own method `front`, the front for the first sample has valid plans with all objective
       values, and no plan dominates another one.
@@ -65,14 +65,15 @@ def check_strategy(
         plans.append(plan_or_error(instance, sample, limit_s))
     refused = next((plan for plan in plans if isinstance(plan, str)), "")
     require(any(isinstance(plan, Plan) for plan in plans), f"{describe(instance)} refuses every sample: {refused}")
-    log.info("running %s on %d samples in another process", describe(instance), len(tried))
+    log.info("running %s on %d samples in other processes", describe(instance), len(tried))
     with error_context(describe(instance)):
-        others = call_in_subprocess(plan_texts, instance, tried, limit_s, limit_s=limit_s * len(tried))
+        others = call_with_hash_seeds(plan_texts, instance, tried, limit_s, limit_s=limit_s * len(tried))
     seen: list[tuple[str, str, Plan]] = []
-    for sample, plan, other in zip(tried, plans, others, strict=True):
+    for sample, plan, *texts in zip(tried, plans, *others, strict=True):
         with checking(f"{describe(instance)} on {sample}"):
             _check_same_plan(plan, plan_or_error(instance, sample, limit_s), "when it is called again")
-            _check_same_plan(plan, other, "in another process")
+            for text in texts:
+                _check_same_plan(plan, text, "in another process")
             if isinstance(plan, Plan) and (memory or not _exceeds_memory(sample, plan)):
                 check_legal(sample.problem, plan)
                 key = sample.name, sample.platform.name, plan

@@ -15,6 +15,9 @@ from dicompiler.testing.assertions import require
 
 T = TypeVar("T")
 
+HASH_SEED_COUNT = 3
+"""Number of hash seeds with which results are compared."""
+
 _CHILD_VARIABLE = "DICOMPILER_TESTING_CHILD"
 """Environment variable that is set in the new process, to report a check that runs there again."""
 _CHILD_CODE = """
@@ -27,13 +30,34 @@ Path(sys.argv[1], "result").write_bytes(pickle.dumps(function(*arguments)))
 """
 
 
-def call_in_subprocess(function: Callable[..., T], *arguments: Any, limit_s: float) -> T:
+def call_with_hash_seeds(function: Callable[..., T], *arguments: Any, limit_s: float) -> list[T]:
+    """Return `function(*arguments)`, computed in HASH_SEED_COUNT processes with different hash seeds.
+
+    With one other seed, a set of two elements often has the same order by chance.
+
+    Args:
+        function: The function, from a module that can be imported.
+        *arguments: Arguments of the function, which are pickled.
+        limit_s: Seconds after which each process is killed.
+
+    Returns:
+        The results, one per process.
+
+    Raises:
+        AssertionError: As for `call_in_subprocess`.
+    """
+    seeds = range(1, HASH_SEED_COUNT + 1)
+    return [call_in_subprocess(function, *arguments, limit_s=limit_s, seed=seed) for seed in seeds]
+
+
+def call_in_subprocess(function: Callable[..., T], *arguments: Any, limit_s: float, seed: int = 1) -> T:
     """Return `function(*arguments)`, computed in a new process with another hash seed.
 
     Args:
         function: The function, from a module that can be imported.
         *arguments: Arguments of the function, which are pickled.
         limit_s: Seconds after which the process is killed.
+        seed: Hash seed of the process. If this process has the same one, another seed is used.
 
     Raises:
         AssertionError: The class of an argument is defined in the script itself; a module calls the check when it is
@@ -47,13 +71,14 @@ def call_in_subprocess(function: Callable[..., T], *arguments: Any, limit_s: flo
         _CHILD_VARIABLE not in os.environ,
         "its module calls the check when it is imported: call the check in a test function",
     )
-    seed = "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"
+    if os.environ.get("PYTHONHASHSEED") == str(seed):
+        seed += HASH_SEED_COUNT
     with tempfile.TemporaryDirectory() as directory:
         Path(directory, "call").write_bytes(pickle.dumps((sys.path, pickle.dumps((function, arguments)))))
         try:
             process = subprocess.run(
                 [sys.executable, "-c", _CHILD_CODE, directory],
-                env={**os.environ, "PYTHONHASHSEED": seed, _CHILD_VARIABLE: "1"},
+                env={**os.environ, "PYTHONHASHSEED": str(seed), _CHILD_VARIABLE: "1"},
                 capture_output=True,
                 text=True,
                 check=False,

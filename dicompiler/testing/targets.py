@@ -6,7 +6,7 @@ import hashlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
@@ -15,16 +15,27 @@ from pathlib import Path
 from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
 from dicompiler.driver import compiler
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.plan import FailurePlan
 from dicompiler.plugin.registry import temporarily_registered
-from dicompiler.plugin_api import DicompilerError, PipelineState, Plan, Platform, RunOptions, Target, registry
+from dicompiler.plugin_api import (
+    DicompilerError,
+    PipelineState,
+    Plan,
+    Platform,
+    RunOptions,
+    RunResult,
+    Target,
+    registry,
+)
 from dicompiler.plugin_api.onnx import compare_value, graph_inputs, random_inputs, run_model
 from dicompiler.plugin_api.regions import single_device_plan, tile_layer
 from dicompiler.target.manifest import ARTIFACT_FILE
 from dicompiler.testing.assertions import LIMIT_S, as_instance, checking, describe, require, time_limit, unchanged
+from dicompiler.testing.left_processes import no_processes_left
 from dicompiler.testing.samples import Sample, make_cluster, samples
 from dicompiler.testing.subprocess_call import call_in_subprocess
 from dicompiler.verify.comparison import check_transfers
@@ -120,7 +131,8 @@ def check_target(
     - no call changes its arguments, ends the process, or exceeds the time limit;
     - `memory_overhead` returns a number of bytes for every device;
     - a run of two frames gives outputs within the tolerance of onnxruntime's, sends the predicted bytes, and returns a
-      report for every device.
+      report for every device;
+    - no process that the run has started still runs after it.
 
     Three more plans are run. A target must refuse those that its attributes do not allow:
 
@@ -217,7 +229,7 @@ def _check_run(
     assert program is not None and model is not None
     frames_in = [random_inputs(graph_inputs(model), seed) for seed in range(frames)]
     with unchanged(frames=frames_in):
-        result = target.run(artifact, frames_in, RunOptions(timeout_s=RUN_TIMEOUT_S, start_without=without))
+        result = _run_target(target, artifact, frames_in, without)
     allowed = {**output_tolerances(model), **target.tolerances(model)}
     for i, inputs in enumerate(frames_in):
         reference = run_model(model, inputs, optimization=target.reference_optimization)
@@ -233,6 +245,14 @@ def _check_run(
     roles = sum(not role.failed for role in program.roles)
     check = check_transfers(program.all_transfers, sent, frames // roles, roles)
     require(check.passed, check.detail)
+
+
+def _run_target(
+    target: Target, artifact: Path, frames: Sequence[Mapping[str, NDArray[Any]]], without: tuple[str, ...] = ()
+) -> RunResult:
+    """Run an artifact without some devices, and require that no process is left."""
+    with no_processes_left("run()"):
+        return target.run(artifact, frames, RunOptions(timeout_s=RUN_TIMEOUT_S, start_without=without))
 
 
 def _check_replicas(target: Target, sample: Sample, runs: bool) -> None:
@@ -272,7 +292,7 @@ def _check_states(target: Target, platform: Platform, runs: bool) -> None:
         if not runs:
             return
         frames = verification_frames(compilation.reference, None)[:STATE_FRAME_COUNT]
-        result = target.run(artifact, frames, RunOptions(timeout_s=RUN_TIMEOUT_S))
+        result = _run_target(target, artifact, frames)
         for i, reference in enumerate(reference_outputs(compilation.reference, frames)):
             check = compare_value("y", reference["y"], result.outputs[i]["y"])
             require(check.passed, f"frame {i}: output 'y' {check.detail}")

@@ -6,6 +6,7 @@ They have a module of their own so that a second process can import them.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -79,6 +80,8 @@ class BadStrategy(Strategy):
             # chance.
             for layer in problem.layers.layers:
                 chosen[layer.name] = [Part(names[hash(layer.name) % len(names)])]
+        if self.fault == "third-seed" and os.environ.get("PYTHONHASHSEED") == "3":
+            chosen[first.name] = [Part(names[-1])]
         if self.fault == "refuses":
             raise DicompilerError("bad-strategy: no plan today")
         if self.fault == "type":
@@ -168,6 +171,10 @@ class BadTarget(Target):
 
     def run(self, directory: Path, frames: Sequence[Mapping[str, NDArray[Any]]], options: RunOptions) -> RunResult:
         result = self._sockets.run(directory, frames, options)
+        if self.fault == "child":
+            subprocess.Popen(["sleep", "614"])
+        if self.fault == "orphan":
+            subprocess.run(["sh", "-c", "setsid sleep 615 > /dev/null 2>&1 &"], check=True)
         if self.fault == "inputs":
             for array in frames[0].values():
                 array[...] = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import time
@@ -215,7 +216,7 @@ def test_progress_is_logged_with_network_platform_and_objective(caplog: pytest.L
     places = ["switch3", "switch3 with less memory"]
     steps = [
         *(f"running {ON} {place} for latency" for place in places),
-        "running strategy 'bad-strategy' of module support.bad_plugins on 2 samples in another process",
+        "running strategy 'bad-strategy' of module support.bad_plugins on 2 samples in other processes",
         *(f"checking {ON} {place} for latency" for place in places),
         "checking strategy 'bad-strategy' of module support.bad_plugins: front() on branches on switch3 for latency",
         "checking cost model 'bad-cost' of module support.bad_plugins on branches on switch3",
@@ -303,7 +304,15 @@ def test_module_that_calls_the_check_when_it_is_imported(tmp_path: Path) -> None
 
 def test_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
     wide = tuple(samples(["branches"], [make_cluster("switch", *[1.0] * 64)], ["latency"]))
-    assert "in another process, it makes another plan" in fails(check_strategy, bad.BadStrategy("hash"), wide)
+    for fault in ("hash", "third-seed"):
+        assert "in another process, it makes another plan" in fails(check_strategy, bad.BadStrategy(fault), wide)
+
+
+@pytest.mark.parametrize(("fault", "command"), [("child", "sleep 614"), ("orphan", "sleep 615")])
+def test_target_that_leaves_a_process_is_caught(fault: str, command: str) -> None:
+    error = fails(check_target, bad.BadTarget(fault), FEW, splits=["modnn"])
+    assert re.search(rf"run\(\) leaves process \d+ \({command}\) running: end all started processes$", error)
+    assert command not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
 
 
 @pytest.mark.slow
