@@ -198,13 +198,9 @@ class SocketsArtifact:
 
 
 def _check_manifest(directory: Path, document: Manifest, device: str, manifest: Manifest) -> None:
-    """Check that a manifest belongs to the artifact and lists exactly the device's files.
+    """Check that a device's manifest belongs to the artifact and lists exactly the device's files.
 
-    Args:
-        directory: The artifact's directory.
-        document: The content of artifact.json.
-        device: The name of the device.
-        manifest: The manifest that was found in the device's directory.
+    `document` is the content of artifact.json.
 
     Raises:
         KeyError: The manifest is inconsistent.
@@ -259,11 +255,9 @@ def numpy_type(name: str) -> np.dtype[Any]:
 
 
 def state_piece(array: NDArray[Any], state: Mapping[str, Any]) -> NDArray[Any]:
-    """Return a device's piece of a state (a tensor that is kept for the next frame).
+    """Return a device's piece of a whole state (a tensor that is kept for the next frame).
 
-    Args:
-        array: The whole state.
-        state: The manifest's description of the piece.
+    `state` is the manifest's description of the piece.
     """
     return np.asarray(array[tuple(slice(start, stop) for start, stop in state["region"])], order="C")
 

@@ -109,7 +109,6 @@ class ReconnectQueue:
         return self.connecting
 
     def remove(self, name: str) -> None:
-        """Remove a device that has returned, or whose attempt to return has failed."""
         self._returning.discard(name)
         self.connecting = "" if self.connecting == name else self.connecting
         if name in self._greeted:
@@ -157,16 +156,9 @@ class ClusterState:
     ) -> None:
         """Create the state before any device has joined.
 
-        Args:
-            artifact: The artifact that the devices run.
-            options: The options of the run.
-            in_flight: Maximum number of frames in flight.
-            start: Starts a device.
-            acceptor: Accepts or makes the connections to the devices.
-            local_processes: Number of device processes on this host.
-            on_change: Called with the kind of event, the device and the reason after each failure and return.
-            on_reason: Called with the device and the final reason of a failure, when its process ends or must be
-                killed.
+        `in_flight` is the maximum number of frames in flight. `local_processes` is the number of device processes on
+        this host. `on_change` is called with the kind of event, the device and the reason after each failure and
+        return. `on_reason` is called with the device and the final reason of a failure.
         """
         self._artifact, self._options, self._on_change = artifact, options, on_change
         self._in_flight, self._start_device, self._acceptor = in_flight, start, acceptor
@@ -193,7 +185,6 @@ class ClusterState:
 
     @property
     def up(self) -> list[str]:
-        """The names of the devices that are not failed at present, in the artifact's order."""
         return [name for name in self._artifact.devices if name not in self.down]
 
     # -- start and end of the run
@@ -220,7 +211,6 @@ class ClusterState:
         self._has_joined = True
 
     def _runtime_arguments(self) -> list[str]:
-        """Return the command-line arguments of the runtime that are equal for all devices."""
         options, acceptor = self._options, self._acceptor
         arguments = ["--coordinator", acceptor.address, "--run", acceptor.credentials.run_id]
         arguments += ["--timeout", f"{options.timeout_s:g}", "--heartbeat", f"{options.heartbeat_s:g}"]
@@ -489,9 +479,8 @@ class ClusterState:
     def _change_roles(self, drops_frames: bool, returned: str = "") -> None:
         """Order all devices that are up to use other plans from the next frame on (message CHANGE_ROLES).
 
-        Args:
-            drops_frames: True if the devices must drop the frames in flight; the session sends these frames again.
-            returned: The device whose return causes the change; '' after a failure.
+        With `drops_frames`, they drop the frames in flight, which the session sends again. `returned` is the device
+        whose return causes the change; '' after a failure.
         """
         if not self._peers_sent:
             return  # The later message PEERS names the failed devices itself.
@@ -563,7 +552,6 @@ class ClusterState:
             self._send_peers(name, {"down": sorted(self.down - {name}), "rejoins": True})
 
     def _give_up_reconnect(self, name: str, reason: str) -> None:
-        """End the process of a device that could not return, and schedule another restart."""
         self._warn_once(f"device {name!r} does not return yet: {reason}")
         end_process(self._disconnect(name))
         self._reconnects.retry_later(name)
@@ -574,7 +562,6 @@ class ClusterState:
         self._warned.add(message)
 
     def _mark_returned(self, name: str) -> None:
-        """Use a device that has returned after its failure again, from the next frame on."""
         self._reconnects.remove(name)
         self._warned.clear()
         self.down.discard(name)

@@ -69,7 +69,6 @@ class ResidentCluster:
 
     @staticmethod
     def state_file(directory: Path) -> Path:
-        """Return the path of the file that lists the resident devices of an artifact."""
         absolute = directory.absolute()
         return absolute.with_name(f"{absolute.name}.resident.json")
 
@@ -127,7 +126,6 @@ class ResidentCluster:
 
     @property
     def is_remote(self) -> bool:
-        """True if at least one device runs on another host than this process."""
         return not all(is_loopback(host) for host, _ in self.addresses.values())
 
     def run_options(self, options: RunOptions) -> RunOptions:
@@ -145,7 +143,6 @@ class ResidentCluster:
         return replace(options, keys=keys, insecure=options.insecure or self.insecure)
 
     def load_keys(self, options: RunOptions) -> TlsKeys | None:
-        """Return the coordinator's TLS keys, or None without TLS; raise UsageError if the keys cannot be loaded."""
         try:
             return None if options.keys is None else TlsKeys(options.keys / "coordinator")
         except ValueError as error:
@@ -326,7 +323,6 @@ class DaemonConnector:
             done.set()
 
     def _update_address(self, name: str, address: tuple[str, int]) -> None:
-        """Record the new address of a restarted device, also in the file that other clients read."""
         with self._lock:
             self.cluster = replace(self.cluster, addresses={**self.cluster.addresses, name: address})
             try:

@@ -140,7 +140,6 @@ class ResidentDevices:
         return {name: ran[name] for name in hosts.locations}
 
     def status(self) -> tuple[DeviceStatus, ...]:
-        """Return the status of each device. Raise UsageError if the artifact has no resident devices."""
         cluster = ResidentCluster.load(self.directory)
         if cluster is None:
             raise UsageError(f"{self.directory}: no resident devices: start them with 'dicompiler deploy --resident'")

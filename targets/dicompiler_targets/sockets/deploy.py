@@ -320,7 +320,6 @@ def check_failed_devices(artifact: SocketsArtifact, failed: Mapping[str, RunErro
 
 
 def _longest_copy_bytes(copies: Mapping[str, Sequence[DirectoryCopy]]) -> int:
-    """Return the largest number of bytes (files and TLS keys) that one device's directories have."""
     sizes = (
         [path.stat().st_size for wanted in of_device for path in wanted.files.values()] for of_device in copies.values()
     )
@@ -359,7 +358,6 @@ def _check_copied(location: DeviceLocation, copies: Sequence[DirectoryCopy], fou
 
 
 def _find_damaged_files(copies: Sequence[DirectoryCopy], found_files: Sequence[FoundFiles]) -> list[list[str]]:
-    """Return, for each directory in `copies`, the names of the files that are missing or changed on its host."""
     return [sorted(wanted.files.keys() - found.intact) for wanted, found in zip(copies, found_files, strict=True)]
 
 
@@ -381,10 +379,7 @@ def device_locations(artifact: SocketsArtifact, options: RunOptions) -> dict[str
 def _key_files(keys: Path | None, device: str, directory: Path) -> dict[str, Path]:
     """Return the local paths of a device's TLS key files, by file name; none if `keys` is None.
 
-    Args:
-        keys: The directory that 'dicompiler keys' created.
-        device: Name of the device.
-        directory: The artifact's directory, for error messages.
+    `directory` is the artifact's directory, for error messages.
     """
     if keys is None:
         return {}
@@ -449,7 +444,6 @@ def _probe_host(
 
 
 def last_error_line(result: ssh.CommandResult) -> str:
-    """Return the last line that a command wrote to stderr, or its exit code, for an error message."""
     lines = result.errors.strip().splitlines() or [f"exit code {result.exit_code}"]
     return one_line(lines[-1])
 
@@ -462,11 +456,7 @@ def _parse_probe(
 ) -> DeployedState:
     """Convert the answer of PROBE_SCRIPT; raise RunError if Python, a package or onnxruntime is missing or too old.
 
-    Args:
-        location: The host that has answered.
-        answer: The JSON object that PROBE_SCRIPT has printed.
-        packages: Oldest supported version of each package that the device needs.
-        needed: IR version and opset that onnxruntime must support; None if the device does not use onnxruntime.
+    `packages` has the oldest supported versions. `needed` is the IR version and opset that onnxruntime must support.
     """
     versions = {name: one_line(version, 60) for name, version in answer["versions"].items()}
     pip, hosts_file_hint = f"{location.python} -m pip install", ""

@@ -98,13 +98,8 @@ class DoneReport:
 def read_done(device: str, payload: Any, names: Sequence[str]) -> DoneReport:
     """Return the content of a DONE message, with which a device reports that it has finished a frame.
 
-    Args:
-        device: Name of the device.
-        payload: The bytes of the message.
-        names: Names of all devices, by the index that the message uses.
-
-    Raises:
-        ProtocolError: A number is invalid.
+    `names` has the names of all devices, by the index that the message uses. Raise ProtocolError if a number is
+    invalid.
     """
     raw, received = bytes(payload), dict[tuple[str, str], ReceivedBytes]()
     compute_s, temperature, flags = DONE_FIELDS.unpack_from(raw)
@@ -204,7 +199,6 @@ class DeviceProcess:
 
     @property
     def title(self) -> str:
-        """The device's name and location, as the start of an error message."""
         return f"device {self.device!r}{self.location}"
 
     def get_channel(self) -> MessageChannel:
@@ -240,7 +234,6 @@ class DeviceProcess:
         return f"its process {cause}: {line}" if line else f"its process {cause}"
 
     def close(self) -> None:
-        """Close the connection to a process that has ended, and the pipe to its standard input."""
         if self.popen is not None and self.popen.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self.popen.stdin.close()
@@ -327,7 +320,6 @@ def end_all(processes: Sequence[DeviceProcess]) -> None:
 
 
 def end_process(process: DeviceProcess) -> None:
-    """Kill a process and wait for its end, but not longer than a second."""
     if process.popen is not None:
         process.popen.kill()
         # Waiting longer is useless, because a killed process that has not ended is stuck in the kernel.
@@ -379,16 +371,11 @@ class RunAcceptor:
     """
 
     def __init__(self, listen: str, keys: Path | None, is_insecure: bool) -> None:
-        """Listen at an address.
+        """Listen at HOST:PORT; port 0 means any free port.
 
-        Args:
-            listen: HOST:PORT; port 0 means any free port.
-            keys: The directory of TLS keys that 'dicompiler keys' created; None for no TLS.
-            is_insecure: True to allow connections to other hosts without TLS.
-
-        Raises:
-            UsageError: The address or the keys cannot be used.
-            RunError: The address is in use.
+        `keys` is the directory that 'dicompiler keys' created; None for no TLS. With `is_insecure`, other hosts may
+        connect without TLS. Raise UsageError if the address or the keys cannot be used, and RunError if the address is
+        in use.
         """
         # Without keys, a token proves that a device belongs to the run. With keys, certificates prove it.
         self.credentials = RunCredentials(secrets.token_hex(8), "" if keys else secrets.token_hex(16))
@@ -522,7 +509,6 @@ class OncePerFrame:
         self._seen: set[tuple[MessageType, int]] = set()
 
     def admit(self, message_type: MessageType, frame: int = 0) -> None:
-        """Record a message about a frame; raise ProtocolError if the device has sent such a message before."""
         if (message_type, frame) in self._seen:
             suffix = f" for frame {frame}" * (message_type is not MessageType.READY)
             raise ProtocolError(f"received {message_type.name} twice{suffix}")

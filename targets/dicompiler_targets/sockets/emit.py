@@ -46,11 +46,7 @@ RESERVED_NAMES = ("artifact.json", "plan.json", "platform.toml", "reference")
 def write_program(program: Program, threads: Mapping[str, int], optimization: str, directory: Path) -> None:
     """Write the artifact of a program into an existing directory.
 
-    Args:
-        program: The steps and transfers of all devices.
-        threads: By device, the number of threads that compute a segment.
-        optimization: onnxruntime's optimization level.
-        directory: The directory of the artifact.
+    `threads` has, by device, the number of threads that compute a segment. `optimization` is onnxruntime's level.
 
     Raises:
         DicompilerError: A device's name cannot be a directory's name, or a tensor's type cannot be sent.
@@ -78,14 +74,10 @@ def _write_device_files(
     networks: Mapping[bytes, EngineFiles],
     directory: Path,
 ) -> Json:
-    """Write the segments, the weights and the runtime of a device, and return the device's manifest.
+    """Write the segments, the weights and the runtime of the device with this index, and return its manifest.
 
-    Args:
-        program: The program of all devices.
-        index: Index of the device.
-        hoisted: For the normal plan, each replica and each failure plan, the device's segments.
-        networks: By serialized ONNX model, the files into which an engine's converter has translated it.
-        directory: The artifact's directory.
+    `hoisted` has the device's segments for the normal plan, each replica and each failure plan. `networks` has, by
+    serialized ONNX model, the files that an engine's converter has made of it.
     """
     runtime = directory / "runtime"
     runtime.mkdir(parents=True)
@@ -117,13 +109,10 @@ def _write_manifests(program: Program, manifests: Sequence[Json], directory: Pat
 def _device_manifest(
     program: Program, index: int, files: Sequence[Sequence[str]], hoisted: Sequence[Sequence[HoistedSegment]]
 ) -> Json:
-    """Return the manifest of a device without the list of its files.
+    """Return the manifest of the device with this index, without the list of its files.
 
-    Args:
-        program: The program of all devices.
-        index: Index of the device.
-        files: For the normal plan, each replica and each failure plan, the names of the segments' files.
-        hoisted: For each of these plans, the segments without the copies that the runtime makes instead.
+    `files` and `hoisted` have one entry for the normal plan, each replica and each failure plan: the names of the
+    segments' files, and the segments without the copies that the runtime makes instead.
     """
     device = program.devices[index]
     pairs = [(t.sender, t.receiver) for t in program.all_transfers]
@@ -156,12 +145,8 @@ def _role_document(
 ) -> Json:
     """Return the manifest entry of a device's work in one plan (the normal plan, a replica or a failure plan).
 
-    Args:
-        program: The program of this plan.
-        device: The device's steps in this plan.
-        files: File name of each segment.
-        hoisted: The segments without the copies that the runtime makes instead.
-        first_transfer: Number of this plan's first transfer. The transfers of all plans are numbered consecutively.
+    `files` has each segment's file name, and `hoisted` the segments without the copies that the runtime makes instead.
+    The transfers of all plans are numbered consecutively; `first_transfer` is the number of this plan's first one.
     """
     transfers = [
         replace(t, index=first_transfer + t.index) for t in program.transfers if device.device in (t.sender, t.receiver)

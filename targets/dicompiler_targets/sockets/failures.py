@@ -120,7 +120,6 @@ class EventLog:
         self._pending: deque[tuple[RunEvent, bool]] = deque()
 
     def __bool__(self) -> bool:
-        """Return True if some events have not been reported yet."""
         return bool(self._pending)
 
     def add(self, event: RunEvent, is_final: bool = True) -> None:
@@ -137,7 +136,6 @@ class EventLog:
         self._emit()
 
     def flush(self) -> None:
-        """Report all events with the reasons that are known now."""
         self._pending = deque((event, True) for event, _ in self._pending)
         self._emit()
 
@@ -182,7 +180,6 @@ class FailedProcesses:
         return any(not failed.is_explained for failed in self._processes)
 
     def add(self, process: DeviceProcess, failure: DeviceFailure) -> None:
-        """Add the process of a failed device, and schedule its killing."""
         # If only the connection ended, the process gets time to end: its exit code may show the cause.
         wait_s = EXIT_WAIT_S if failure.rank == RANK_DISCONNECTED else 0.0
         self._processes.append(_FailedProcess(process, failure, time.monotonic() + wait_s))
@@ -208,7 +205,6 @@ class FailedProcesses:
                 process.popen.kill()
 
     def end_all(self, others: Sequence[DeviceProcess]) -> None:
-        """Kill the processes of failed devices and those in `others`, and wait until all have ended."""
         end_all([*others, *(failed.process for failed in self._processes)])
         self._processes = []
 
@@ -233,9 +229,8 @@ class Suspicions:
     def __init__(self, heartbeat_s: float, peers: Mapping[str, Collection[str]]) -> None:
         """Create a collection without suspicions.
 
-        Args:
-            heartbeat_s: Seconds between heartbeats.
-            peers: For each device, the devices with which it exchanges tensors.
+        `heartbeat_s` is the interval of heartbeats in seconds. `peers` has, by device, those with which it exchanges
+        tensors.
         """
         self._peers = peers
         self._link_wait_s = min(LINK_WAIT_S + LINK_WAIT_HEARTBEATS * heartbeat_s, MAX_LINK_WAIT_S)

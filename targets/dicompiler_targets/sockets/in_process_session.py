@@ -128,7 +128,6 @@ class InProcessSession(Session):
 
     @contextlib.contextmanager
     def _device_errors_as_run_errors(self) -> Iterator[None]:
-        """Return a context manager that replaces each exception by a RunError that names the device."""
         try:
             yield
         except Exception as error:

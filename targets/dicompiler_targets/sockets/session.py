@@ -96,12 +96,10 @@ class SessionGuard:
     """
 
     def __init__(self, stop: Callable[[], None], wake: Callable[[], None]) -> None:
-        """Guard a session.
+        """Guard a session that `stop` ends; `stop` may be called several times.
 
-        Args:
-            stop: Ends everything that the session has started; may be called several times.
-            wake: Interrupts a call that waits in another thread, so that it checks `has_waiting_call` and `check_end`
-                again.
+        `wake` interrupts a call that waits in another thread, so that it checks `has_waiting_call` and `check_end`
+        again.
         """
         self._stop, self._wake = stop, wake
         self._process, self._turns = os.getpid(), TurnLock()
@@ -123,7 +121,6 @@ class SessionGuard:
             raise RunError(f"the session has ended: {self.reason}")
 
     def check_process(self) -> None:
-        """Raise RunError in a forked child process, because the session belongs to the parent."""
         if os.getpid() != self._process:
             raise RunError(
                 f"the session belongs to process {self._process}, and process {os.getpid()} is a fork of it: open a "
@@ -248,7 +245,6 @@ class FrameReader:
             return None
 
     def release(self) -> None:
-        """Allow the thread to read one more frame."""
         self._free_places.release()
 
     def close(self) -> None:
@@ -300,18 +296,10 @@ class ClusterSession(Session):
         acceptor: RunAcceptor | DaemonConnector | None = None,
         deadline: float | None = None,
     ) -> None:
-        """Start the devices and wait until they are ready.
+        """Start the devices and wait until they are ready; raise RunError if a device does not start.
 
-        Args:
-            artifact: The compiled artifact that the devices run.
-            options: The options of the run.
-            start: Starts a device; by default, on this host.
-            acceptor: Accepts the devices' connections; by default, at a listening socket.
-            deadline: When the session must have ended (time.monotonic).
-
-        Raises:
-            RunError: A device does not start.
-            UsageError: The options are invalid.
+        `start` starts a device; by default, on this host. `acceptor` accepts the devices' connections; by default, at a
+        listening socket. `deadline` is the time (time.monotonic) by which the session must have ended.
         """
         options = options.with_heartbeat(default_heartbeat_s(artifact))
         self.artifact, self.options, self._deadline = artifact, options, deadline
@@ -491,7 +479,6 @@ class ClusterSession(Session):
         return self._change_deadline + self._caller_s
 
     def _submit_frame(self, inputs: Mapping[str, Any]) -> InFlightFrame:
-        """Wait until another frame may be in flight, and send a frame with these inputs to the devices."""
         while self._is_full():
             self._handle_events(self._list_awaited_devices())
         kept_inputs = inputs if self._cluster.schedule.tolerates_failures else None
@@ -716,7 +703,6 @@ def default_heartbeat_s(artifact: SocketsArtifact) -> float:
 
 
 def resolve_frames_in_flight(options: RunOptions, devices: int) -> int:
-    """Return how many frames may be in flight with this number of devices; raise UsageError for invalid options."""
     frames = options.resolve_in_flight(devices, MAX_FRAMES_IN_FLIGHT)
     if options.heartbeat_s is not None and not 0.05 <= options.heartbeat_s <= 3600:
         raise UsageError(f"run: the heartbeat must be between 0.05 and 3600 s, not {options.heartbeat_s:g}")

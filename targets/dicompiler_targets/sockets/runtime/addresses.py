@@ -89,14 +89,8 @@ def bind_socket(host: str, port: int, listens: bool = True) -> socket.socket:
 def connect(host: str, port: int, timeout_s: float, port_hint: str) -> socket.socket:
     """Connect to an address; repeat attempts for at most `timeout_s` and CONNECT_TIMEOUT_S seconds.
 
-    Args:
-        host: IP address or name of the host.
-        port: TCP port.
-        timeout_s: Maximum seconds.
-        port_hint: Text for the error message: which option sets the port, so that users can allow it in a firewall.
-
-    Raises:
-        OSError: The connection failed; the message has the cause and the remedy.
+    `port_hint` is a text for the error message: which option sets the port, so that users can allow it in a firewall.
+    Raise OSError with the cause and the remedy.
     """
     timeout_s = min(timeout_s, CONNECT_TIMEOUT_S)
     end = time.monotonic() + timeout_s

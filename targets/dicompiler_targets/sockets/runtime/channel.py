@@ -82,11 +82,9 @@ class EventLoop:
     """
 
     def __init__(self, interval_s: float, local_processes: int = 0) -> None:
-        """Start the helper thread.
+        """Start the helper thread, which sends a heartbeat every `interval_s` seconds.
 
-        Args:
-            interval_s: Seconds between two heartbeats.
-            local_processes: Number of other device processes that share the processors of this process.
+        `local_processes` is the number of other device processes that share the processors of this process.
         """
         self.lock = threading.RLock()
         self.running_since = 0.0
@@ -115,11 +113,8 @@ class EventLoop:
     def watch(self, channel: EventSource, waits_for_data: bool, is_blocked: bool, is_paused: bool) -> None:
         """Set the events for which a channel waits.
 
-        Args:
-            channel: The channel.
-            waits_for_data: True to wait for data.
-            is_blocked: True to wait for space in the kernel's send buffer.
-            is_paused: True to wait for the seconds that the channel's `pause_s` returns.
+        If `waits_for_data`, it waits for data; if `is_blocked`, for space in the kernel's send buffer; if `is_paused`,
+        for the seconds that its `pause_s` returns.
         """
         number, mask = channel.fileno(), (READ if waits_for_data else 0) | (WRITE if is_blocked else 0)
         if mask:
@@ -555,7 +550,6 @@ class MessageChannel:
         return received if received.nbytes else None
 
     def release(self) -> None:
-        """Resume reading after `deliver` has returned a true value."""
         if self._is_held:
             self._is_held = False
             self._update_watch()

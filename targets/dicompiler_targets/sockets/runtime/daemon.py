@@ -88,17 +88,9 @@ class DeviceDaemon:
     ) -> None:
         """Check the settings of a device.
 
-        Args:
-            directory: The directory of the device's files.
-            manifest: The device's manifest.
-            listener: A socket that is bound to an address.
-            keys: TLS keys, with which clients and other devices prove their identities; None for no TLS.
-            token: The cluster's secret, which replaces the keys.
-            is_insecure: True to allow other hosts without TLS.
-            log: The daemon's log.
-
-        Raises:
-            ValueError: There is neither a key nor a token, or connections without TLS are not allowed.
+        `listener` is bound to an address already. Without TLS `keys`, clients and other devices prove by the secret
+        `token` that they belong to the cluster. Raise ValueError if there is neither, or if other hosts could connect
+        without TLS and `is_insecure` is false.
         """
         self.address = listener.getsockname()[:2]
         check_encryption(self.address[0], keys, is_insecure)

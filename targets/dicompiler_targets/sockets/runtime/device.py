@@ -121,15 +121,8 @@ class PeerConnections:
     ) -> None:
         """Create the object without connecting.
 
-        Args:
-            manifest: The device's manifest.
-            settings: Settings of the connections.
-            credentials: ID and token of the run.
-            loop: The event loop of all connections.
-            mailbox: Tensors and orders that have arrived.
-            schedule: Maps each frame number to the index of its plan.
-            make_callbacks: Returns the callbacks for the channel to the peer with the given name.
-            report_failed: Called with a failed peer's name and a message for the coordinator.
+        `make_callbacks` returns the callbacks for the channel to the peer (another device) with the given name.
+        `report_failed` is called with a failed peer's name and a message for the coordinator.
         """
         self._manifest, self._settings, self.credentials = manifest, settings, credentials
         self._loop, self._mailbox, self._schedule = loop, mailbox, schedule
@@ -171,14 +164,9 @@ class PeerConnections:
     def connect_all(self, arriving: ConnectionQueue, message: Mapping[str, Any]) -> None:
         """Connect to the later devices in the manifest's order, and wait for the connections of the earlier ones.
 
-        A device that rejoins after a failure connects to all peers. Peers that have failed are left out.
-
-        Args:
-            arriving: The queue of the peers' connections.
-            message: The coordinator's PEERS message, which has the peers' addresses.
-
-        Raises:
-            DeviceError: A peer cannot be reached or does not connect in time.
+        A device that rejoins after a failure connects to all peers. `arriving` is the queue of the peers' connections,
+        and `message` is the coordinator's PEERS message with their addresses. Raise DeviceError if a peer does not
+        connect in time.
         """
         expected = set() if message.get("rejoins") else self._preceding - self.down
         for peer in self._manifest["peers"]:
@@ -282,13 +270,7 @@ class PeerConnections:
     def _check_peer(
         self, hello: Mapping[str, Any], channel: MessageChannel, expected: set[str], deadline: float
     ) -> str:
-        """Return the name of the peer that sent the HELLO message `hello`.
-
-        Args:
-            hello: The message.
-            channel: The channel on which it arrived.
-            expected: Names of the peers that may connect.
-            deadline: Time (time.monotonic) until which a refusal may take.
+        """Return the name of the peer that sent the HELLO message `hello`, if it is one of `expected`.
 
         Raises:
             ProtocolError: The peer is not expected or cannot prove its identity.
@@ -332,7 +314,6 @@ class PeerConnections:
         self.down, self.disconnected = down, set(down)
 
     def report_failure(self, peer: str, message: str) -> None:
-        """Disconnect a failed peer and tell the coordinator, which decides how the run continues."""
         self._disconnect(peer)
         self._report_failed(peer, message)
 
@@ -386,16 +367,9 @@ class DeviceRun:
     ) -> None:
         """Prepare a run of the device in `directory` without connecting.
 
-        Args:
-            directory: The directory of the device's files.
-            manifest: The device's manifest.
-            settings: Settings of the connections.
-            credentials: ID and token of the run.
-            listen: Host and port at which peers connect; by default, a free port of the address that reaches the
-                coordinator.
-            min_segment_s: Minimum seconds of each segment's call, to emulate a slower board.
-            emulated_speed: The changes of that board's speed.
-            is_resident: True if this process continues after the coordinator has disconnected.
+        Peers connect at the host and port `listen`; by default, at a free port of the address that reaches the
+        coordinator. `min_segment_s` (seconds by segment) and `emulated_speed` emulate a slower board. If `is_resident`,
+        this process continues after the coordinator has disconnected.
         """
         self.name: str = manifest["device"]
         self._directory, self._manifest, self._settings = directory, manifest, settings
@@ -482,7 +456,6 @@ class DeviceRun:
         self._loop.close()
 
     def send_error(self, error: Exception) -> None:
-        """Tell the coordinator why this device ends, if the coordinator can be reached."""
         if self._control is not None:
             content = {"message": one_line(error), "peer": getattr(error, "peer", None)}
             self._control.send_json(MessageType.ERROR, content)
@@ -515,10 +488,7 @@ class DeviceRun:
     ) -> StepExecutor:
         """Connect to the peers, execute all frames, and return the executor.
 
-        Args:
-            arriving: The queue of accepted connections of peers.
-            sessions: The sessions of the segments.
-            stop_accepting: Called when no more peers can connect.
+        `arriving` is the queue of the peers' connections. `stop_accepting` is called when no more peers can connect.
         """
         rejoins = self._connect_peers(arriving)
         self.executor = executor = StepExecutor(
@@ -749,11 +719,7 @@ class DeviceRun:
     def _post_value(self, value: Mapping[str, Any], frame: int, payload: Any, keep: Any) -> None:
         """Queue a tensor for sending: a transfer to another device, or an output to the coordinator.
 
-        Args:
-            value: The manifest's entry of the transfer or output.
-            frame: Number of the frame.
-            payload: The bytes.
-            keep: Owner of the payload's memory, which must live until the payload is sent.
+        `value` is its manifest entry. `keep` owns the payload's memory, so it must live until the payload is sent.
         """
         if "receiver" in value:
             channel = self._channel_after_change(value["receiver"])
@@ -798,7 +764,6 @@ class DeviceRun:
                 executor.wait(seen)
 
     def _handle_orders(self, executor: StepExecutor, next_frame: int) -> int:
-        """Drop, skip and begin frames as the coordinator has ordered; return the next frame's number."""
         if (first := self._mailbox.pop("drop")) is not None:
             executor.drop_stopped()
             next_frame = self._unacknowledged_change = first

@@ -84,7 +84,6 @@ def read_precision(network: Path) -> str:
 
 
 def check_precision(ncnn: Any, precision: str) -> None:
-    """Raise ValueError if the installed ncnn or the processor cannot compute with this precision."""
     if precision not in ("fp32", *PRECISION_OPTIONS):
         raise ValueError(f"ncnn does not know the precision {precision!r}: expected fp32, fp16 or bf16")
     if precision == "bf16" and not hasattr(ncnn.Option(), "use_bf16_storage"):

@@ -297,17 +297,9 @@ class StepExecutor:
     ) -> None:
         """Create the executor of a device.
 
-        Args:
-            manifest: The device's manifest.
-            sessions: The sessions of the segments of all plans, in the manifest's order.
-            mailbox: The received tensors.
-            loop: The event loop, which runs while the executor waits.
-            post: Called with each result that must be sent.
-            min_segment_s: Minimum seconds of each segment's call, to emulate slower boards.
-            emulated_speed: The changes of the boards' speed.
-            schedule: Maps each frame number to a plan; by default, the manifest's schedule.
-            can_stop: True if `stop_before` must interrupt segments even without failure plans.
-            report_overdue: Called if a tensor does not arrive in time.
+        `sessions` are those of the segments of all plans. `post` is called with each result that must be sent, and
+        `report_overdue` if a tensor does not arrive in time. `min_segment_s` (seconds by segment) and `emulated_speed`
+        emulate a slower board. With `can_stop`, `stop_before` can interrupt segments even without failure plans.
         """
         self._schedule = schedule or RoleSchedule.from_manifest(manifest)
         self._run_options = _make_run_options() if can_stop or self._schedule.tolerates_failures else None
@@ -362,7 +354,6 @@ class StepExecutor:
             self._run_options.terminate = True
 
     def drop_stopped(self) -> None:
-        """Remove the frames that `stop_before` has stopped, and reuse their buffers."""
         if self._run_options is not None:
             self._run_options = _make_run_options()
         for frame in self.frames:
@@ -491,7 +482,6 @@ class StepExecutor:
                 self._states[frame.number + 1, name] = state
 
     def _discard_unread_states(self) -> None:
-        """Discard stored states (outputs kept as inputs of the next frame) that no frame will read."""
         oldest = min((frame.number for frame in self.frames), default=self._next_number)
         self._states = {key: state for key, state in self._states.items() if key[0] >= oldest}
 

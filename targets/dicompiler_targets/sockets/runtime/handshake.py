@@ -159,7 +159,6 @@ class ConnectionAcceptor(ConnectionQueue):
         threading.Thread(target=self._accept_all, daemon=True).start()
 
     def close(self) -> None:
-        """Close the listening socket, and drop connections with incomplete handshakes."""
         with self._lock:
             self._closed = True
             for connection in self._connections_in_handshake:

@@ -67,7 +67,6 @@ class RoleSchedule:
 
     @property
     def covered_failures(self) -> tuple[frozenset[str], ...]:
-        """The sets of failed devices for which there are plans."""
         return tuple(dict.fromkeys(failed for failed in self._failed_sets if failed))
 
     @property
@@ -77,7 +76,6 @@ class RoleSchedule:
 
     @property
     def last_change(self) -> int:
-        """Number of the first frame after the last change to other plans."""
         return self._changes[-1][0]
 
     def find_failed_set(self, down: Collection[str]) -> frozenset[str] | None:
@@ -378,7 +376,6 @@ class FrameWindow:
         return self.end - 1
 
     def finish(self, frame: int) -> None:
-        """Mark a frame as finished; frames may finish in any order."""
         if frame >= self.oldest:
             self._finished.add(frame)
         while self.oldest in self._finished:
@@ -388,7 +385,6 @@ class FrameWindow:
             self.end = self.oldest + self._size
 
     def drop(self, first: int) -> None:
-        """Drop all frames before number `first`, which becomes the oldest."""
         self._finished.clear()
         self.first = self.oldest = first
         self.end = first + (self._size or 0)
@@ -426,10 +422,8 @@ class ReceiveFilter:
     ) -> None:
         """Create a filter for the frames in a window.
 
-        Args:
-            expected_by_role: For each role (plan), the manifest's entries of the tensors that may arrive, by index.
-            window: The frames in flight.
-            schedule: Maps frames to roles; by default, frames use all roles in turn.
+        `expected_by_role` has, for each role (plan), the manifest's entries of the tensors that may arrive, by index.
+        `schedule` maps frames to roles; by default, frames use all roles in turn.
         """
         self._roles, self._window = expected_by_role, window
         self._schedule = schedule or RoleSchedule([()] * len(self._roles))
@@ -490,7 +484,6 @@ def check_no_payload(header: MessageHeader) -> None:
 
 
 def decode_json(payload: Any) -> dict[str, Any]:
-    """Return the JSON object in a payload, an array of bytes; raise ProtocolError for other content."""
     try:
         message = json.loads(payload.tobytes())
     except (ValueError, RecursionError):

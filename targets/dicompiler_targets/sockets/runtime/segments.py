@@ -76,11 +76,7 @@ class NetworkSession:
     def __init__(self, directory: Path, segment: Mapping[str, Any], threads: int, is_spinning: bool) -> None:
         """Load the files of a segment; raise ValueError if the engine is missing or cannot load them.
 
-        Args:
-            directory: The directory of the device's files.
-            segment: The segment's entry in the manifest.
-            threads: Number of threads with which the engine computes.
-            is_spinning: True if the threads wait actively between two calls.
+        `segment` is the manifest's entry. If `is_spinning`, the engine's threads wait actively between two calls.
         """
         engine = segment["engine"]
         paths = directory / segment["file"], directory / engine["weights"]
@@ -98,7 +94,6 @@ class NetworkSession:
         return NetworkBinding()
 
     def run_with_iobinding(self, binding: NetworkBinding, _run_options: Any = None) -> None:
-        """Compute the outputs of a binding; the run options are ignored, because a call cannot be stopped."""
         inputs = [_float_view(binding.inputs[value.name]) for value in self._inputs]
         arrays = self._network.run(inputs, [value.shape for value in self._outputs])
         for value, array in zip(self._outputs, arrays, strict=True):
@@ -110,7 +105,6 @@ class NetworkSession:
 
 
 def find_network_class(engine: str) -> Any:
-    """Return the class `EngineNetwork` of an engine; raise ValueError if the engine's module is missing."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", engine):
         raise ValueError(f"{engine!r} is not a valid name of an engine")
     own, installed = f"{__package__}.engine_{engine}", f"dicompiler_engine_{engine}"
@@ -140,7 +134,6 @@ def _parse_release(version: str) -> list[int]:
 
 
 def _float_view(value: Any) -> np.ndarray[Any, Any]:
-    """Return an array that uses the memory of an onnxruntime value of type float."""
     shape = value.shape()
     if value.data_type() != "tensor(float)":
         raise ValueError(f"only tensors of type float can be computed, not {value.data_type()}")
@@ -290,12 +283,8 @@ def run_segment(
 ) -> dict[str, Any]:
     """Run a segment and return its outputs by name; raise ValueError with its name if onnxruntime fails.
 
-    Args:
-        session: The segment's session.
-        segment: The segment's entry in the manifest.
-        values: The inputs by name.
-        places: For some outputs by name, existing onnxruntime values into which they are written.
-        run_options: onnxruntime's RunOptions; setting `terminate` ends the call.
+    `values` has the inputs by name. `places` has, for some outputs by name, existing onnxruntime values into which they
+    are written. Setting `terminate` of `run_options` ends the call.
     """
     try:
         if segment.get("unsized"):
@@ -330,7 +319,6 @@ def _run_non_tensor(
 
 
 def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, run_options: Any = None) -> None:
-    """Run a segment with the inputs and outputs in `binding`; raise ValueError if the engine fails."""
     try:
         session.run_with_iobinding(binding, run_options)
     except Exception as error:  # Exception is the only class that all errors of onnxruntime have in common.
@@ -378,9 +366,7 @@ class RegionCopy:
 def _first_contiguous_axis(shape: Sequence[int], counts: Sequence[int]) -> int:
     """Return the first axis from which on the elements of a region are contiguous in a tensor's memory.
 
-    Args:
-        shape: The shape of the tensor.
-        counts: The shape of the region.
+    `shape` is the shape of the tensor, and `counts` that of the region.
     """
     axis = len(shape) - 1
     while axis > 0 and counts[axis] == shape[axis]:
@@ -628,7 +614,6 @@ def return_freed_memory() -> Iterator[None]:
 
 
 def peak_memory_bytes() -> int:
-    """Return the largest resident memory that this process has had, in bytes."""
     try:
         # On Linux, getrusage also counts memory that the parent process had when it started this one. Therefore, the
         # kernel's file about this process is read.

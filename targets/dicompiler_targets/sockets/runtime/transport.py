@@ -131,7 +131,6 @@ class Connection:
         self._socket.setblocking(False)
 
     def set_deadline(self, deadline: float | None) -> None:
-        """Set the time (time.monotonic) by which all calls before `start` must return; None: no limit."""
         self._deadline = deadline
         self._socket.settimeout(None if deadline is None else seconds_left(deadline))
 
@@ -157,7 +156,6 @@ class Connection:
         return False
 
     def unacknowledged_bytes(self) -> int:
-        """Return the number of bytes that were sent and not acknowledged by the other end."""
         try:
             return int.from_bytes(fcntl.ioctl(self._socket, termios.TIOCOUTQ, _ZERO_INT), sys.byteorder)
         except (OSError, ValueError):  # The socket is closed, which the next `send` will report.
@@ -293,7 +291,6 @@ class TlsConnection(Connection):
             self._socket.sendall(pack_error("this end uses TLS: give keys to the other end too (--keys)"))
 
     def _refuse(self, reason: str) -> None:
-        """Send an error to the other end, and give it time to read the error."""
         with contextlib.suppress(OSError, ssl.SSLError):  # No error can be sent if the other end has disconnected.
             self._tls.write(pack_error(reason))
             self._flush()
@@ -433,7 +430,6 @@ class TlsKeys:
         return client.getpeercert() or {}
 
     def context(self, is_server: bool) -> ssl.SSLContext:
-        """Return the TLS context for accepting connections (`is_server`) or for opening them."""
         return self._contexts[is_server]
 
 
@@ -454,11 +450,8 @@ def tls_error(error: ssl.SSLError) -> Exception:
 def open_connection(connection: socket.socket, keys: TlsKeys | None, is_server: bool, deadline: float) -> Connection:
     """Return a connection over the socket, with TLS if `keys` is not None.
 
-    Args:
-        connection: The connected socket.
-        keys: The TLS keys of this process, or None.
-        is_server: True at the end that accepted the connection.
-        deadline: Time (time.monotonic) until which the TLS handshake may take.
+    `is_server` is true at the end that accepted the connection. The TLS handshake may take until `deadline`
+    (time.monotonic).
 
     Raises:
         ProtocolError: The other end cannot be trusted.
