@@ -91,7 +91,6 @@ class LinearModel(ProfileBasedModel):
         }
 
     def knows_engine(self, device: Device, engine: str) -> bool:
-        """Return True for onnxruntime, and for another engine if a profile has its times."""
         return engine == DEFAULT_ENGINE or (bool(self.file) and super().knows_engine(device, engine))
 
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:

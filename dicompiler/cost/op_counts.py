@@ -213,7 +213,6 @@ def _output_and_input_regions(
 
 
 def _node_cost(layers: LayerGraph, task_node: TaskNode) -> OpCost:
-    """Return the number of operations of a node; 0 if a shape is not static or the computed region is empty."""
     operation = layers.operation_of(task_node.node)
     out, needs = _output_and_input_regions(layers, task_node)
     is_static = all(tensor is None or tensor.shape is not None for tensor in operation.inputs)

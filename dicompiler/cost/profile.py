@@ -361,7 +361,7 @@ def parse_profile(document: Any, place: str) -> Profile:
 
 
 def _check_runtime_costs(costs_by_target: Mapping[str, Mapping[str, float]], place: str) -> None:
-    """Raise DicompilerError if a measured cost of a target's runtime is 0, so that the measurement is wrong."""
+    """Raise DicompilerError if a measured cost of a target's runtime is 0, because no cost really is 0."""
     for target, costs in costs_by_target.items():
         zero = [name for name, value in costs.items() if name in _MEASURED_COSTS and not value]
         if zero:
@@ -532,7 +532,6 @@ def _input_entry(source: str, tensor: TensorInfo) -> list[Any]:
 
 
 def _to_json(value: Any) -> Any:
-    """Return an attribute as JSON, with tensors and graphs as hexadecimal strings."""
     if isinstance(value, list | tuple):
         return [_to_json(element) for element in value]
     if isinstance(value, bytes):

@@ -243,7 +243,6 @@ class SimulationResult:
 
     @property
     def frame(self) -> FramePrediction:
-        """The predicted time of the first frame: its latency, and the time for its inputs and outputs."""
         return FramePrediction(self.latency_s, self.input_output_s)
 
     @property
@@ -651,7 +650,6 @@ class _EventSimulator:
             self.links.enqueue(now, path.flow, (frame, path), path.seconds, rank)
 
     def _schedule_departures(self, frame: _FrameState) -> None:
-        """Create an event for each time at which a message has been sent completely."""
         for at, flow, version in self.links.departures:
             heappush(self.events, (at, next(self.event_order), self._finish_message, frame, (flow, version)))
         self.links.departures.clear()
@@ -896,7 +894,7 @@ def _barrier_latency(replica: _ReplicaCosts, platform: Platform, runtime: Mappin
 
 
 def _handling_seconds(boxes: Sequence[_SentBox], runtime: Mapping[str, RuntimeCosts]) -> float:
-    """Return the seconds that the busiest sender and the busiest receiver spend on sending tensor regions."""
+    """Return the seconds that the busiest sender and the busiest receiver spend on exchanging tensor regions."""
     sending, receiving = dict[str, float](), dict[str, float]()
     for box in boxes if runtime else ():
         sender, receiver = runtime.get(box.sender, FREE_RUNTIME), runtime.get(box.receiver, FREE_RUNTIME)
@@ -929,7 +927,6 @@ def _network_seconds(
 
 
 def _link_seconds(platform: Platform, runtime: Mapping[str, RuntimeCosts], box: _SentBox) -> float:
-    """Return the seconds for which a message with a region occupies a link; 0 between devices of one host."""
     link = platform.link(box.sender, box.receiver)
     if link is None:
         return 0.0

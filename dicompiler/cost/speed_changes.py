@@ -64,12 +64,8 @@ class SpeedChange:
 def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s: float = 0.0) -> Mapping[str, Speeds]:
     """Return the speed over time of each device that changes its speed. Changes of links are ignored.
 
-    If changes of a device overlap, the one that began last applies.
-
-    Args:
-        changes: The changes.
-        devices: Names of all devices.
-        start_s: Time of the start of the stream, which is added to the times of the changes.
+    `start_s`, the start of the stream, is added to the times. If changes of a device overlap, the one that began last
+    applies.
 
     Returns:
         By device name, the times of the changes, each with the new speed as a multiple of the device's normal speed.
@@ -90,10 +86,7 @@ def list_speeds(changes: Sequence[SpeedChange], devices: Sequence[str], start_s:
 def list_host_speeds(changes: Sequence[SpeedChange], platform: Platform, start_s: float = 0.0) -> Mapping[str, Speeds]:
     """Return the bandwidth over time of each host's link, if it changes.
 
-    Args:
-        changes: The changes.
-        platform: The platform with the links.
-        start_s: Time of the start of the stream, which is added to the times of the changes.
+    `start_s`, the start of the stream, is added to the times.
 
     Returns:
         By host name (`*` for a network that all hosts share), the times of the changes, each with the new bandwidth as
@@ -160,9 +153,7 @@ def end_of_computing(start_s: float, seconds: float, speeds: Speeds) -> float:
 def mean_periods(finished_s: Sequence[float], interval_s: float) -> list[tuple[float, int, float]]:
     """Return the number of frames that finish in each interval of a stream, and the mean time between them.
 
-    Args:
-        finished_s: For each frame, the time at which it was finished, in ascending order.
-        interval_s: Length of an interval in seconds.
+    `finished_s` are the times of the frames in ascending order, and `interval_s` is the length of an interval.
 
     Returns:
         For each interval with frames: its start in seconds, the number of frames, and the mean seconds between two of

@@ -423,7 +423,6 @@ def task_flops(routing: Routing, task: Task) -> int:
 
 
 def _task_share(routing: Routing, task: Task) -> tuple[Layer, LayerShare]:
-    """Return the layer of a task, and the piece of the layer that the task computes."""
     layer = routing.layers.layer_by_name[task.layer]
     (key, region), *_ = task.outputs.items()
     merge = sum(read.reduce is not None for read in routing.reads.get(task_id(task), ()))

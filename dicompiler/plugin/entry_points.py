@@ -14,7 +14,7 @@ from dicompiler.base.version import package_version
 ENTRY_POINT_GROUP = "dicompiler"
 PLUGINS_VARIABLE = "DICOMPILER_PLUGINS"
 """Environment variable with the names of the third-party plugins to load."""
-# They repeat the entry points in pyproject.toml, because a checkout that is not installed has no metadata.
+# These repeat the entry points in pyproject.toml, because a checkout that is not installed has no metadata.
 BUILTIN_PLUGINS = (
     ("core", "dicompiler.plugin.builtins"),
     ("passes", "dicompiler_passes"),

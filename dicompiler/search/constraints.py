@@ -79,7 +79,7 @@ def fits_constraints(problem: Problem, plan: Plan, metrics: Metrics) -> bool:
         metrics: Metrics of the plan, which contain its memory use.
 
     Returns:
-        True if the plan can be carried out.
+        True if the plan can run.
     """
     try:
         check_constraints(problem, plan, metrics)
@@ -331,12 +331,7 @@ def describe_memory_shares(platform: Platform, memory: Mapping[str, MemoryUse], 
     """Return the memory that a program needs on a host, by purpose.
 
     Example: "247 kB weights + 23.3 kB buffers and activations + 67.4 MB runtime of target 'sockets'".
-
-    Args:
-        platform: The platform with the devices of each host.
-        memory: Memory use of the program by device name.
-        host: Name of the host.
-        target_name: Name of the target with the included runtime; "" if the runtime is not counted.
+    `memory` is the memory use by device name. `target_name` is "" if the target's runtime is not counted.
     """
     uses = [use for name, use in memory.items() if platform.host_of[name] == host]
     shares = [

@@ -358,7 +358,6 @@ class _FailoverSearch:
 
     @cached_property
     def fitting_plan(self) -> Plan | None:
-        """The main plan with a failure plan for each failure; None if no combination fits into memory."""
         return self._fit_failures(list(self.options))[0]
 
     def _fit_failures(self, covered: Sequence[FailedDevices]) -> tuple[Plan | None, dict[str, int]]:

@@ -137,11 +137,9 @@ def memory_bound(problem: Problem) -> float:
 
 
 def unrefuted_bound(bound: float | None, *values: float) -> float | None:
-    """Return a lower bound of an objective, or None if the bound is wrong because a plan has a lower value.
+    """Return a lower bound of an objective, or None if one of `values` refutes it.
 
-    Args:
-        bound: The bound; None if no bound is known.
-        values: Values of the objective for some plans.
+    `values` are the objective's values of some plans. `bound` is None if no bound is known.
     """
     return None if bound is None or any(value < bound * (1 - MAX_ROUNDING_ERROR) for value in values) else bound
 

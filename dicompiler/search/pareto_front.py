@@ -160,6 +160,5 @@ def _stream_energy_j(platform: Platform, metrics: Metrics, device_index: int) ->
 
 
 def build_single_point_front(problem: Problem, plan: Plan) -> ParetoFront:
-    """Return the Pareto front that contains only `plan`, with the values of all objectives."""
     names = tuple(FRONT_OBJECTIVES)
     return ParetoFront(names, (ParetoPoint(plan, objective_values(problem.platform, problem.evaluate(plan), names)),))

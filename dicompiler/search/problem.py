@@ -408,7 +408,6 @@ class RemoteEvaluator:
         return self.problem.estimate(plan) if self.problem.model is None else self.problem.evaluate(plan)
 
     def evaluate_or_error(self, plan: Plan) -> Metrics | DicompilerError:
-        """Return the metrics of a plan, or the error if the plan cannot be evaluated."""
         try:
             return self(plan)
         except DicompilerError as error:

@@ -45,11 +45,7 @@ def run_network(
 ) -> dict[str, NDArray[Any]]:
     """Return the outputs that an engine computes for a converted submodel, by name.
 
-    Args:
-        engine: The engine.
-        graph: Graph of the submodel from which the files were converted.
-        files: The submodel in the format of the engine.
-        inputs: Arrays by input name.
+    `graph` is the submodel from which the files were converted. `inputs` are arrays by input name.
 
     Raises:
         ValueError: The engine cannot load or run the files.

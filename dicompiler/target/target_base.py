@@ -233,7 +233,7 @@ class Target(ABC):
         """Predict the memory that a run needs in addition to weights, activations and buffers. Default: 0.
 
         It is the memory of the process itself, of the engine's sessions, and of temporary data while they are created.
-        Memory limits apply to the sum of all.
+        Memory limits apply to the sum of all four.
 
         Args:
             program: The program.

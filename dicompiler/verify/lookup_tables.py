@@ -85,7 +85,6 @@ def find_lookup_tables(model: Model, names: Iterable[str]) -> dict[str, list[dic
 
 
 def _original_table(name: str, makers: Mapping[str, onnx.NodeProto]) -> str:
-    """Return the name of the tensor from which Cast, Identity and Transpose nodes compute a table."""
     while name in makers and makers[name].op_type in ROW_PRESERVING_OPS:
         name = makers[name].input[0]
     return name

@@ -107,7 +107,6 @@ def quantized_tolerances(model: Model) -> dict[str, Tolerance]:
 
 
 def _has_int8_activations(node: onnx.NodeProto) -> bool:
-    """Return True for a MatMulNBits that quantizes its first operand to 8 bits."""
     return any(attribute.name == "accuracy_level" and attribute.i == INT8_ACTIVATIONS for attribute in node.attribute)
 
 

@@ -98,7 +98,6 @@ def make_keys(
 
 
 def _read_own_files(directory: Path) -> dict[str, bytes]:
-    """Return the content, by relative path, of the files that `make_keys` has written into the directory."""
     paths = {name: directory / name for name in tracked_files(directory)}
     return {name: path.read_bytes() for name, path in paths.items() if path.is_file() and not path.is_symlink()}
 
@@ -185,7 +184,6 @@ class _CertificateAuthority:
         return cls(key, certificate, issued, revoked)
 
     def make_files(self) -> Mapping[str, bytes]:
-        """Return the content, by name, of the files in which the authority is stored."""
         return {
             "cert.pem": _to_pem(self._certificate),
             "key.pem": _key_to_pem(self._key),

@@ -38,7 +38,6 @@ _POSITION_PERIOD = 7
 
 
 def causal_attribute(node: NodeProto) -> str:
-    """Return the name of the attribute for a causal mask; "" if the operator has none."""
     return _CAUSAL_ATTRIBUTES.get(node.op_type, "")
 
 

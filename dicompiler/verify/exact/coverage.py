@@ -150,5 +150,4 @@ class ReadMasks:
 
 
 def measure_coverage(models: Iterable[Model]) -> Coverage:
-    """Return how many kernel positions and input channels several check models read together."""
     return reduce(ReadMasks.including, models, ReadMasks()).coverage

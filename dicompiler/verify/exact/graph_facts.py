@@ -156,7 +156,6 @@ def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | 
 
 
 def facts_for_model(facts: GraphFacts, model: Model) -> GraphFacts:
-    """Return `facts` for a model with the same graph but other constants."""
     return replace(facts, model=model, nodes=tuple(model.proto.graph.node), constants=model.initializers())
 
 
@@ -184,7 +183,6 @@ def get_attribute(node: onnx.NodeProto, name: str, default: Any) -> Any:
 
 
 def set_attribute(node: onnx.NodeProto, name: str, value: Any) -> None:
-    """Set an attribute of a node. An existing attribute keeps its place in the list."""
     attribute = onnx.helper.make_attribute(name, value)
     for entry in node.attribute:
         if entry.name == name:

@@ -90,7 +90,6 @@ def unified_view(node: onnx.NodeProto, index: int, array: NDArray[Any]) -> NDArr
 
 
 def filter_extent(node: onnx.NodeProto, index: int, shape: Shape) -> FilterExtent:
-    """Return the size of a weight without allocating it. `index` is the weight's index among the node's inputs."""
     return FilterExtent(*unified_view(node, index, np.broadcast_to(np.int8(0), shape)).shape)
 
 

@@ -61,7 +61,6 @@ class StandIn:
 
 
 def _single_node_body(op: str) -> BodyBuilder:
-    """Return a builder of functions that consist of one node with the operator type `op`."""
     return lambda call: [call.node(op, call.input_names, ["Y"])]
 
 
