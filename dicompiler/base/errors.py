@@ -36,6 +36,10 @@ class UsageError(DicompilerError):
     exit_code = 2
 
 
+class UnknownNameError(UsageError):
+    """A name that no built-in item has, and no item of a loaded plugin."""
+
+
 class PluginError(DicompilerError):
     """Error in the plugin of a third party. The message names the plugin, its distribution and version."""
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.base.errors import UsageError, did_you_mean
+from dicompiler.base.errors import UnknownNameError, UsageError, did_you_mean
 from dicompiler.cli.completion import NETWORKS_KIND_NAME, PLUGIN_KIND_NAMES, complete_entry, complete_kind
 from dicompiler.cli.options import json_option
 
@@ -131,7 +131,8 @@ def _show_platform(catalogue: Registry, name: str) -> None:
 
     platform = _find_member(catalogue, name)
     if platform is None:
-        raise UsageError(f"list: unknown platform {name!r}{did_you_mean(name, catalogue.platforms)}")
+        with catalogue.naming_load_errors():
+            raise UnknownNameError(f"list: unknown platform {name!r}{did_you_mean(name, catalogue.platforms)}")
     click.echo(wrap_text(f"{platform.name}: {platform.description}"))
     click.echo()
     rows = [(device.name, device.host, str(device.cores), _describe_device(device)) for device in platform.devices]

@@ -202,7 +202,8 @@ def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy 
         if described is None:
             raise UsageError("compile: no platform: give a TOML file or a built-in one such as rpi4x4 (--platform)")
         return described
-    return Platform.load(platform, [entry.value for entry in registry().platforms.values()])
+    with registry().naming_load_errors():
+        return Platform.load(platform, [entry.value for entry in registry().platforms.values()])
 
 
 def make_problem(

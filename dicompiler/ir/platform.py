@@ -11,7 +11,7 @@ from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
-from dicompiler.base.errors import DicompilerError, UsageError, did_you_mean
+from dicompiler.base.errors import DicompilerError, UnknownNameError, UsageError, did_you_mean
 from dicompiler.base.memoize import Memoizing, memoized
 from dicompiler.base.option_specs import instantiate, parse_spec
 from dicompiler.base.schema import read_text, validate
@@ -278,7 +278,9 @@ class Platform(Memoizing):
         files = f"a file that ends in {' or '.join(endings)}"
         if path.is_file():
             raise UsageError(f"unknown platform {str(source)!r}: there is a file of this name: give {files}")
-        raise UsageError(f"unknown platform {str(source)!r}{hint}: give {files}, or one of {names} (N: 1 to 9999)")
+        raise UnknownNameError(
+            f"unknown platform {str(source)!r}{hint}: give {files}, or one of {names} (N: 1 to 9999)"
+        )
 
 
 @dataclass(frozen=True)

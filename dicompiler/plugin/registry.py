@@ -22,7 +22,15 @@ from typing import Any
 
 import pluggy
 
-from dicompiler.base.errors import DicompilerError, PluginError, UsageError, describe_exception, did_you_mean, one_line
+from dicompiler.base.errors import (
+    DicompilerError,
+    PluginError,
+    UnknownNameError,
+    UsageError,
+    describe_exception,
+    did_you_mean,
+    one_line,
+)
 from dicompiler.base.option_specs import Spec, instantiate, parse_spec
 from dicompiler.base.termination import TerminationError
 from dicompiler.ir.operator_rule import OperatorRule
@@ -131,9 +139,24 @@ class Registry:
         if name not in known:
             hint = did_you_mean(name, known)
             if self.load_errors and "did you mean" not in hint:
-                raise PluginError(f"unknown {PLUGIN_KINDS[kind].noun} {name!r}; {'; '.join(self.load_errors)}")
-            raise UsageError(f"unknown {PLUGIN_KINDS[kind].noun} {name!r}{hint}")
+                hint = ""  # The load errors are long, and more likely to help than a list of names.
+            with self.naming_load_errors():
+                raise UnknownNameError(f"unknown {PLUGIN_KINDS[kind].noun} {name!r}{hint}")
         return known[name]
+
+    @contextmanager
+    def naming_load_errors(self) -> Iterator[None]:
+        """Add the plugins and items that could not be loaded to an UnknownNameError of the `with` block.
+
+        Raises:
+            PluginError: The name is unknown, perhaps because a plugin or item could not be loaded.
+        """
+        try:
+            yield
+        except UnknownNameError as error:
+            if not self.load_errors:
+                raise
+            raise PluginError("; ".join((str(error), *self.load_errors))) from error
 
     def make(self, kind: str, spec: str | Spec) -> Any:
         """Create a pass, strategy, target, engine or cost model from its text or Spec, such as "tile-height{parts=2}".

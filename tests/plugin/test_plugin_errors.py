@@ -401,3 +401,20 @@ def test_any_exception_is_one_line_that_names_the_plugin(place: str, raised: str
     else:
         failed = {"at_import": " is left out", "hook": ": dicompiler_strategies fails"}[place]
         assert error.startswith(f"unknown strategy 'acme-whole'; {PLUGIN}{failed}: {name}") and "acme_bad.py:" in error
+
+
+@pytest.mark.parametrize(
+    ("options", "start"),
+    [
+        (f"{WITH} --strategy singel", "unknown strategy 'singel' (did you mean 'single'?); "),
+        (f"{WITH} --strategy acme-whole", "unknown strategy 'acme-whole'; "),
+        (f"{WITH} --target acme-target", "unknown target 'acme-target'; "),
+        ("compile lenet.onnx --platform acme-board4 -o out", "unknown platform 'acme-board4': give "),
+    ],
+)
+def test_unknown_name_is_reported_with_the_plugins_that_failed_to_load(
+    options: str, start: str, fails: Callable[..., str]
+) -> None:
+    error = fails("import no_such_module", options, lines=2)
+    assert error.startswith(start), error
+    assert f"; {PLUGIN} is left out: ModuleNotFoundError: No module named 'no_such_module' (acme_bad.py:" in error
