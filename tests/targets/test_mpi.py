@@ -199,7 +199,7 @@ def test_programs_find_their_libraries_next_to_themselves(tmp_path: Path) -> Non
         done = subprocess.run(["readelf", "-d", program], check=True, capture_output=True, text=True)
         (line,) = [line for line in done.stdout.splitlines() if "(RUNPATH)" in line]
         paths = line.partition("[")[2].rstrip("]").split(":")
-        assert "$ORIGIN/lib" in paths
+        assert paths[0] == "$ORIGIN/lib" and len(paths) == len(set(paths))
         assert not [
             path for path in paths if path.startswith((str(tmp_path), str(cache_directory.get_cache_directory())))
         ]
