@@ -49,6 +49,11 @@ def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool =
         DicompilerError: The model is already split, or the plan is not valid for it.
     """
     check_not_placed(state.model)
+    return _partition_whole_model(state, quiet, check_narrowing)
+
+
+def _partition_whole_model(state: PipelineState, quiet: bool = True, check_narrowing: bool = True) -> PipelineState:
+    """Partition a model that is known not to be split yet, because it was prepared for a strategy."""
     layers, platform = state.layers, state.platform
     assert layers is not None
     plan = state.plan or single_device_plan(layers, "d0")
@@ -64,7 +69,7 @@ def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool =
 
 def partition_checked(state: PipelineState) -> PipelineState:
     """Partition the model by its plan without warnings, and raise DicompilerError if the result is not valid ONNX."""
-    placed = partition(state, quiet=True)
+    placed = _partition_whole_model(state)
     placed.model.check("after pass 'partition'")
     return placed
 
@@ -86,7 +91,7 @@ def lower(state: PipelineState) -> PipelineState:
 
 def lower_unchecked(state: PipelineState) -> PipelineState:
     """Do the same as `lower` without checks and warnings, for programs that are not run."""
-    placed = [partition(role, quiet=True, check_narrowing=False) for role in role_states(state)]
+    placed = [_partition_whole_model(role, check_narrowing=False) for role in role_states(state)]
     return build_programs(state, placed)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -13,7 +14,7 @@ from support.dealing import MORE, cluster, dealt, lenet
 from support.generators import integers
 
 from dicompiler import networks
-from dicompiler.driver.prepare import prepare
+from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Part
 from dicompiler.partition.lowering import lower, partition
@@ -70,6 +71,19 @@ def test_without_a_plan_every_layer_is_on_one_device() -> None:
     assert [node.op_type for node in placed.model.proto.graph.node] == [
         node.op_type for node in prepared.model.proto.graph.node
     ]
+
+
+def test_plans_are_evaluated_without_a_check_of_the_whole_model() -> None:
+    problem = load_problem(networks.build("lenet"), "rpi4x2", target="sockets")
+    plan = problem.single_device_plan("pi01")
+    problem.evaluate(plan)
+    called: list[str] = []
+    sys.setprofile(lambda frame, event, _: called.append(frame.f_code.co_name) if event == "call" else None)
+    try:
+        problem.evaluate(plan)
+    finally:
+        sys.setprofile(None)
+    assert "_partition_whole_model" in called and "check_not_placed" not in called
 
 
 def test_warns_of_unread_parts_unless_quiet(caplog: pytest.LogCaptureFixture) -> None:
