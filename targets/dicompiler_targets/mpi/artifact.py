@@ -19,6 +19,7 @@ from dicompiler.plugin_api import DicompilerError
 from dicompiler.plugin_api.artifacts import check_files, load_artifact
 from dicompiler.plugin_api.utilities import load_json
 from dicompiler_targets.bundled_runtime import check_bundled_sources, hash_sources
+from dicompiler_targets.frame_outputs import merge_outputs
 from dicompiler_targets.mpi import codegen
 from dicompiler_targets.mpi.codegen import assign_output_files
 from dicompiler_targets.mpi.emit import CONTENTS_FILE, MANIFEST_FILE, PROGRAM_FILE, UNBUILT_FILES, make_package_sources
@@ -90,10 +91,7 @@ class MpiArtifact:
 
     def merge_outputs(self, delivered: Mapping[str, Mapping[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
         """Return the outputs of a frame by name; an output of several devices is taken from the first one."""
-        return {
-            name: next(outputs[name] for outputs in delivered.values() if name in outputs)
-            for name, _, _ in self.outputs
-        }
+        return merge_outputs((name for name, _, _ in self.outputs), delivered)
 
     def describe_rank(self, rank: int) -> str:
         device = self.devices[rank]

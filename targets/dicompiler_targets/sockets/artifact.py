@@ -32,6 +32,7 @@ from dicompiler_targets.bundled_runtime import (
     hash_sources,
     read_runtime_sources,
 )
+from dicompiler_targets.frame_outputs import merge_outputs
 from dicompiler_targets.sockets.runtime.protocol import RoleSchedule, active_roles, role_manifests
 from dicompiler_targets.sockets.runtime.value_codec import (
     NON_TENSOR_TYPE,
@@ -192,9 +193,7 @@ class SocketsArtifact:
 
     def merge_outputs(self, outputs_by_device: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         """Return each output by name; if several devices have sent an output, use that of the first device."""
-        names = [value["name"] for value in self.outputs]
-        devices = outputs_by_device.values()
-        return {name: next(outputs[name] for outputs in devices if name in outputs) for name in names}
+        return merge_outputs((value["name"] for value in self.outputs), outputs_by_device)
 
 
 def _check_manifest(directory: Path, document: Manifest, device: str, manifest: Manifest) -> None:
