@@ -132,6 +132,14 @@ def test_target_mpi_gets_the_same_choice(tmp_path: Path) -> None:
     assert engines[0] == engines[1] and "layers=" in str(engines)
 
 
+@pytest.mark.slow
+def test_ranks_compute_the_chosen_layers_with_ncnn(tmp_path: Path) -> None:
+    cost = profile_with_ncnn(tmp_path, "resnet8", fast_if_winograd)
+    compile_network("resnet8", cost, tmp_path / "a", strategy="modnn", target="mpi")
+    assert {".onnx", ".net"} <= {path.suffix for path in (tmp_path / "a").rglob("segment*")}
+    assert verify(tmp_path / "a").passed
+
+
 @pytest.mark.parametrize(
     ("factor", "engines"),
     [
