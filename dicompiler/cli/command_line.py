@@ -29,7 +29,7 @@ from dicompiler.base.errors import DicompilerError, PluginError, UsageError, did
 from dicompiler.base.termination import TerminationError
 from dicompiler.cli.diagnostics import make_diagnostic_options, open_log_after_error, set_up_log
 from dicompiler.cli.interrupts import EXIT_INTERRUPTED, INTERRUPTED_MESSAGE, TERMINATED_MESSAGE, interrupt_handler
-from dicompiler.cli.result_stream import echo_document, get_result_stream, separate_results
+from dicompiler.cli.result_stream import accept_all_texts, echo_document, get_result_stream, separate_results
 
 # The summaries are repeated here so that `--help` imports no command. A test compares them with the commands.
 COMMANDS: Mapping[str, str] = {
@@ -143,6 +143,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # An earlier command of this process may have opened a log file. This command must not write to it.
     if "dicompiler.cli.log_handlers" in sys.modules:
         sys.modules["dicompiler.cli.log_handlers"].set_handlers(False, None)
+    if arguments is None:
+        accept_all_texts()
     called = list(sys.argv[1:] if arguments is None else arguments)
     with separate_results(called):
         return _run_command(called)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 def write_text(path: Path, text: str) -> None:
     with atomic_file(path) as stage:
-        stage.write_text(text, encoding="utf-8")
+        # If the locale is not UTF-8, names of files in the text have surrogates for their bytes.
+        stage.write_text(text, encoding="utf-8", errors="surrogateescape")
 
 
 def write_json(path: Path, document: Any) -> None:

@@ -8,6 +8,7 @@ The other prints include those of plugins, and of processes that the command sta
 
 from __future__ import annotations
 
+import codecs
 import io
 import os
 import re
@@ -34,6 +35,18 @@ def echo_document(text: str, nl: bool = True) -> None:
     click.echo(text, file=get_result_stream(), nl=nl)
 
 
+def accept_all_texts() -> None:
+    """Let sys.stdout print every text, also names of files that are not valid in the encoding of the locale.
+
+    If the locale supports only ASCII, the output is UTF-8.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        encoding = codecs.lookup(sys.stdout.encoding).name
+        is_unicode = encoding in ("ascii", "utf-8")
+        errors = "surrogateescape" if is_unicode else "backslashreplace"
+        sys.stdout.reconfigure(encoding="utf-8" if is_unicode else encoding, errors=errors)
+
+
 @contextmanager
 def separate_results(arguments: Sequence[str]) -> Iterator[None]:
     """Let only documents be printed to stdout while a command runs that prints documents or has the option --quiet.
@@ -47,7 +60,9 @@ def separate_results(arguments: Sequence[str]) -> Iterator[None]:
         yield
         return
     with ExitStack() as stack:
-        other = stack.enter_context(open(os.devnull, "w", encoding="utf-8")) if is_quiet else sys.stderr
+        other = (
+            stack.enter_context(open(os.devnull, "w", encoding="utf-8", errors="replace")) if is_quiet else sys.stderr
+        )
         _separate_stream = stack.enter_context(_redirect_descriptor(sys.stdout, _descriptor(other)))
         stack.callback(_end_separation)
         stack.enter_context(redirect_stdout(other))
