@@ -25,6 +25,7 @@ TRACKED_LIST_NAME = ".outputs"
 """File in an output directory that lists the generated files: one relative path per line, the main file first."""
 OWNER_MARK_NAME = ".made-by-dicompiler"
 """File in a scratch directory that shows that dicompiler created the directory. Its creator keeps the file locked."""
+REMOVE_REMEDY = "choose another place or remove it"
 _MAX_NAME_CHARS = 200
 """Maximum number of characters of the output's name that are used in the scratch directory's name."""
 _MAX_LOCK_WAIT_S, _LOCK_RETRY_S = 120.0, 0.01
@@ -86,11 +87,15 @@ def check_output_directory(output: Path, main_file: str, kind: str) -> None:
 
 
 def _check_replaceable(output: Path, main_file: str, kind: str) -> None:
+    if output.name in ("", "..") and output.is_dir():  # The paths '.' and '/' have an empty name.
+        place = "the current directory" if output == Path() else "this directory"
+        raise DicompilerError(f"{output}: {place} cannot be replaced: give a new directory, such as {output / 'out'}")
     if not _is_replaceable(output, main_file):
         missing = f" (its file list {TRACKED_LIST_NAME!r} is missing)" if (output / main_file).is_file() else ""
+        has_other_files = output.is_dir() and not missing
+        remedy = f"give a new directory, such as {output / 'out'}" if has_other_files else REMOVE_REMEDY
         raise DicompilerError(
-            f"{output}: it exists and is not a directory that dicompiler wrote as {kind}{missing}: "
-            "choose another place or remove it"
+            f"{output}: it exists and is not a directory that dicompiler wrote as {kind}{missing}: {remedy}"
         )
     if not output.absolute().parent.is_dir():
         raise DicompilerError(f"{output}: its parent directory does not exist: create it first")

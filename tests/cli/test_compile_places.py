@@ -28,12 +28,30 @@ class TestPlaces:
         other.mkdir()
         (other / "thesis.tex").write_text("years of work")
         line = refused(1, "compile", model, *COMPILE, other)
-        remedy = "choose another place or remove it"
+        remedy = f"give a new directory, such as {other / 'out'}"
         assert line == f"{other}: it exists and is not a directory that dicompiler wrote as artifact: {remedy}"
+        remedy = "choose another place or remove it"
         line = refused(1, "compile", model, *COMPILE, model)
         assert line == f"{model}: it exists and is not a directory that dicompiler wrote as artifact: {remedy}"
         line = refused(1, "compile", model, *COMPILE, tmp_path / "none" / "out")
         assert str(tmp_path / "none") in line
+
+    @pytest.mark.parametrize("content", ["nothing", "own files", "an artifact"])
+    def test_rejects_current_directory(
+        self, content: str, model: Path, tmp_path: Path, refused: Refused, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        place = tmp_path / "place"
+        if content == "an artifact":
+            assert main(["compile", str(model), *COMPILE, str(place)]) == 0
+        else:
+            place.mkdir()
+        if content == "own files":
+            (place / "thesis.tex").write_text("years of work")
+        monkeypatch.chdir(place)
+        line = refused(1, "compile", model, *COMPILE, ".")
+        assert line == ".: the current directory cannot be replaced: give a new directory, such as out"
+        line = refused(1, "compile", model, *COMPILE, "..")
+        assert line == "..: this directory cannot be replaced: give a new directory, such as ../out"
 
     @pytest.mark.parametrize("room", ["16k", "48k", "80k"])
     def test_compile_reports_disk_that_becomes_full(
