@@ -175,6 +175,8 @@ def _copy_and_run(
     from dicompiler.cli.table import print_json
     from dicompiler.driver.artifact import install, open_service, verify_run
     from dicompiler.driver.compile_result import load_summary
+    from dicompiler.ir.plan import load_plan
+    from dicompiler.target.manifest import PLAN_FILE
     from dicompiler.verify.comparison import Verification
 
     inputs = read_inputs(stream.inputs)
@@ -188,6 +190,8 @@ def _copy_and_run(
     if resident:
         report["resident"] = list(open_service(directory, options).start())
     if not copy_only:
+        if verify:
+            options = dataclasses.replace(options, kept_frames=len(load_plan(directory / PLAN_FILE).replica_roles))
         last, result = stream.run(directory, inputs, options)
         if last.resolve() != directory.resolve():
             directory, expected = last, stream.predict(last, cost, options)

@@ -416,9 +416,9 @@ class StreamOptions:
     def run(
         self, directory: Path, inputs: dict[str, NDArray[Any]] | None, options: RunOptions
     ) -> tuple[Path, RunResult]:
-        """Run the artifact with the same inputs for all frames, and keep only the outputs of the first frame.
+        """Run the artifact with the same inputs for all frames, and keep only the outputs of `options.kept_frames`.
 
-        With --adapt or --follow, another artifact may replace the running one (a swap).
+        By default, only the first frame's outputs are kept. With --adapt or --follow, another artifact may replace the running one (a swap).
 
         Returns:
             The directory of the artifact that was used last, and the result of its frames.
@@ -436,7 +436,8 @@ class StreamOptions:
 
                 adapt = AdaptOptions() if self.adapt else None
                 return run_with_swaps(directory, inputs, self.frames, options, adapt, self.follow)
-            return directory, run(directory, inputs, self.frames, options=replace(options, kept_frames=1))
+            options = replace(options, kept_frames=options.kept_frames or 1)
+            return directory, run(directory, inputs, self.frames, options=options)
 
     @contextlib.contextmanager
     def _log_if_unfinished(self, directory: Path, options: RunOptions) -> Iterator[RunOptions]:

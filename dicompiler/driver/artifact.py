@@ -384,7 +384,7 @@ def verify_run(
     """Compare the outputs of a run's first frame with those of onnxruntime.
 
     Plans may have replicas, i.e. copies on other devices that compute frames in turn. Each replica's first frame is
-    compared.
+    compared. If the result has fewer frames with outputs, a check that does not apply names the other replicas.
 
     Args:
         directory: The artifact that was run.
@@ -439,7 +439,17 @@ def _verify_frames(
         extra_tolerance = wire_error_bound(route_on_platform(Platform.load(path / PLATFORM_FILE), layers, plan))
     frames = [first] * len(plan.replica_roles)
     result = compute(first, len(frames))
-    return Verification(tuple(_compare_outputs(model, frames, result, target, plan.engines, extra_tolerance)))
+    checks = _compare_outputs(model, frames, result, target, plan.engines, extra_tolerance)
+    return Verification((*checks, *_uncompared_replicas(len(result.outputs), len(frames))))
+
+
+def _uncompared_replicas(frames: int, replicas: int) -> list[Check]:
+    from dicompiler.verify.comparison import Check
+
+    if frames >= replicas:
+        return []
+    names = f"replica {frames}" if frames == replicas - 1 else f"replicas {frames} to {replicas - 1}"
+    return [Check(names, True, f"not compared: run {replicas} frames, one for each replica", applies=False)]
 
 
 def _compare_outputs(

@@ -18,7 +18,8 @@ from support.tflm_runs import int8
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
-from dicompiler.driver.artifact import memory_by_host, reopen_artifact, run, verify, verify_run
+from dicompiler.cli.options import StreamOptions
+from dicompiler.driver.artifact import memory_by_host, reopen_artifact, verify, verify_run
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model
@@ -29,6 +30,7 @@ from dicompiler.partition.operators.elementwise import elementwise
 from dicompiler.plugin.registry import registry, temporarily_registered
 from dicompiler.search.constraints import host_memory_needs
 from dicompiler.target.manifest import load_artifact
+from dicompiler.target.run_records import RunOptions
 from dicompiler.verify import executor
 from dicompiler.verify.comparison import check_transfers
 from dicompiler.verify.exact import check_model
@@ -63,7 +65,7 @@ def test_artifact_states_the_memory_of_its_program(compiled: Path) -> None:
 
 
 def test_detects_wrong_output_of_one_role(compiled: Path) -> None:
-    result = run(compiled / "a", frames=2)
+    _, result = StreamOptions(frames=2).run(compiled / "a", None, RunOptions(kept_frames=2))
     spoilt = [{device: dict(outputs) for device, outputs in frame.items()} for frame in result.outputs_by_device]
     (name,) = spoilt[1]["pi01"]
     spoilt[1]["pi01"][name] = spoilt[1]["pi01"][name] + np.float32(1)
@@ -71,6 +73,10 @@ def test_detects_wrong_output_of_one_role(compiled: Path) -> None:
         verify_run(compiled / "a", given) for given in (result, replace(result, outputs_by_device=tuple(spoilt)))
     )
     assert good.passed and [check.passed for check in bad.checks] == [True, False]
+    first_frame = replace(result, outputs=result.outputs[:1], outputs_by_device=result.outputs_by_device[:1])
+    *_, uncompared = verify_run(compiled / "a", first_frame).checks
+    assert uncompared.name == "replica 1" and not uncompared.applies
+    assert uncompared.detail == "not compared: run 2 frames, one for each replica"
 
 
 def test_detects_missing_bytes_of_one_role(compiled: Path) -> None:
