@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
+import os
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -124,9 +125,11 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     names = sorted(known)
     by_lower_case = {known_name.lower(): known_name for known_name in names}
     longer = [known_name for known_name in by_lower_case if len(name) > 2 and known_name.startswith(name.lower())]
-    close = [min(longer, key=len)] if longer else difflib.get_close_matches(name.lower(), by_lower_case, 1, 0.6)
+    close = [min(longer, key=len)] if longer else difflib.get_close_matches(name.lower(), by_lower_case, 3, 0.6)
     if close:
-        return f" (did you mean {by_lower_case[close[0]]!r}?)"
+        # Of the names with similar letters, "--strategy" means "--strategies" rather than "--state".
+        closest = max(close, key=lambda known_name: len(os.path.commonprefix((name.lower(), known_name))))
+        return f" (did you mean {by_lower_case[closest]!r}?)"
     if not names:
         return " (there are none)"
     shown = ", ".join(names[:12])

@@ -46,16 +46,23 @@ class Quantity:
         units: Factor from each accepted unit to the base unit, by unit name.
         display_units: Units in which values are written, from small to large.
         allows_zero: True if zero is a valid value.
+        further_units: Other accepted units that error messages name.
     """
 
     name: str
     units: Mapping[str, Decimal]
     display_units: tuple[str, ...]
     allows_zero: bool
+    further_units: tuple[str, ...] = ()
 
     @property
     def base_unit(self) -> str:
         return next(unit for unit, factor in self.units.items() if factor == 1)
+
+    @property
+    def named_units(self) -> tuple[str, ...]:
+        """The accepted units that error messages name."""
+        return (*self.display_units, *self.further_units)
 
 
 _RATE_UNITS = _si_units("FLOP/s", "kMGTP") | _si_units("FLOPS", "kMGTP")
@@ -66,7 +73,9 @@ COMPUTE_RATE = Quantity(
     "compute rate", _RATE_UNITS, ("FLOP/s", "kFLOP/s", "MFLOP/s", "GFLOP/s", "TFLOP/s"), allows_zero=True
 )
 MEMORY = Quantity("memory size", _MEMORY_UNITS, ("B", "kB", "KiB", "MB", "MiB", "GB", "GiB"), allows_zero=False)
-BANDWIDTH = Quantity("bandwidth", _BANDWIDTH_UNITS, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"), allows_zero=False)
+BANDWIDTH = Quantity(
+    "bandwidth", _BANDWIDTH_UNITS, ("bit/s", "kbit/s", "Mbit/s", "Gbit/s"), False, ("kB/s", "MB/s", "GB/s")
+)
 TIME = Quantity("time", _si_units("s", "nuµm"), ("ns", "us", "ms", "s"), allows_zero=True)
 POWER = Quantity("power", _si_units("W", "mk"), ("mW", "W", "kW"), allows_zero=True)
 
@@ -103,7 +112,7 @@ def parse_quantity(text: object, quantity: Quantity, place: str) -> float:
     Raises:
         DicompilerError: The text is invalid, its unit is unknown, or the value is out of range.
     """
-    allowed = f"(allowed units: {', '.join(quantity.display_units)})"
+    allowed = f"(allowed units: {', '.join(quantity.named_units)})"
     if not isinstance(text, str):
         example = f'"{text} {quantity.display_units[-1]}"'
         raise DicompilerError(f"{place}: {text!r} has no unit: write a string such as {example} {allowed}")
@@ -114,8 +123,7 @@ def parse_quantity(text: object, quantity: Quantity, place: str) -> float:
     if unit is None:
         raise DicompilerError(f"{place}: {text!r} has no unit {allowed}")
     if unit not in quantity.units:
-        close = did_you_mean(unit, quantity.units)
-        hint = close if "did you mean" in close else ""
+        hint = _suggest_unit(unit, quantity)
         raise DicompilerError(f"{place}: unknown unit {unit!r} for a {quantity.name}{hint} {allowed}")
     if number < 0 or (number == 0 and not quantity.allows_zero):
         least = "zero or more" if quantity.allows_zero else "more than zero"
@@ -126,6 +134,13 @@ def parse_quantity(text: object, quantity: Quantity, place: str) -> float:
         limits = f"from {MIN_QUANTITY:g} to {MAX_QUANTITY:g}, or 0"
         raise DicompilerError(f"{place}: {wrong}: in {quantity.base_unit} it must be {limits}")
     return value
+
+
+def _suggest_unit(unit: str, quantity: Quantity) -> str:
+    # "MB" must not become "Mbit/s", nor "Mb" become "MB/s": a suggested unit has the same "b" or "B".
+    same_case = [name for name in quantity.named_units if ("B" in name) == ("B" in unit)]
+    close = did_you_mean(unit, same_case or quantity.named_units)
+    return close if "did you mean" in close else ""
 
 
 def parse_bytes(text: object, place: str) -> int:

@@ -16,6 +16,7 @@ class TestCommandLines:
         [
             ("complie m", "unknown command 'complie' (did you mean 'compile'?)"),
             ("compile m -o out --platfrom rpi4x2", "compile: unknown option '--platfrom' (did you mean '--platform'?)"),
+            ("compare m --strategy single", "compare: unknown option '--strategy' (did you mean '--strategies'?)"),
             ("compile m -o out --platform rpi4x2 extra", "compile: got unexpected extra argument (extra)"),
             ("compile m -o out --platform rpi4x2 --strategy modn", "unknown strategy 'modn' (did you mean 'modnn'?)"),
             ("compile m -o out --platform rpi4x2 --target socket", "unknown target 'socket' (did you mean 'sockets'?)"),

@@ -113,7 +113,7 @@ def test_transfer_times_are_those_of_the_links() -> None:
         (
             '"64 MiB"',
             "64",
-            'host[0].memory: expected a text such as "13.6 GFLOP/s" or "100 Mbit/s" or "64 MiB", got 64',
+            'host[0].memory: expected a text such as "13.6 GFLOP/s" or "100 Mbit/s" or "64 MiB" or "0.1 ms", got 64',
         ),
         ('"13.6 GFLOP/s"', '"13.6"', "device[1].rate: '13.6' has no unit"),
         ('"0.5 ms"', '"0.5 m"', "network.latency: unknown unit 'm' for a time"),
