@@ -48,7 +48,7 @@ class WorkBudget:
 
     def __init__(self, limit_s: float = math.inf, deadline: float = math.inf) -> None:
         self.limit_s, self.deadline, self.spent_s = limit_s, deadline, 0.0
-        self._exceeded = False
+        self._exceeded = self._has_clock_ended = False
 
     @staticmethod
     def from_seconds(seconds: float) -> WorkBudget:
@@ -128,7 +128,9 @@ class WorkBudget:
         Returns:
             True if no more work may be done.
         """
-        self._exceeded = self._exceeded or self.spent_s >= self.limit_s or self.seconds_to_deadline() < 0
+        if not self._exceeded:
+            self._has_clock_ended = self.spent_s < self.limit_s and self.seconds_to_deadline() < 0
+            self._exceeded = self.spent_s >= self.limit_s or self._has_clock_ended
         return self._exceeded
 
     def spend_or_raise(self, seconds: float = 0.0) -> None:
@@ -150,4 +152,7 @@ class WorkBudget:
         Returns:
             The note; "" if the budget was never exceeded.
         """
-        return f"{BUDGET_NOTE} of {self.limit_s:g} s" if self._exceeded else ""
+        if not self._exceeded:
+            return ""
+        clock = f" (the clock reached {MAX_SLOWDOWN * self.limit_s:g} s, {MAX_SLOWDOWN:g} times the budget)"
+        return f"{BUDGET_NOTE} of {self.limit_s:g} s{clock if self._has_clock_ended else ''}"

@@ -206,7 +206,8 @@ class Auto(Strategy):
             raise run.error() or DicompilerError("auto: no strategy has a plan: use a larger budget")
         note = note or run.budget_note()
         if note:
-            log.warning("auto: %s: this is the best plan so far", note)
+            again = " (press Ctrl-C again to end the command)" if note == INTERRUPTED_NOTE else ""
+            log.warning("auto: %s: this is the best plan so far%s", note, again)
         log.info("auto: the best plan is by %s", search.best.found_by)
         return replace(self._prefer_single_device(problem, search.best), note=note)
 
@@ -248,7 +249,7 @@ class _AutoSearch:
         else:
             self._search_tables()
         self.search.try_sliced_sums()
-        if self.problem.objective == "latency" and self._has_time("waves"):
+        if self.problem.objective == "latency" and self._has_time("parts in waves"):
             self.search.try_waves(best_row_plans(self.tables) if self.uses_heads else ())
 
     def _ask(self, names: Iterable[str]) -> None:

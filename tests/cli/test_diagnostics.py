@@ -47,7 +47,8 @@ def test_search_that_its_budget_ended_can_be_an_error(model: Path, capsys: pytes
     assert "the search ended after its budget of 0.0001 s" in (model.parent / "plan.json").read_text()
     assert plan(model, "--strategy", "dp{budget=0.0001}", "--require-complete-search") == 1
     error = capsys.readouterr().err
-    assert "the search ended after its budget of 0.0001 s, so that another run may give another plan: use" in error
+    assert "the search ended after its budget of 0.0001 s" in error
+    assert ", so that another run may give another plan: use" in error
     assert plan(model, "--strategy", "dp", "--require-complete-search") == 0
 
 

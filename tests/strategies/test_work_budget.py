@@ -97,6 +97,14 @@ def test_heads_counts_its_work_and_always_finishes_the_first_tables() -> None:
     problem.evaluate(late)
 
 
+def test_note_names_the_clock_if_it_ended_the_search() -> None:
+    slow, counted = WorkBudget(5, deadline=0.0), WorkBudget(5, deadline=0.0)
+    counted.spend(5)
+    assert slow.is_exceeded() and counted.is_exceeded()
+    assert counted.note() == "the search ended after its budget of 5 s"
+    assert slow.note() == f"{counted.note()} (the clock reached 15 s, 3 times the budget)"
+
+
 def test_plan_within_calls_plan_by_default() -> None:
     problem, budget = posed(), WorkBudget(1.0)
     assert Single().plan_within(problem, budget) == Single().plan(problem)
