@@ -285,7 +285,7 @@ def verify(
     from dicompiler.verify.comparison import Verification, check_exact, check_transfers
     from dicompiler.verify.deadline import Deadline, deadline_scope
     from dicompiler.verify.run_inputs import hint_on_input_error, verification_frames
-    from dicompiler.verify.wire_error import check_wire_range
+    from dicompiler.verify.wire_error import check_wire_range, hint_at_clipping
 
     _check_arguments("verify", directory, inputs, timeout)
     deadline = Deadline(RunOptions().with_timeout(timeout).timeout_s)
@@ -314,12 +314,14 @@ def verify(
             runs.append(_VerifiedRun(failure_frames, target.run(path, failure_frames, options), failure.failed))
         with deadline_scope(deadline, "verify: real"):
             program, routing = partitioner.partition(model, plan)
-            checks += [
+            output_checks = [
                 check for verified_run in runs for check in verified_run.checks(model, target, routing, plan.engines)
             ]
             if plan.wire_format.dtypes:
                 exact_program = partitioner.make_program(model, exact_plan)
-                checks.append(check_wire_range(exact_program, routing, plan.wire_format, frames[0]))
+                wire_check = check_wire_range(exact_program, routing, plan.wire_format, frames[0])
+                output_checks = [*hint_at_clipping(output_checks, wire_check, inputs is None), wire_check]
+            checks += output_checks
     with deadline_scope(deadline, "verify: real"):
         checks += target.extra_checks(model, lambda: partitioner.make_program(model), frames[0], runs[0].result)
     sent: dict[int, int] = {}
@@ -428,18 +430,25 @@ def _verify_frames(
     """
     from dicompiler.verify.comparison import Verification
     from dicompiler.verify.run_inputs import first_and_later_inputs
-    from dicompiler.verify.wire_error import wire_error_bound
+    from dicompiler.verify.wire_error import check_wire_range, hint_at_clipping, wire_error_bound
 
     path, target, model = _open_artifact(directory, with_weights=True)
     first, _ = first_and_later_inputs(model, inputs)
-    plan, extra_tolerance = plans.load_plan(path / PLAN_FILE), 0.0
+    plan, platform = plans.load_plan(path / PLAN_FILE), Platform.load(path / PLATFORM_FILE)
+    routing, extra_tolerance = None, 0.0
     if plan.wire_format.dtypes:
         layers = prepare(model).layers
         assert layers is not None
-        extra_tolerance = wire_error_bound(route_on_platform(Platform.load(path / PLATFORM_FILE), layers, plan))
+        routing = route_on_platform(platform, layers, plan)
+        extra_tolerance = wire_error_bound(routing)
     frames = [first] * len(plan.replica_roles)
     result = compute(first, len(frames))
     checks = _compare_outputs(model, frames, result, target, plan.engines, extra_tolerance)
+    if routing is not None and not all(check.passed for check in checks):
+        exact_plan = replace(plan, wire_format=plan.wire_format.with_exact_stand_ins)
+        exact_program = _ModelPartitioner(platform).make_program(model, exact_plan)
+        wire_check = check_wire_range(exact_program, routing, plan.wire_format, first)
+        checks = hint_at_clipping(checks, wire_check, inputs is None)
     return Verification((*checks, *_uncompared_replicas(len(result.outputs), len(frames))))
 
 

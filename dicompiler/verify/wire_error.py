@@ -7,6 +7,7 @@ Narrowing is the conversion of a tensor to its wire type. Here, a program must b
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,6 +37,7 @@ The error of int8 is half a quantization step, as a share of the tensor's larges
 around 0. The error of int8-block is a share of the largest magnitude in a block of values.
 """
 MAX_FLOAT16 = float(np.finfo(np.float16).max)
+_CLIPPED_NOTE = "with values outside the samples' range, which are clipped"
 
 
 class SentTensor(NamedTuple):
@@ -129,9 +131,28 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
         if wire_dtype == INT8_BLOCK:
             beyond_count += largest_here > MAX_INT8_BLOCK
     notes = f"; {non_finite_count} with NaN or infinity, which are sent as such" if non_finite_count else ""
-    notes += f"; {clipped_count} with values outside the samples' range, which are clipped" if clipped_count else ""
+    notes += f"; {clipped_count} {_CLIPPED_NOTE}" if clipped_count else ""
     notes += f"; {beyond_count} with values beyond {MAX_INT8_BLOCK:.3g}, which are clipped" if beyond_count else ""
     return Check("wire", True, f"{wire}: {transfer_count} transfers narrowed, largest value {largest:.3g}{notes}")
+
+
+def hint_at_clipping(checks: Sequence[Check], wire_check: Check, has_random_inputs: bool) -> list[Check]:
+    """Add the remedy to failed checks of outputs if int8 clipped values outside the samples' range.
+
+    Args:
+        checks: The checks of the outputs.
+        wire_check: The result of `check_wire_range` for the same inputs.
+        has_random_inputs: False if the user gave the inputs.
+    """
+    if _CLIPPED_NOTE not in wire_check.detail:
+        return list(checks)
+    remedy = (
+        ", because the inputs were random: give inputs like your samples (--inputs X.npz)"
+        if has_random_inputs
+        else ": compile with samples that cover these inputs (--wire-samples)"
+    )
+    hint = f"; values outside the samples' range were clipped{remedy}"
+    return [check if check.passed else replace(check, detail=check.detail + hint) for check in checks]
 
 
 def _to_float16(values: NDArray[Any]) -> NDArray[Any]:

@@ -15,7 +15,7 @@ import pytest
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import load_json
-from dicompiler.driver.artifact import reopen_artifact, run, verify
+from dicompiler.driver.artifact import reopen_artifact, run, verify, verify_run
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
@@ -124,6 +124,16 @@ def test_reports_numbers_that_a_type_cannot_represent(
     found = checks(loud(wire, tmp_path), {"x": x})
     assert found["wire"].passed == held and words in found["wire"].detail
     assert found["y"].passed == near
+    remedy = "were clipped: compile with samples that cover these inputs (--wire-samples)"
+    assert found["y"].detail.endswith(remedy) == ("samples' range" in words and not near)
+
+
+def test_clipped_random_inputs_are_named_as_the_cause(tmp_path: Path) -> None:
+    directory = loud("int8", tmp_path)
+    remedy = "values outside the samples' range were clipped, because the inputs were random: give inputs like your samp"
+    found = checks(directory)["y"], *verify_run(directory, run(directory)).checks
+    assert [check.passed for check in found] == [False, False]
+    assert all(remedy in check.detail for check in found)
 
 
 @pytest.mark.slow
