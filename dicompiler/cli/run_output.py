@@ -93,17 +93,17 @@ def show_queueing(
         frames_s: Seconds of each frame, from its start to its last output.
         waited_s: Seconds that each frame waited before its start; empty if unknown.
         in_flight: Largest number of frames in flight.
-        alone_s: Seconds of a frame without other frames in the cluster; None if unknown.
+        alone_s: Mean seconds of a frame without other frames in the cluster; None if unknown.
     """
     many = min(in_flight, len(frames_s))
     if many < 2:
         return
-    took = statistics.median(frames_s)
-    text = f"queueing: up to {many} frames were in flight. A frame took {format_seconds(took)} (median)"
+    # Means are used, because they add up, and because `alone_s` is a mean over replicas.
+    took = statistics.fmean(frames_s)
+    text = f"queueing: up to {many} frames were in flight. On average, a frame took {format_seconds(took)}"
     if waited_s:
-        since = statistics.median(took - waited for took, waited in zip(frames_s, waited_s, strict=True))
-        waited = format_seconds(statistics.median(waited_s))
-        text += f": it waited {waited} before its start and finished {format_seconds(since)} later"
+        waited = statistics.fmean(waited_s)
+        text += f": it waited {format_seconds(waited)} before its start and finished {format_seconds(took - waited)} later"
     if alone_s is None:
         print_entries(
             [f"{text}, including waits for busy devices. Use --in-flight 1 to measure a frame without queueing"]
