@@ -104,7 +104,8 @@ def command(
         raise UsageError("simulate: --slow and --fail cannot be combined: omit one of them")
     if adapt and (not changes or trace is not None):
         raise UsageError("simulate: --adapt needs --slow and excludes --trace: change these options")
-    more_options = {}
+    # `compile` or `plan` already warned of this plan, and with the objective that the plan was made for.
+    more_options: dict[str, Any] = {} if request.options.plan is None else {"allow_worse": True}
     # The default of --tolerate-failures is the integer 0. A value from the user is a string, which is not replaced.
     if outages and request.options.plan is None and request.options.tolerate_failures == 0:
         more_options["tolerate_failures"] = len({outage.device for outage in outages})
