@@ -51,6 +51,8 @@ def show_compilation(result: CompileResult, as_json: bool) -> None:
     headers = ("device", "segments", "weights", "sends", "bytes sent", "bytes received", *engine)
     rows = [[shorten_engine(value) if key == "engine" else str(value) for key, value in r.items()] for r in devices]
     print_table(headers, rows, right=range(1, 6))
+    if (frames := len(result.program.replica_roles)) > 1:
+        click.echo(wrap_text(f"sends and bytes: totals of {frames} frames, one for each replica"))
     click.echo()
     _show_prediction(result)
     show_failure_plans(result)
@@ -189,13 +191,15 @@ def show_wire(plan: Plan) -> None:
 
 
 def _format_metrics(metrics: Metrics) -> dict[str, str]:
+    from dicompiler.ir.metrics import MEMORY_LABEL
+
     return {
         "frame": format_seconds(metrics.frame.total_s),
         "in the cluster (latency)": format_seconds(metrics.frame.cluster_s),
         "for input and result": format_seconds(metrics.frame.input_output_s),
         "frame period": format_seconds(metrics.period_s),
         **({"energy": f"{format_number(metrics.energy_j)} J"} if metrics.energy_j else {}),
-        "weights and tensors, fullest host": format_bytes(metrics.memory),
+        MEMORY_LABEL: format_bytes(metrics.memory),
         "sent between devices": f"{metrics.total_bytes} bytes",
     }
 

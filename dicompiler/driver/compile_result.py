@@ -301,7 +301,7 @@ class CompileResult(PipelineState):
 
     @property
     def memory_summary(self) -> str:
-        """Memory that the fullest host needs, by purpose, and its limit, as text; "" if not known."""
+        """Memory of the host that uses the largest share of its limit, by purpose, as text; "" if not known."""
         target = self.problem.target
         if self.memory_use is None or target is None or self.footprints:
             return ""
@@ -309,7 +309,8 @@ class CompileResult(PipelineState):
         fullest = max(needs, key=lambda need: need.needed_bytes / need.limit_bytes)
         shares = describe_memory_shares(self.platform, self.memory_use, fullest.host, target.name)
         needed, _, limit = fullest.size_texts
-        return f"{fullest.host} needs {needed} of {limit}: {shares}"
+        rank = ", the largest share of all hosts" if len(self.platform.hosts) > 1 else ""
+        return f"{fullest.host} needs {needed} of {limit}{rank}: {shares}"
 
     def verify(self, inputs: Mapping[str, NDArray[Any]] | None = None, timeout: float | None = None) -> Verification:
         """Verify that the artifact computes what onnxruntime computes.

@@ -18,6 +18,8 @@ devices wait for each other after each layer.
 """
 MAX_PLAUSIBLE_SPEEDUP_PER_DEVICE = 1.02
 """A speed-up is reported as implausible if it exceeds the number of devices times this factor."""
+MEMORY_LABEL = "weights and layer outputs, fullest host"
+"""Name of `Metrics.memory` for users."""
 
 
 @dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Metrics:
             (devices that receive the outputs).
         period_s: Seconds from one frame to the next in a stream, determined by the busiest device or link.
         energy_j: Energy in joules that all devices use during the latency of one frame.
-        memory: Bytes in use on the host that needs the most memory.
+        memory: Bytes of weights and of inputs and outputs of layers, on the host with the most of them.
         total_bytes: Bytes that devices send to each other.
         method: `simulation`, or `estimate`, which assumes a barrier after each layer.
         input_output_s: Additional seconds to bring the inputs from the client to the sources and the outputs from the

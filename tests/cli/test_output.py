@@ -14,7 +14,7 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.cli.list import PLUGIN_KIND_NAMES
-from dicompiler.cli.run_output import show_run
+from dicompiler.cli.run_output import show_queueing, show_run
 from dicompiler.cli.table import print_table
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.compile_result import CompileSummary, load_summary
@@ -76,6 +76,25 @@ def test_compile_and_run_print_strategy_prediction_and_advice(
     assert " it waited " in text and "A frame without queueing takes " in text
     assert "\npredicted: one frame every " in stream and "\nmeasured: one frame every " in stream
     assert max(map(len, stream.splitlines())) <= 80
+
+
+def test_parts_of_the_time_of_queueing_frames_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    show_queueing((1.0, 2.0, 6.0), (0.0, 0.0, 4.5), 3, alone_s=1.4)
+    text = " ".join(capsys.readouterr().out.split())
+    assert "a frame took 3.00 s: it waited 1.50 s before its start and finished 1.50 s later. A frame without" in text
+
+
+def test_output_about_replicas_names_the_frames_that_bytes_are_for(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(place)
+    arguments = ("lenet.onnx", "--platform", "boards.toml")
+    search = ("--objective", "throughput", "--strategy", "replicate{group_size=1}")
+    text = run_command(capsys, "compile", *arguments, *search, "-o", "replicas")
+    assert "\nsends and bytes: totals of 2 frames, one for each replica\n" in text
+    assert "\nweights and layer outputs, fullest host " in text and ", the largest share of all hosts: " in text
+    assert main(("simulate", *arguments, "--plan", "replicas/plan.json")) == 0
+    assert "is worse than that of one device" not in capsys.readouterr().err
 
 
 def test_json_and_terminal_agree(

@@ -22,6 +22,7 @@ from dicompiler.base.objectives import describe_objective, format_objective
 from dicompiler.base.units import format_bytes, format_flops, format_joules, format_number, format_seconds
 from dicompiler.driver.compile_result import describe_engines, find_bottleneck
 from dicompiler.ir.frame_prediction import HOST_COSTS_NOTE
+from dicompiler.ir.metrics import MEMORY_LABEL
 
 GENERIC_GRAPH_NAMES = ("", "main", "main_graph", "graph", "torch_jit", "torch_jit_export", "tf2onnx")
 # The page shows names from the model. If one of them contained markup that is not escaped, this policy would prevent
@@ -179,7 +180,7 @@ def _render_tiles(data: ReportData) -> list[Markup]:
         ),
         _comparison_tile("frames per second", texts[0], texts[1], rates[0], rates[1]),
         _comparison_tile(
-            "weights and tensors, fullest host",
+            MEMORY_LABEL,
             format_bytes(plan.memory),
             format_bytes(single.memory),
             single.memory,
@@ -192,9 +193,17 @@ def _render_tiles(data: ReportData) -> list[Markup]:
         tiles.insert(2, _comparison_tile("energy per frame", *joules, single.energy_j, plan.energy_j))
     frame_times = () if data.run_log is None else data.run_log["frames_s"]
     if frame_times:
-        small = f"the fastest of {len(frame_times)}" if len(frame_times) > 1 else "one frame"
+        small = f"the fastest of {len(frame_times)}{_describe_queueing(data)}" if len(frame_times) > 1 else "one frame"
         tiles.append(_render_tile("measured frame, with input and result", format_seconds(min(frame_times)), small))
     return tiles
+
+
+def _describe_queueing(data: ReportData) -> str:
+    """Return a note for measured frame times that include waiting for other frames; "" if they do not."""
+    in_flight = 1 if data.run_log is None else data.run_log["in_flight"]
+    if in_flight < 2:
+        return ""
+    return f", including waits for up to {in_flight - 1} other frames; none with --in-flight 1"
 
 
 def _comparison_tile(quantity: str, value: str, single_value: str, worse: float, better: float) -> Markup:
@@ -250,7 +259,8 @@ def _render_timelines(data: ReportData) -> list[Markup]:
     if data.run_log is not None and (bars := measured_bars(data)):
         bars_by_row_name["measured"] = bars
         frames_s = data.run_log["frames_s"]
-        head += f"; measured, the last frame: {format_seconds(frames_s[-1] if frames_s else 0)}"
+        last = format_seconds(frames_s[-1] if frames_s else 0)
+        head += f"; measured, the last frame: {last}{_describe_queueing(data)}"
         note = (
             "The upper row of each device is predicted, the lower one measured. Measured times begin when the frame "
             "begins or reaches the device. Sending ends when the operating system has taken the bytes. Pale bars "
@@ -292,7 +302,10 @@ def _render_memory_key() -> Markup:
         ("added", "runtime of the target (process and engine)"),
     )
     items = [element("li", element("i", class_=f"sample m-{kind}"), text) for kind, text in kinds]
-    text = "The bar shows the peak. Below it: buffers (dark) and activations (light) over a frame."
+    text = (
+        "The bar shows the peak of the compiled program. Below it: buffers (dark) and activations (light) over a frame. "
+        f'They include tensors inside layers and buffers of messages, which "{MEMORY_LABEL}" does not count.'
+    )
     return join_markup((element("ul", items, class_="key"), element("p", text, class_="note")))
 
 

@@ -118,6 +118,15 @@ class TestPage:
         assert max(drawn) == pytest.approx(1e6, abs=2)
         assert any(abs(x - 1e6 * last.end / end) < 2 for x in drawn)
 
+    def test_measured_times_with_frames_in_flight_are_said_to_include_waits(
+        self, lenet: Path, log: Path, tmp_path: Path
+    ) -> None:
+        note = "the fastest of 2, including waits for up to 1 other frames; none with --in-flight 1"
+        assert "including waits" not in render_report(load_report_data(lenet, run_log=log))
+        (tmp_path / "run.json").write_text(json.dumps({**json.loads(log.read_text()), "in_flight": 2}))
+        page = render_report(load_report_data(lenet, run_log=tmp_path / "run.json"))
+        assert note in page and "measured, the last frame" in page and page.count("including waits") == 2
+
     def test_run_with_log_does_not_change_the_artifact(self, tmp_path: Path) -> None:
         artifact = made(tmp_path, "tiny")
         before = {path: path.read_bytes() for path in artifact.rglob("*") if path.is_file()}
