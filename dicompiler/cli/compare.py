@@ -165,7 +165,7 @@ def command(
         refuse_options("--json is --format json", "output_format")
     output_format = "json" if as_json else output_format
     if with_explanation and output_format in ("csv", "markdown"):
-        raise UsageError(f"compare: --explain prints further tables: remove --explain or --format {output_format}")
+        raise UsageError(f"compare: --explain cannot be used with --format {output_format}: remove one of them")
     given = {name: value for name, value in options.items() if value not in (None, ())}
     comparisons: list[tuple[Path, Comparison]] = []
     explanations: list[Explanation | None] = []

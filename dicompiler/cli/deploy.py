@@ -181,7 +181,8 @@ def _copy_and_run(
 
     inputs = read_inputs(stream.inputs)
     with progress(f"{directory}: copying to the hosts"):
-        # The artifact's directory on a board has the same name as here. Use the real name, because the link may change.
+        # The artifact's directory on a board has the same name as here. With --follow, `directory` is a symbolic link
+        # that may later point to another artifact, so the name of the directory to which it points is used.
         installed = install(directory.resolve() if stream.follow else directory, options)
     report: dict[str, Any] = {"installed": [dataclasses.asdict(device) for device in installed]}
     if not as_json:

@@ -383,7 +383,7 @@ def _parse_pieces(records: Sequence[Mapping[str, Any]]) -> tuple[PieceMeasuremen
 
 def _parse_layer(entry: Mapping[str, Any], place: str) -> LayerProfile:
     if all(record["cut"] != "whole" for record in entry["measurements"]):
-        raise DicompilerError(f"{place}.measurements: the whole layer is missing: measure it again")
+        raise DicompilerError(f"{place}.measurements: the time of the whole layer is missing: measure the device again")
     return LayerProfile(entry["signature"], entry["kind"], tuple(entry["names"]), _parse_pieces(entry["measurements"]))
 
 

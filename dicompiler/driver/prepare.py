@@ -191,11 +191,11 @@ def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy 
     """Return a platform, given as a Platform, a built-in platform's name or a TOML file.
 
     Args:
-        platform: The platform; None for the one that the strategy's own files describe.
+        platform: The platform. If None, the strategy supplies it: `manual` reads it from a file of AutoDiCE.
         strategy: The strategy; None if there is none.
 
     Raises:
-        UsageError: `platform` is None, and no strategy describes a platform.
+        UsageError: `platform` is None, and there is no strategy that supplies one.
     """
     if platform is None:
         described = None if strategy is None else strategy.own_platform()

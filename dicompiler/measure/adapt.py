@@ -388,7 +388,8 @@ class AdaptiveSession(SwappableSession):
                 return
             # After a failure, other devices compute the frames by a plan without predicted seconds.
             has_prediction = not down and times.role < observation.replica_count
-            # The preparation of the search process slows down devices on this host, so frames are ignored until then.
+            # While the search process is being prepared, it slows down devices on this host. Frames are ignored until
+            # the preparation has ended.
             if not has_prediction or not self._can_search.is_set():
                 observation.clear()
                 return

@@ -45,8 +45,10 @@ class SearchRequest:
     """The input of a search for a better plan.
 
     Attributes:
-        artifact: Directory of the artifact in use.
-        first: Directory of the last artifact that the user gave.
+        artifact: Directory of the artifact in use, which may be the result of an earlier search.
+        first: Directory of the user's artifact: the one with which the session began, or to which the user swapped
+            last. The search compiles its model, assumes no link to be faster than in its platform, and prefers it to
+            artifacts that are hardly better.
         platform: The platform before the correction by the measured seconds, as TOML.
         measured_s: Measured seconds of computing by device name, and measured seconds per byte by connection name.
         in_flight: Number of frames in flight.

@@ -466,16 +466,16 @@ class _Router:
 def _cover_along_axis(
     need: Region, pieces: Sequence[tuple[Region, int, int, int, int]]
 ) -> tuple[int, list[tuple[Region, int | None]]] | None:
-    """Cover the region `need` by pieces; return None unless the pieces differ from it along exactly one axis.
+    """Cover the region `need` by pieces that span it on all axes except one, which is the same for all pieces.
 
     Args:
         need: The region.
         pieces: For each piece, its region within `need`, and the four numbers by which `_Router._piece_rank` sorts
-            pieces: distance, minus the volume, number of the device, index.
+            pieces: distance between the devices, minus the volume, position of the device, index of the piece.
 
     Returns:
-        The axis, and regions that together are `need`, in ascending order. Each has the index of the piece that covers
-        it, or None if no piece does.
+        The axis, and regions that together are `need`, in ascending order. Each region has the index of the piece that
+        covers it, or None if no piece does. The result is None if there is no such axis.
     """
     axes = {axis for piece in pieces for axis, interval in enumerate(piece[0]) if interval != need[axis]}
     if len(axes) != 1:

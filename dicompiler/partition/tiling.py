@@ -102,8 +102,8 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> 
             if name and layers.tensors[name].is_constant and need is not None
         ]
         cuts_weights = any(need != full_region(tensor.shape or ()) for tensor, need in weights)
-        # An axis is the channel axis if a part of it needs only a part of the weights. An earlier axis with this name
-        # becomes the height.
+        # An axis is the channel axis if a part of it needs only a part of the weights. If an earlier axis of the output
+        # is already called "channel", it is called "height" instead, unless there is a height already.
         if cuts_weights and (reduction_length(layers, layer) is not None or not cut):
             cut = {"channel"}
             if "channel" in labels:

@@ -21,8 +21,8 @@ def describe_missing_plan(down: Collection[str], covered: Iterable[Collection[st
     names = sorted(map(repr, down))
     together = f"{', '.join(names[:-1])} and {names[-1]} together" if len(names) > 1 else "".join(names)
     count = len(names)
-    # If there are plans for the failure of as many other devices, this failure may have no possible plan. The compiler
-    # has then warned about it.
+    # If the artifact has a plan for the failure of at least this number of other devices, the compiler has searched for
+    # a plan for this failure too. It has probably found none and printed a warning, which the message mentions.
     is_exception = any(len(failed) >= count for failed in covered)
     advice = ", and read its warnings about failures that no plan can cover" if is_exception else ""
     remedy = f"compile with --tolerate-failures {count} (in Python: tolerate_failures={count}){advice}"

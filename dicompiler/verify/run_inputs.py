@@ -51,7 +51,10 @@ def prepare_inputs(model: Model, inputs: Mapping[str, NDArray[Any]] | None = Non
 
 
 def remove_states(model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the inputs without states (tensors that a frame passes to the next), for all frames but the first."""
+    """Return the inputs of one frame without states (tensors that one frame passes to the next).
+
+    Every frame except the first one gets the states of the previous frame instead.
+    """
     states = dict(read_states(model.proto) or ())
     return {name: value for name, value in inputs.items() if name not in states}
 

@@ -1,7 +1,7 @@
 """Search for a sequence of stages that fits the memory of microcontroller boards.
 
 A stage consists of consecutive layers, whole on one board or in fused tiles, or of a single layer that is split by
-output channels. It ends where only a single tensor is passed on.
+output channels. A stage ends at a position at which later layers read only a single tensor of the earlier layers.
 
     LayerGraph + boards + largest number of tiles → the cheapest sequence of stages that fits by the estimate
 """
@@ -220,10 +220,13 @@ class StageEstimates:
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the bytes of RAM that the most demanding layer needs at least, and this layer.
+        """Return the layer that needs the most RAM, even if it is split in the best way, and its bytes of RAM.
 
-        All splits are considered that were estimated before, and fused tiles that are as short as possible, up to
-        `most` tiles.
+        All splits whose memory was estimated before are compared. This method also estimates the layers between two
+        neighbouring stage boundaries, whole and in 2, 4, 8, … and `most` height tiles.
+
+        Returns:
+            The bytes, and the layer.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:
@@ -241,8 +244,8 @@ class StageEstimates:
 class _StageSearch:
     """Dynamic program over the positions at which stages (consecutive layers computed together) may end.
 
-    For each position and each board, it keeps the cheapest plan of the layers before the position with which this board
-    computes the next whole stage.
+    For each position and each board, it keeps the cheapest plan of the layers before the position. It assumes that this
+    board computes the next stage of the kind "whole".
     """
 
     stages: StageEstimates
@@ -277,7 +280,7 @@ class _StageSearch:
         )
 
     def _extensions(self, partial: _PartialPlan, start: int) -> Iterator[tuple[_PartialPlan, int]]:
-        """Yield (plan with one more stage from layer `start`, position after it). A stage is computed together."""
+        """Yield plans with one more stage (layers computed together), from layer `start`, and the position after it."""
         ends = [cut for cut in self.stages.cuts if cut > start]
         for end in ends:
             stage = self._add_whole_stage(partial, start, end)
@@ -383,7 +386,7 @@ class _StageSearch:
 
 
 def _stage_boundaries(layers: LayerGraph) -> tuple[int, ...]:
-    """Return the positions between layers at which a single tensor is passed on, with 0 and the number of layers."""
+    """Return the positions at which later layers read only one earlier tensor, with 0 and the number of layers."""
     last_reader: dict[str, int] = {}
     for i, layer in enumerate(layers.layers):
         last_reader |= dict.fromkeys(layer.inputs, i)

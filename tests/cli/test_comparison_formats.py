@@ -75,7 +75,7 @@ def test_tables_have_the_model_and_platform_above(model: Path, capsys: pytest.Ca
 def test_explanations_are_tables_only(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     line = ["compare", str(model), "--platform", "rpi4x2", "--strategies", "single", "--explain", "--format", "csv"]
     assert main(line) == 2
-    assert "compare: --explain prints further tables: remove --explain or --format csv" in capsys.readouterr().err
+    assert "compare: --explain cannot be used with --format csv: remove one of them" in capsys.readouterr().err
 
 
 PLATFORM = """format = "dicompiler.platform/2"

@@ -76,7 +76,7 @@ def test_rejects_invalid_file_in_one_line(tmp_path: Path, change: Any, message: 
 def test_rejects_layer_without_whole_measurement() -> None:
     made = document(network())
     del made["layers"][0]["measurements"][0]
-    with pytest.raises(DicompilerError, match=r"p.json: layers\[0\].measurements: the whole layer is missing"):
+    with pytest.raises(DicompilerError, match=r"layers\[0\].measurements: the time of the whole layer is missing"):
         parse_profile(made, "p.json")
 
 

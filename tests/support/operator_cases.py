@@ -97,8 +97,8 @@ def check_stand_in(case: RuleCase, draw: Draw) -> None:
     try:
         model, feed = check_model(case.model(), draw(st.integers(0, 9)))
     except DicompilerError:
-        # onnxruntime rejects the check model: its MaxPool does not accept all values of auto_pad that its LpPool
-        # accepts.
+        # onnxruntime rejects the check model. In types other than float32, a MaxPool with the same attributes replaces
+        # an LpPool. However, onnxruntime's MaxPool does not accept all values of auto_pad that its LpPool accepts.
         reject()
     expected = run(model, feed)
     layers = form_layers(model, rules())

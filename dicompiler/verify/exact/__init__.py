@@ -18,8 +18,8 @@ The check model has the nodes, names, attributes and shapes of the network. It d
 
 Exactness: `exactness_check` runs the check model with every tensor as output and computes upper bounds of all sums.
 `build_check_model` starts with dense filters and the original operators. It relaxes the model step by step
-(`Relaxation`) until every sum is exact. The steps are: take the inputs of products modulo an odd number, use sparser
-filters, replace operators by generic stand-ins, and exclude nodes.
+(`Relaxation`) until every sum is exact. The steps are: take the inputs of products modulo 15 (3 in 16-bit types),
+use sparser filters, replace operators by generic stand-ins, and exclude nodes.
 
 Coverage: a tap is one position of a convolution kernel. A sparse filter reads only some taps and input channels, so a
 fault at another position would not be noticed. Consecutive seeds read consecutive taps and channels. `seeds_needed`
@@ -186,9 +186,9 @@ def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int,
 def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Relaxation:
     """Return the changes of the check model with one more step for each node in `inexact`.
 
-    The steps of a node, in this order, are: take the inputs of products modulo an odd number, use sparser filters,
-    replace the operator by an integer function, exclude the node. An infinite peak skips the first two, which only
-    reduce numbers.
+    The steps of a node, in this order, are: take the inputs of products modulo 15 (3 in 16-bit types), use sparser
+    filters, replace the operator by an integer function, exclude the node. An infinite peak skips the first two, which
+    only reduce numbers.
 
     Args:
         facts: Facts about the network, with the changes so far.

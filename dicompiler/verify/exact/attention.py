@@ -48,7 +48,7 @@ def depends_on_row_number(node: NodeProto) -> bool:
 
 
 def supports_masks(node: NodeProto, facts: GraphFacts) -> bool:
-    """Return True if the integer function can replace an attention node with these masks.
+    """Return True if the integer function can replace an attention node with its masks.
 
     A padding vector of MultiHeadAttention must have one number for each sequence of the batch.
     """
@@ -155,8 +155,10 @@ def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
         ]
         nodes += reduce_sum(call, f"{prefix}_w", rank - 1, f"{prefix}_s")
         weighted = f"{prefix}_s"
-    # This mask marks the valid keys of each sequence. Its shape is (batch, rows, keys), (batch, keys), or (batch,) for
-    # lengths, without an axis of heads. The sums over keys are reshaped to (batch, 1, rows or 1, 1).
+    # This mask marks the valid keys of each sequence. It has no axis of heads, so a Reshape inserts one:
+    # - mask of shape (batch, rows, keys): the sums over keys get the shape (batch, 1, rows, 1).
+    # - mask of shape (batch, keys): the sums over keys get the shape (batch, 1, 1, 1).
+    # - number of valid keys of each sequence, shape (batch,): these numbers get the shape (batch, 1, 1, 1).
     if _SEQUENCE_MASK_INPUTS.get(call.op) == i:
         aligned = constant_node(f"{prefix}_to", np.array([0, 1, -1, 1] if rank == 3 else [-1, 1, 1, 1], np.int64))
         return [*nodes, aligned, helper.make_node("Reshape", [weighted, f"{prefix}_to"], [prefix])]
@@ -169,7 +171,16 @@ def _mask_term(call: StandInCall, i: int) -> list[NodeProto]:
 def _position_numbers(call: StandInCall, tensor: str, axis: int, target: str, shape: list[int]) -> list[NodeProto]:
     """Return nodes that compute the tensor `{target}_by`: 1, 2, …, 7, 1, 2, … along `axis` of `tensor`.
 
-    In 16-bit types, the numbers are 1, 2, 1, 2, …. `shape` is the shape of the result.
+    The numbers distinguish positions, so that swapped elements change a sum. They repeat, so that sums stay small
+    enough to be exact. In 16-bit types, they are 1, 2, 1, 2, ….
+
+    Args:
+        call: Description of the calling nodes.
+        tensor: Name of the tensor, which determines how many numbers there are.
+        axis: Index of the axis.
+        target: Prefix of the names of all computed tensors.
+        shape: Shape of `{target}_by`, in which it is multiplied by or added to another tensor: −1 on the axis of the
+            numbers, otherwise 1.
     """
     period = _POSITION_PERIOD if SIGNIFICAND_BITS[call.dtype] >= 24 else 2
     numbers = {"zero": 0, "step": 1, "axis": axis, "most": period}

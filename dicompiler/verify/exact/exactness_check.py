@@ -150,7 +150,7 @@ class _RunRanges:
         )
 
     def _range_after_bounding(self, node: onnx.NodeProto, value_range: _ValueRange) -> _ValueRange:
-        """Return the range of a node's input after the node has reduced it modulo an odd number.
+        """Return the range of a node's input after the node has reduced it modulo 15 (3 in 16-bit types).
 
         Only functions that replace an operator do so. For other nodes, `value_range` is returned unchanged.
         """

@@ -33,7 +33,7 @@ def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:
     """
     rule, add_rule = facts.rule(node), facts.rules.get(("", "Add"))
     if len(node.output) != 1:
-        return f"{node.op_type} makes {len(node.output)} tensors, of which one is cut"
+        return f"{node.op_type} computes {len(node.output)} tensors, of which plans split only one"
     if None in (facts.shape(name) for name in (*node.input, *node.output) if name):
         return "a shape is not known"
     if facts.opset < _MIN_ADD_OPSET or add_rule is None or facts.dtype(node.output[0]) not in SIGNIFICAND_BITS:

@@ -3,6 +3,9 @@
 A generic stand-in is used for all operators that are split in the same way, whatever they compute. Each function of
 this module returns the nodes of an ONNX function that outputs small integers. Every element that the original operator
 reads affects the outputs.
+
+Many functions take integers modulo 15 (3 in 16-bit types), so that they stay small. The modulus is odd, so that a
+multiplication by two hides no fault: modulo 16, for example, 2 · 1 and 2 · 9 would be equal.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ _FLOAT_TYPES = (TensorProto.FLOAT, TensorProto.DOUBLE, TensorProto.FLOAT16, Tens
 
 
 def same_operator_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply the original operator to inputs modulo an odd number.
+    """Return nodes that apply the original operator to inputs modulo 15 (3 in 16-bit types).
 
     The modulus keeps sums of products small in networks of any depth. Filters of 0 and ±1 are used unchanged.
     """
@@ -58,7 +61,7 @@ def same_operator_body(call: StandInCall) -> list[NodeProto]:
 
 
 def bounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply the original operator to its first input modulo an odd number."""
+    """Return nodes that apply the original operator to its first input modulo 15 (3 in 16-bit types)."""
     return [*centred_mod(call, "X0", "B0"), call.node(call.op, ["B0", *call.input_names[1:]], ["Y"])]
 
 
@@ -114,22 +117,25 @@ def recurrent_body(call: StandInCall) -> list[NodeProto]:
 
 
 def cumulative_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute the running sum of the first input modulo an odd number, for CumSum and CumProd.
+    """Return nodes that compute the running sum of the first input, for CumSum and CumProd.
 
-    Running products would become too large to be exact.
+    The input is first taken modulo 15 (3 in 16-bit types). Running products would become too large to be exact.
     """
     return [*centred_mod(call, "X0", "B0"), call.node("CumSum", ["B0", *call.input_names[1:]], ["Y"])]
 
 
 def remainder_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute the first input modulo an odd number, in place of bounded functions such as Sigmoid."""
+    """Return nodes that compute the first input modulo 15, in place of bounded functions such as Sigmoid.
+
+    The modulus is 3 in 16-bit types.
+    """
     return centred_mod(call, "X0", "Y")
 
 
 def weighted_sum_body(call: StandInCall, output: str = "Y") -> list[NodeProto]:
     """Return the nodes of an integer function that replaces any element-wise operator.
 
-    It computes Σ (i + 1) · (xᵢ modulo an odd number), over the float inputs x₀, x₁, ….
+    It computes Σ (i + 1) · (xᵢ modulo 15), over the float inputs x₀, x₁, …. The modulus is 3 in 16-bit types.
     """
     nodes, previous = list[NodeProto](), ""
     # If the output has another type than the first input, the operator converts integers to floats, and so must the
@@ -170,9 +176,9 @@ def _channel_shape() -> list[NodeProto]:
 
 
 def resample_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that apply a Resize or GridSample to inputs modulo an odd number, and compute round(64 · result).
+    """Return nodes that apply a Resize or GridSample to inputs modulo 15, and compute round(64 · result).
 
-    Interpolation gives fractions, but the exact check compares integers.
+    Interpolation gives fractions, but the exact check compares integers. The modulus is 3 in 16-bit types.
     """
     return [
         *centred_mod(call, "X0", "B0"),
@@ -184,7 +190,8 @@ def resample_body(call: StandInCall) -> list[NodeProto]:
 def ones_body(call: StandInCall) -> list[NodeProto]:
     """Return nodes that compute ones of the output shape (zeros in integer types), in place of an excluded node.
 
-    Later layers are still checked, but a misplaced piece of the ones is not noticed, because all ones are equal.
+    This function is used if the Add that `zeros_body` needs is not possible. Later layers are still checked, but a
+    misplaced piece of the ones is not noticed, because all ones are equal.
     """
     return _filled_body(call, 1)
 
@@ -209,7 +216,11 @@ def position_values_body(call: StandInCall) -> list[NodeProto]:
 
 
 def zeros_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute zeros of the output shape. `excluded_layers` adds random integers to them."""
+    """Return nodes that compute zeros of the output shape, in place of a node that is excluded from the check.
+
+    This function replaces an excluded node if plans may split it and an Add can follow it. The module `excluded_layers`
+    inserts this Add, which adds integers that differ by position. A misplaced piece is therefore noticed.
+    """
     return _filled_body(call, 0)
 
 
@@ -224,9 +235,10 @@ def _filled_body(call: StandInCall, number: int) -> list[NodeProto]:
 
 
 def rounded_body(call: StandInCall) -> list[NodeProto]:
-    """Return nodes that compute round(64 · result) modulo an odd number, for an operator that no plan splits.
+    """Return nodes that compute round(64 · result) modulo 15, for an operator that no plan splits.
 
-    Such an operator has the same inputs in the whole and in the split model, so its rounded results are equal.
+    Such an operator has the same inputs in the whole and in the split model, so its rounded results are equal. The
+    modulus is 3 in 16-bit types. It is odd, as the module docstring explains.
     """
     names = [f"T{i}" if dtype in _FLOAT_TYPES else output_name(i) for i, (dtype, _) in enumerate(call.outputs)]
     nodes = [call.node(call.op, _given_inputs(call), names)]

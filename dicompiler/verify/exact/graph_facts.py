@@ -37,7 +37,7 @@ class Relaxation:
 
     Attributes:
         schedule: Index into SCHEDULES. Later schedules have sparser filters and smaller values.
-        bounds_inputs: True if operators that multiply and add take their inputs modulo an odd number.
+        bounds_inputs: True if operators that multiply and add take their inputs modulo 15 (3 in 16-bit types).
         generic_ops: (domain, type) of operators that are replaced by an integer function of the module `generic`.
         excluded: By node name, the reason why the check excludes the node.
     """
@@ -130,7 +130,7 @@ class GraphFacts:
 def gather_facts(model: Model, rules: Rules | None = None, layers: LayerGraph | None = None) -> GraphFacts:
     """Return facts about a model's types, shapes, readers and operator rules.
 
-    `rules` default to the built-in rules. `layers` add their shapes, and tell which nodes no plan splits.
+    `rules` default to the built-in rules. `layers` supply further shapes, and show which nodes no plan splits.
     """
     inferred = onnx.shape_inference.infer_shapes(model.without_weights())
     nodes = tuple(model.proto.graph.node)

@@ -66,7 +66,7 @@ class _FollowingNodes:
     """Nodes on the path after a node with weights, up to the first node that changes more than a channel's sign.
 
     Attributes:
-        links: Indices of the nodes on the path that multiply by a constant. It may flip the sign of a channel.
+        links: Indices of the nodes on the path that multiply by a constant, which may flip the sign of a channel.
         leads_to_add: True if an addition of two computed tensors follows.
     """
 
@@ -158,8 +158,8 @@ def _weighted_constants(
         seed: Seed of positions and signs.
         taps: Number of elements of ±1 in each filter.
         schedule: Limits on the values.
-        paired: By node index, the signs of later constant factors. Signs that cancel out those of the filters are
-            added.
+        paired: By node index, the signs of constant factors. This function adds those of later nodes on the path, which
+            cancel out the signs of the filters.
     """
     node = facts.nodes[index]
     weight_input = weight_index(facts, node)
@@ -244,7 +244,8 @@ def _factor_values(facts: GraphFacts, use: InputPlace, paired: Mapping[int, Arra
 def _deviation_values(facts: GraphFacts, use: InputPlace, seed: int) -> Array:
     """Return a standard deviation (1, 2 or 4) for each channel of a BatchNormalization.
 
-    The scale is multiplied by it and the variance by its square, so that both cancel out in scale / √variance.
+    The scale is multiplied by the deviation and the variance by its square, so that both cancel out in
+    scale / √variance.
     """
     size = int(np.prod(facts.constants[facts.nodes[use[0]].input[use[1]]][1]))
     random = named_generator(seed, f"{facts.nodes[use[0]].name}/deviation")

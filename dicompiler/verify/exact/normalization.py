@@ -1,9 +1,14 @@
 """Integer functions that replace normalizations in the exact check.
 
-A group consists of the elements over which the operator normalizes. Each result depends on all elements of its group,
-so an element that is missing, read twice or misplaced changes the whole group. An element x becomes
-scale · (b - (s modulo 16)) + shift. Here b is x modulo 16, and s is the sum of b over the group. The results are
-bounded in networks of any depth.
+The exact check compares a split network with the whole network bit by bit, so it must compute without rounding. A
+normalization divides and therefore rounds. Its replacement uses only integers, and changes an element x to
+
+    scale · (b − (s modulo 16)) + shift
+
+Here b is x modulo 16, and s is the sum of b over the group. The group of x consists of all elements that the operator
+normalizes together with x. `scale` and `shift` are inputs of the operator; not all normalizations have them. If a split
+omits an element of the group, reads it twice, or reads another element instead, s changes, and with it all results of
+the group. The modulus keeps the results small in networks of any depth.
 """
 
 from __future__ import annotations
@@ -85,7 +90,7 @@ def layer_body(call: StandInCall) -> list[NodeProto]:
 def skip_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of an integer function that replaces SkipLayerNormalization.
 
-    It normalizes a weighted sum of the inputs over the last axis.
+    A group extends along the last axis of a weighted sum of the inputs.
     """
     axis = constant_node("last", np.array([-1], np.int64))
     return [
@@ -128,7 +133,8 @@ def lp_body(call: StandInCall) -> list[NodeProto]:
 def softmax_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of an integer function that replaces Softmax and LogSoftmax.
 
-    It normalizes over the attribute `axis`; before opset 13, over all axes from `axis` on.
+    As with these operators, each result depends on all elements of its group. Since opset 13, a group extends along the
+    axis that the attribute `axis` names; before, along this axis and all later ones.
     """
     if call.opset >= 13:
         return lp_body(call)

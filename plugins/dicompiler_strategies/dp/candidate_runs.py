@@ -84,7 +84,9 @@ class LayerRun:
 
 @dataclass(frozen=True, eq=False)
 class CandidateRun(LayerRun):
-    """A run of layers with its costs. n is the number of devices of the platform.
+    """A run of consecutive layers that the search may choose, with its costs.
+
+    n is the number of devices of the platform.
 
     Attributes:
         steps: For each step of computing, the seconds of each device, shape (n,). Adding up partial sums is a second
@@ -208,7 +210,9 @@ def _single_layer_run(
     shares: Sequence[LayerShare | None],
     weight_bytes: Mapping[str, int],
 ) -> CandidateRun:
-    """Return the candidate run in which each member of the team (set of devices) computes its piece of one layer.
+    """Return the run that consists of one layer, of which each member of the team (set of devices) computes a piece.
+
+    A run is a sequence of consecutive layers that the team computes in one way.
 
     Args:
         team: The devices.
@@ -237,7 +241,9 @@ def _single_layer_run(
 def _partial_sum_run(
     team: DeviceTeam, layer: Layer, form: TensorForm, merged: Sequence[Region | None], weight_bytes: Mapping[str, int]
 ) -> CandidateRun:
-    """Return the candidate run in which each member of the team sums over a range of the layer's input channels.
+    """Return the run of one layer in which each member of the team sums over a range of the input channels.
+
+    A run is a sequence of consecutive layers that the team (set of devices) computes in one way.
 
     Args:
         team: The devices.
@@ -316,9 +322,9 @@ def _row_blocks(
         single_device_s += float(team.facts.row_seconds_of(layer, leader)[-1])
         if stop - block.start == 1:
             singles[block.start] = (float(of_layer.max()), _exchange_seconds(team, block.needed_boxes()))
-        # The block (`seconds`) is compared with its layers one by one (`separate_s`), both without the sending of
-        # missing rows before the first layer. This time is added below, because the layer then is no longer the first
-        # one.
+        # The seconds of the block (`seconds`) are compared with those of its layers one by one (`separate_s`). In both
+        # cases, missing rows are sent before the first layer, so this time is not counted here. It is added to
+        # `separate_s` below, before the loop puts another layer in front of this one.
         separate_s += singles[block.start][0]
         if stop - block.start > 1 and seconds.max() >= min(single_device_s, _HOPELESS_RATIO * separate_s):
             return

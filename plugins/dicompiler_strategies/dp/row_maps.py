@@ -41,7 +41,7 @@ class SingleRows:
         self._known: dict[int, tuple[Interval, Mapping[str, Interval]]] = {}
 
     def __call__(self, row: int) -> tuple[Interval, Mapping[str, Interval]]:
-        """Return the rows to compute for output row `row`, and the rows that this reads of each input."""
+        """Return the rows to compute for output row `row`, and the rows that the layer then reads of each input."""
         if row not in self._known:
             share = LayerShare(with_interval(self.whole, self.axis, (row, row + 1)))
             task, labels = make_share_task(self.layers, self.layer, share), named_axes(self.layers)
@@ -63,7 +63,7 @@ class RowMap:
 
     Attributes:
         axis: Height axis of the output.
-        single: The same for single output rows. Layers of equal structure share it.
+        single: The computed and read rows for single output rows. Layers of equal structure share this cache.
         needs: For each input tensor, its name in the results of `single`; None if the tensor is always read whole.
     """
 

@@ -1,7 +1,7 @@
 """Chromosomes: arrays of integers (genes) that encode plans, with crossover and mutation.
 
 A decoded plan is a row with one integer for each layer: the platform position of its device if layers stay whole,
-otherwise the number of one of the layer's choices (ways to split it).
+otherwise the index of one of the layer's choices (ways to split it).
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class SplitPointEncoding(Encoding):
     groups: int
 
     def sample(self, rng: np.random.Generator, count: int) -> Genes:
-        """Return random chromosomes, in which the devices have equally many groups, or differ by one."""
+        """Return random chromosomes, in which every device has the same number of groups, or one group fewer."""
         starts = rng.integers(0, self.layers, (count, self.groups))
         turns = -(-self.groups // len(self.devices))
         devices = np.tile(np.asarray(self.devices, np.intp), (count, turns))
@@ -169,14 +169,14 @@ class SplitPointEncoding(Encoding):
 
 @dataclass(frozen=True)
 class ChoiceEncoding(Encoding):
-    """The encoding of tiled plans: for every layer, the number of one of its choices (ways to split it).
+    """The encoding of tiled plans: for every layer, the index of one of its choices (ways to split it).
 
     The label of a choice names the kind of split and the number of devices, such as "height 4". Random plans and
     mutations use the same label for consecutive layers, because fewer bytes are then sent between them.
 
     Attributes:
         labels: Labels of all choices of each layer.
-        allowed: Numbers of the choices that may be used, for each layer.
+        allowed: For each layer, the indices of the choices that may be used.
     """
 
     labels: tuple[tuple[str, ...], ...]

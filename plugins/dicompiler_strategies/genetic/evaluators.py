@@ -38,7 +38,9 @@ UNMEASURED_VALUE = 1e30
 class PlanSpace(Protocol):
     """Interface of a set of plans, with a fast model that evaluates them and an encoding as chromosomes.
 
-    Plans are arrays of shape (plans, layers) with an integer for each layer.
+    Plans are arrays of shape (plans, layers) with an integer for each layer. The argument `devices` of the methods is a
+    limit. Plans of whole layers use only this number of devices, the fastest ones. Plans of tiles split each layer over
+    at most this number of devices.
     """
 
     def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
@@ -51,13 +53,13 @@ class PlanSpace(Protocol):
         pass
 
     def encoding(self, devices: int) -> Encoding:
-        """Return the encoding of the plans that use only the `devices` fastest devices."""
+        """Return the encoding of the plans within the limit `devices`."""
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return `count` random changes of the plans `rows`. The result may use the `devices` fastest devices."""
+        """Return `count` plans within the limit `devices`, each a random change of one of the plans `rows`."""
 
     def seed_plans(self, devices: int) -> Genes:
-        """Return good starting points on at most `devices` devices, among them plans on one device."""
+        """Return good starting points within the limit `devices`, among them plans on one device."""
 
 
 @dataclass(frozen=True)
@@ -86,14 +88,17 @@ class WholeLayerSpace:
         return NaiveEncoding(layers, chosen) if self.naive else SplitPointEncoding(layers, chosen, len(chosen))
 
     def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
-        """Return `count` random plans of `rows`, in which unused ones of the `devices` fastest devices get layers."""
+        """Return `count` changed copies of random plans of `rows`.
+
+        In each copy, those of the `devices` fastest devices that the plan does not use get some of its layers.
+        """
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
     def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:
-        """Return the plan `row`, in which each unused one of the `devices` fastest devices gets layers.
+        """Return the plan `row`, changed so that it uses all of the `devices` fastest devices.
 
-        It gets the second half of the heaviest run (consecutive layers on one device), by seconds or by bytes of
-        weights at random.
+        Each unused device gets about half of the heaviest run (consecutive layers on one device): its last layers. The
+        heaviest run has the most seconds, or the most bytes of weights; which of both counts is random.
         """
         row, by_time = row.copy(), rng.random() < 0.5
         for device in rng.permutation([device for device in self._fastest_devices(devices) if device not in row]):
@@ -122,7 +127,7 @@ class WholeLayerSpace:
 
 @dataclass(frozen=True)
 class TiledLayerSpace:
-    """Plans that split each layer in one of several ways (choices), as rows with the number of each layer's choice.
+    """Plans that split each layer in one of several ways (choices), as rows with the index of each layer's choice.
 
     The fast model is that of `tables.cost_tables`, which simplifies:
 

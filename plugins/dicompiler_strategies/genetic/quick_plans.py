@@ -1,6 +1,6 @@
 """Plans of quick strategies as further points of a Pareto front.
 
-    ParetoFront of the genetic search, Problem ⇒ ParetoFront that no plan of a quick strategy dominates
+    ParetoFront of the genetic search, Problem ⇒ ParetoFront of these plans and those of quick strategies
 
 The genetic search cannot find replicas (copies of the plan for other frames), or height tiles in proportion to the
 devices' rates.

@@ -1,6 +1,6 @@
 """The tensors of a network with the layers that read them, and the bytes that each of these layers needs.
 
-They are the same for all plans of whole layers.
+These facts are the same for all plans in which each layer is whole on one device.
 """
 
 from __future__ import annotations

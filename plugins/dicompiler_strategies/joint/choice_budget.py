@@ -1,4 +1,4 @@
-"""The largest set of ways to split layers with cost tables that fit into a budget of time and memory.
+"""The largest set of ways to split layers for which the cost tables fit into a budget of time and memory.
 
 This module does not import CP-SAT, so that strategies without this solver start faster.
 """
@@ -23,8 +23,13 @@ MAX_ARRAY_ELEMENTS = 1 << 23
 def affordable_choices(problem: Problem, options: ChoiceSet, seconds: float = math.inf) -> ChoiceSet:
     """Return `options`, or a smaller choice set if its cost tables would be too large or take too long to compute.
 
-    A choice set describes the ways to split layers over devices that a search may use. It is made smaller step by step:
-    fewer numbers of extra rows, fewer row cuts, fewer numbers of devices.
+    A choice set describes the ways to split layers over devices that a search may use. It is made smaller step by step
+    until the tables are small enough:
+
+    1. Tiles may compute at most two rows beyond their share (`extra_rows`).
+    2. There is only one way to place the borders between tiles (`row_cuts`).
+    3. Tiles may compute at most one row beyond their share.
+    4. Fewer and fewer of the numbers of devices to split over (`device_counts`) remain.
 
     Args:
         problem: The problem.

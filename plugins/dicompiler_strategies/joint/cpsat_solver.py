@@ -26,9 +26,9 @@ FIRST_MAX_PAIRS, MAX_PAIRS = 15_000, 200_000
 If there are more, the least promising choices are left out, and the result proves no bound.
 """
 COST_UNITS = 1 << 40
-"""Integer to which the best known value is scaled, because CP-SAT accepts only integer costs.
+"""Integer that stands for the best known value, because CP-SAT accepts only integer costs.
 
-All costs are scaled by this factor and rounded down, so that lower bounds stay valid.
+All costs are scaled in the same way and rounded down, so that lower bounds stay valid.
 """
 
 
@@ -54,7 +54,7 @@ class SolverResult:
     """The best selection (one way to split each layer), with a lower bound.
 
     Attributes:
-        best: Best selection, with the numbers that choices have in the cost tables; None if none is known.
+        best: Best selection, as the index of each layer's choice in the cost tables; None if none is known.
         value: Objective value of the best selection.
         bound: Lower bound on the values of all selections.
         interrupted: True if Ctrl-C ended the search.

@@ -57,7 +57,7 @@ class JointModel:
             The others are 0.
         load_limits: Limit of each load; infinite if there is none.
         is_minimax: True if the objective is the largest load without a limit, instead of the sum of all costs.
-        kept_choices: For each layer, the numbers that the model's choices have in the cost tables.
+        kept_choices: For each layer, the indices that the model's choices have in the cost tables.
     """
 
     node: tuple[Floats, ...]
@@ -73,7 +73,7 @@ class JointModel:
         return build_elimination_order([len(costs) for costs in self.node], list(self.edge))
 
     def selection_loads(self, selection: Sequence[int]) -> Floats:
-        """Return each load (such as the bytes on a host) if layer i is split in way number selection[i]."""
+        """Return each load (such as the bytes on a host) if layer i is split by its choice selection[i]."""
         loads = np.zeros(len(self.load_limits))
         if not len(self.load_limits):
             return loads
@@ -84,7 +84,7 @@ class JointModel:
         return loads
 
     def value(self, selection: Sequence[int]) -> float:
-        """Return the objective value if layer i is split in way number selection[i]."""
+        """Return the objective value if layer i is split by its choice selection[i]."""
         if self.is_minimax:
             return float(self.selection_loads(selection).max())
         return float(sum_tables(self.node, self.edge, np.asarray([selection]))[0])
@@ -92,7 +92,7 @@ class JointModel:
     def fits_limits(self, selection: Sequence[int]) -> bool:
         """Return True if no load (such as the bytes on a host) exceeds its limit, up to rounding errors.
 
-        Layer i is split in way number selection[i].
+        Layer i is split by its choice (way to split it) number selection[i].
         """
         return bool((self.selection_loads(selection) <= self.load_limits * (1 + 1e-12)).all())
 

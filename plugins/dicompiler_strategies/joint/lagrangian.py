@@ -36,7 +36,7 @@ class RelaxedProblem:
 
     Attributes:
         bound: Lower bound on all selections within the limits.
-        best: Best selection found within the limits, with the numbers that choices have in the cost tables, or None.
+        best: Best selection found within the limits, as the index of each layer's choice in the cost tables, or None.
         value: Objective value of the best selection.
         model: Model with the choices that a better selection may still have.
         choice_bounds: For each layer and each of its choices in the model, a lower bound on the selections with it.
@@ -62,7 +62,7 @@ def coordinate_descent(
 
     Args:
         model: The model.
-        selection: Number of each layer's choice.
+        selection: Index of each layer's choice.
         budget: Limit of the work; None for no limit.
         rounds: Largest number of rounds over all layers.
     """
@@ -173,7 +173,7 @@ class _PriceSearch:
     def drop_choices(self, prices: Floats) -> None:
         """Drop every choice (way to split a layer) that no better plan can have.
 
-        Its lower bound, at the given prices (Lagrange multipliers), is above the best known value.
+        A choice is dropped if its lower bound at the given prices (Lagrange multipliers) is above the best known value.
         """
         node, edge = self.model.priced_tables(prices)
         constant = self.limits_at_prices(prices)

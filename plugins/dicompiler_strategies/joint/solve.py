@@ -1,6 +1,7 @@
-"""The complete joint search: Lagrangian relaxation, CP-SAT, and the search for plans that fit into memory.
+"""The joint search: it chooses one way to split each layer, for all layers at once.
 
-`solve_jointly` finds the best plan over the choices (ways to split each layer) of cost tables, with a lower bound.
+`solve_jointly` finds the best plan over the choices (ways to split each layer) of cost tables, with a lower bound. It
+uses Lagrangian relaxation and CP-SAT, and searches for plans that fit into memory.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ class JointSolution:
 
     Attributes:
         plan: The plan.
-        selection: Number of the choice (way to split it) of each layer.
+        selection: Index of the choice (way to split it) of each layer.
         value: Objective value of the plan in the cost model.
         bound: Lower bound on the value.
         is_proven: True if the plan is optimal.
@@ -159,7 +160,7 @@ class _JointSearch:
     def _fullest_layer(self, selection: Sequence[int], hosts: Collection[str]) -> int:
         """Return the position of the layer with the most bytes of inputs and outputs on one of `hosts`.
 
-        `selection` has the number of each layer's choice (way to split it).
+        `selection` has the index of each layer's choice (way to split it).
         """
         host_numbers = [i for i, host in enumerate(self.problem.platform.hosts) if host.name in hosts]
         chosen = zip(activation_bytes(self.tables), selection, strict=True)
@@ -282,7 +283,7 @@ class _JointSearch:
         """Return the error that no plan fits, which names the memory that would suffice.
 
         Args:
-            selection: Number of the choice of each layer in the plan that needs the least memory.
+            selection: Index of the choice of each layer in the plan that needs the least memory.
             cause: Beginning of the message.
         """
         plans = [self.tables.plan(selection), self.problem.best_single_device[0]]

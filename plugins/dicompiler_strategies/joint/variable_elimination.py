@@ -82,7 +82,7 @@ class EliminationOrder:
 def build_elimination_order(choice_counts: Sequence[int], edges: Sequence[LayerEdge]) -> EliminationOrder:
     """Return the min-fill order: next is the variable whose elimination adds the fewest edges between its neighbours.
 
-    Of equal variables, the one with the smallest table is next, then the one with the lowest number.
+    Of equal variables, the one with the smallest table is next, then the one with the lowest index.
 
     Args:
         choice_counts: Number of choices of each variable (layer).
@@ -118,7 +118,7 @@ def minimise_exactly(
 ) -> tuple[float, tuple[int, ...]]:
     """Return the least sum of all cost tables, and the choice of each variable that leads to it.
 
-    Of equally good choices, the one with the lowest number is returned.
+    Of equally good choices, the one with the lowest index is returned.
 
     Args:
         order: The order of elimination. Variables are layers, choices are ways to split them.

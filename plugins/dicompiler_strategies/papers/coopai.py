@@ -150,7 +150,8 @@ def build_chain(layers: LayerGraph, path: Sequence[Layer] = ()) -> Chain:
 
     Args:
         layers: The layer graph, a chain unless `path` is given.
-        path: Layers that represent a network with branches. They count with all their input channels.
+        path: Layers that represent a network with branches, such as its longest path. Each layer keeps all its input
+            channels, even those that layers outside the path compute.
 
     Raises:
         DicompilerError: The network is not a chain, or has a layer that is neither convolutional nor fully connected.

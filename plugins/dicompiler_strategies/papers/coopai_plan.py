@@ -133,7 +133,10 @@ def _output_form(block: LayerBlock, r: int) -> TensorForm:
 
 
 def _wanted_form(layers: Chain, blocks: Sequence[LayerBlock], r: int) -> TensorForm:
-    """Return the distribution over devices that layer `r` of the chain, or the network's output, needs as input."""
+    """Return the distribution over devices that layer `r` of the chain needs as its input.
+
+    If `r` is the number of layers, return the distribution of the network's output.
+    """
     if r == len(layers):
         return "whole"
     block = next(block for block in blocks if block.i <= r <= block.j)

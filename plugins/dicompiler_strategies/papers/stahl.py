@@ -266,7 +266,10 @@ def _previous_layer(
 
 
 def _has_output_channels(layers: LayerGraph, before: Layer, length: int) -> bool:
-    """Return True if layer `before` has `length` output channels, as many as the next layer sums over."""
+    """Return True if layer `before` has exactly `length` output channels.
+
+    `length` is the number of input channels that the next layer sums over.
+    """
     axis = find_cuttable_axis(layers, before, "channel")
     return axis is not None and output_shape(layers, before)[axis] == length
 
@@ -320,7 +323,7 @@ def _input_ranges(layers: LayerGraph, layer: Layer, fused: bool, equal: Sequence
         layer: The layer.
         fused: True if the layer is the second of a fused pair. Its ranges are then the channels that each device has
             computed in the first layer.
-        equal: The same number for each device.
+        equal: The weight of each device; all weights are equal.
     """
     length = reduction_length(layers, layer)
     assert length is not None

@@ -32,7 +32,7 @@ from dicompiler_strategies.tables.cost_tables import (
 from dicompiler_strategies.tables.link_loads import RuntimeArrays, build_link_loads
 
 Selections = NDArray[np.intp]
-"""Plans as an array of shape (selections, layers): the number of each layer's choice (way to split it)."""
+"""Plans as an array of shape (selections, layers): the index of each layer's choice (way to split it)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,9 +40,9 @@ class SentTensors:
     """The bytes that devices send to each other for each tensor, by the choices (ways to split a layer) of its layers.
 
     Attributes:
-        edges: For each layer whose outputs other layers read: the position of the last reader, and the bytes by edge.
-            Those of the edge from layer i to reader j have the shape (choices of i, choices of j, senders, receivers).
-            A receiver gets a tensor only once, so only the edge with the most bytes counts.
+        edges: For each layer whose outputs other layers read: the position of the last reader, and the bytes by edge
+            (pair of connected layers). Those of the edge from layer i to reader j have the shape (choices of i, choices
+            of j, senders, receivers). A receiver gets a tensor only once, so only the edge with the most bytes counts.
         inputs: For each layer, the bytes of network inputs that it reads, shape (choices, senders, receivers).
         outputs: For each layer, the bytes of network outputs that it sends to sinks, of the same shape.
     """
@@ -134,11 +134,11 @@ class StackedTables:
 class LayerTerms:
     """Terms (summands) of loads that depend on one layer's choice (way to split it).
 
-    A load is the bytes of a host, or the seconds of a device or link.
+    A load is the bytes of a host, or the seconds of a device or link. The sums of the terms are the rows of an array.
 
     Attributes:
         layers: The position of the layer of each term.
-        targets: For each term, the row of the sums to which it is added, in ascending order.
+        targets: For each term, the index of the sum to which it is added, in ascending order.
         tables: For each term, its loads by choice, shape (choices, loads).
     """
 
@@ -148,7 +148,7 @@ class LayerTerms:
 
     @classmethod
     def build(cls, terms: Sequence[tuple[int, int, Floats]]) -> LayerTerms:
-        """Return the terms (row of the sums, position of the layer, table) as arrays.
+        """Return the terms (index of the sum, position of the layer, table) as arrays.
 
         A table has the loads by choice (way to split the layer), shape (choices, loads).
         """
@@ -169,8 +169,8 @@ class TensorTerms:
         producers: For each edge, the position of the layer that computes the tensor.
         readers: For each edge, the position of the layer that reads the tensor.
         reader_choices: For each edge, how many choices (ways to split it) the reader has.
-        tensors: For each edge, the number of its tensor, ascending.
-        targets: For each tensor, the row of the sums to which it is added, in ascending order.
+        tensors: For each edge, the index of its tensor, in ascending order.
+        targets: For each tensor, the index of the sum to which its term is added, in ascending order.
         tables: For each edge, the bytes by the choices of both layers, shape (choices · choices, pairs of devices or
             hosts).
     """
@@ -186,7 +186,7 @@ class TensorTerms:
     def build(cls, sent: SentTensors, targets: Sequence[int]) -> TensorTerms:
         """Return the terms (summands of loads) of the sent tensors.
 
-        `targets` has, for each tensor, the row of the sums to which its bytes are added.
+        `targets` has, for each tensor, the index of the sum to which its bytes are added.
         """
         order = sorted(range(len(targets)), key=targets.__getitem__)
         edges = [
@@ -208,9 +208,12 @@ class TensorTerms:
 class TermGroups:
     """Groups of consecutive terms (summands of loads) that are added to the same sum.
 
+    The sums are evaluated for several changed plans at once. In each of them, one run (sequence of consecutive layers)
+    is split in another way. Two terms are added to the same sum if they have the same run and the same target.
+
     Attributes:
-        runs: For each group, the number of the run of layers that is split in another way.
-        targets: For each group, the row of the sums.
+        runs: For each group, the index of the run.
+        targets: For each group, the index of the sum among the sums of this run.
         starts: For each group, the position of its first term.
     """
 
@@ -220,11 +223,11 @@ class TermGroups:
 
     @classmethod
     def find(cls, runs: NDArray[np.intp], targets: NDArray[np.intp]) -> TermGroups:
-        """Return groups of consecutive terms (summands of loads) that are added to the same sum.
+        """Return groups of consecutive terms (summands of loads) with the same run and the same target.
 
         Args:
-            runs: For each term, the number of its run of layers.
-            targets: For each term, the row of the sums.
+            runs: For each term, the index of the run of layers for which it is evaluated.
+            targets: For each term, the index of the sum to which it is added, among the sums of this run.
         """
         is_first = np.append(True, (np.diff(runs) != 0) | (np.diff(targets) != 0))[: len(targets)]
         starts = np.flatnonzero(is_first)
@@ -244,11 +247,11 @@ class TermSet:
     """The terms (summands of loads) that depend on the layers of some runs (sequences of consecutive layers).
 
     Attributes:
-        layer_terms: The numbers of the terms of single layers.
-        layer_runs: For each of them, the number of the run that contains its layer.
-        layer_groups: The sums to which they are added.
-        edges: The numbers of the edges (pairs of connected layers) of sent tensors.
-        edge_runs: For each edge, the number of the run that changes its tensor.
+        layer_terms: Indices of the terms of single layers.
+        layer_runs: For each of these terms, the index of the run that contains its layer.
+        layer_groups: The sums to which these terms are added.
+        edges: Indices of the edges (pairs of connected layers) of sent tensors.
+        edge_runs: For each edge, the index of the run that changes its tensor.
         tensor_starts: For each tensor, the position of its first edge.
         tensor_groups: The sums to which the terms of the tensors are added.
     """
@@ -329,7 +332,7 @@ class LoadModel(ABC):
         The shape is (runs · selections, loads).
 
         Args:
-            current: One plan as choice numbers, shape (layers,).
+            current: One plan as choice indices, shape (layers,).
             moved: The changed plans, shape (runs, selections, layers). moved[r] differs from `current` in the layers
                 runs[r].
             runs: Ranges of consecutive layers.
@@ -375,7 +378,7 @@ class LoadModel(ABC):
     def _values(self, selections: Selections, terms: TermSet) -> tuple[Floats, Floats]:
         """Return the values of the terms of single layers, and those of sent tensors, shape (terms, selections, loads).
 
-        `selections` are plans as choice numbers, shape (runs, selections, layers).
+        `selections` are plans as choice indices, shape (runs, selections, layers).
         """
         tables, chosen = self.layer_terms.tables, terms.layer_terms
         choices = selections[terms.layer_runs, :, self.layer_terms.layers[chosen]]

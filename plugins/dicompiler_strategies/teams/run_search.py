@@ -80,7 +80,7 @@ class RunObjective:
         """Return the values of plans that differ from `current` in runs of layers, shape (selections,).
 
         Args:
-            current: One plan as choice numbers, shape (layers,).
+            current: One plan as choice indices, shape (layers,).
             moved: The changed plans, shape (selections, layers), for each run the same number.
             runs: The ranges of consecutive layers in which the plans differ.
         """
@@ -123,7 +123,7 @@ class RunSearch:
 
     @cached_property
     def numbers(self) -> Selections:
-        """For each label, such as "height 2 on pi02 pi03", the number of each layer's choice; −1 if there is none."""
+        """For each label, such as "height 2 on pi02 pi03", the index of each layer's choice; −1 if there is none."""
         numbers = np.full((len(self.labels), len(self.choices)), -1)
         for layer, choices in enumerate(self.choices):
             for number, choice in enumerate(choices):

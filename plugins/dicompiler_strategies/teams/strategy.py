@@ -95,7 +95,7 @@ class Teams(Strategy):
         return single if search.best is None else search.best.plan
 
     def _selections(self, tables: CostTables, runs: RunSearch, known: Sequence[Plan]) -> Iterator[Selections]:
-        """Yield the plans (numbers of each layer's choice) that the local search finds from several starts.
+        """Yield the plans (indices of each layer's choice) that the local search finds from several starts.
 
         The plans `known` are started from last, so that `auto` cannot find a worse plan with them than without them.
         """
@@ -131,7 +131,7 @@ class Teams(Strategy):
 
 
 def _find_selections(tables: CostTables, plans: Sequence[Plan]) -> list[Selections]:
-    """Return the plans whose splits are all in the tables, as the number of each layer's split."""
+    """Return the plans whose splits are all in the tables, as the index of each layer's split."""
     selections = map(tables.find_selection, plans)
     return [np.array(selection, np.intp) for selection in selections if selection is not None]
 

@@ -198,8 +198,8 @@ def test_says_that_pieces_are_unchecked_if_nothing_can_be_added() -> None:
     model = read(text('["two"] a, b = own.Two (x)  ["behind"] y = Relu (a)'))
     right = checked(model, None)
     assert right.passed and right.detail.endswith(
-        "has no exact stand-in (ones replace its output, so pieces from a wrong place do not show: Two makes "
-        "2 tensors, of which one is cut)"
+        "has no exact stand-in (ones replace its output, so pieces from a wrong place do not show: Two computes "
+        "2 tensors, of which plans split only one)"
     ), right.detail
 
 

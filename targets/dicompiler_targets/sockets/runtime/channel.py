@@ -62,9 +62,10 @@ class EventSource(Protocol):
         """Return the seconds until `push` should be called again, after the channel has paused sending."""
 
     def tick(self, tick_s: float, interval_s: float) -> None:
-        """Send a heartbeat every `interval_s` seconds, and end the connection if the other end is silent for long.
+        """Send a heartbeat every `interval_s` seconds, and end the connection if the other end has failed.
 
-        The loop calls this method every `tick_s` seconds.
+        It has failed if nothing arrived for MAX_MISSED_HEARTBEATS intervals. The loop calls this method every `tick_s`
+        seconds.
         """
 
 
@@ -567,7 +568,7 @@ class MessageChannel:
             self._update_watch(is_blocked, is_paused)
 
     def tick(self, tick_s: float, interval_s: float) -> None:
-        """Send a heartbeat in each interval, and end the connection if the other end is silent for too long.
+        """Send a heartbeat in each interval, and end the connection after MAX_MISSED_HEARTBEATS intervals of silence.
 
         Silence is counted in calls of this method, one per `tick_s` seconds. Time in which this process itself was
         stopped thus does not count.
