@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import errno
-import os
+import itertools
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -110,6 +110,10 @@ def is_out_of_memory(error: BaseException) -> bool:
     return False
 
 
+def _common_prefix_length(first: str, second: str) -> int:
+    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """Return a suggestion to append to an "unknown name" message.
 
@@ -128,7 +132,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     close = [min(longer, key=len)] if longer else difflib.get_close_matches(name.lower(), by_lower_case, 3, 0.6)
     if close:
         # Of the names with similar letters, "--strategy" means "--strategies" rather than "--state".
-        closest = max(close, key=lambda known_name: len(os.path.commonprefix((name.lower(), known_name))))
+        closest = max(close, key=lambda known_name: _common_prefix_length(name.lower(), known_name))
         return f" (did you mean {by_lower_case[closest]!r}?)"
     if not names:
         return " (there are none)"

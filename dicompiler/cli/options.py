@@ -418,7 +418,8 @@ class StreamOptions:
     ) -> tuple[Path, RunResult]:
         """Run the artifact with the same inputs for all frames, and keep only the outputs of `options.kept_frames`.
 
-        By default, only the first frame's outputs are kept. With --adapt or --follow, another artifact may replace the running one (a swap).
+        By default, only the first frame's outputs are kept. With --adapt or --follow, another artifact may replace the
+        running one (a swap).
 
         Returns:
             The directory of the artifact that was used last, and the result of its frames.

@@ -103,7 +103,9 @@ def show_queueing(
     text = f"queueing: up to {many} frames were in flight. On average, a frame took {format_seconds(took)}"
     if waited_s:
         waited = statistics.fmean(waited_s)
-        text += f": it waited {format_seconds(waited)} before its start and finished {format_seconds(took - waited)} later"
+        text += (
+            f": it waited {format_seconds(waited)} before its start and finished {format_seconds(took - waited)} later"
+        )
     if alone_s is None:
         print_entries(
             [f"{text}, including waits for busy devices. Use --in-flight 1 to measure a frame without queueing"]

@@ -19,7 +19,7 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.cli.options import StreamOptions
-from dicompiler.driver.artifact import memory_by_host, reopen_artifact, verify, verify_run
+from dicompiler.driver.artifact import memory_by_host, reopen_artifact, run, verify, verify_run
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem, prepare
 from dicompiler.ir.onnx.model import Model

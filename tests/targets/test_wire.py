@@ -130,7 +130,9 @@ def test_reports_numbers_that_a_type_cannot_represent(
 
 def test_clipped_random_inputs_are_named_as_the_cause(tmp_path: Path) -> None:
     directory = loud("int8", tmp_path)
-    remedy = "values outside the samples' range were clipped, because the inputs were random: give inputs like your samp"
+    remedy = (
+        "values outside the samples' range were clipped, because the inputs were random: give inputs like your samp"
+    )
     found = checks(directory)["y"], *verify_run(directory, run(directory)).checks
     assert [check.passed for check in found] == [False, False]
     assert all(remedy in check.detail for check in found)

@@ -303,8 +303,8 @@ def _render_memory_key() -> Markup:
     )
     items = [element("li", element("i", class_=f"sample m-{kind}"), text) for kind, text in kinds]
     text = (
-        "The bar shows the peak of the compiled program. Below it: buffers (dark) and activations (light) over a frame. "
-        f'They include tensors inside layers and buffers of messages, which "{MEMORY_LABEL}" does not count.'
+        "The bar shows the peak of the compiled program. Below it: buffers (dark) and activations (light) over a frame."
+        f' They include tensors inside layers and buffers of messages, which "{MEMORY_LABEL}" does not count.'
     )
     return join_markup((element("ul", items, class_="key"), element("p", text, class_="note")))
 
