@@ -170,7 +170,7 @@ def measure_row(name: str, scratch: Path, times: int) -> tuple[list[str], bool]:
         "-o",
         str(output),
     ]
-    whole = measure_best([sys.executable, "-m", "dicompiler.cli", *command], output, times)
+    whole = measure_best([sys.executable, "-m", "dicompiler", *command], output, times)
     segments = sum(len(json.loads(file.read_text())["segments"]) for file in output.glob("*/manifest.json"))
     phases = json.loads(measure_best([sys.executable, "-c", _CLOCKED, *command], output, times).last)
     copy = measure_best(["cp", str(model), str(scratch / "copy.onnx")], output, times)

@@ -227,7 +227,7 @@ def measure_profile(network: str, target: str) -> tuple[dict[str, Any], float]:
     with tempfile.TemporaryDirectory() as scratch:
         onnx.save(build_network(network), model := Path(scratch, "model.onnx"))
         words = ("profile", model, "--threads", "1", "--target", target, "-o", Path(scratch, "profile.json"))
-        subprocess.run([sys.executable, "-m", "dicompiler.cli", *words], check=True, stdout=subprocess.DEVNULL)
+        subprocess.run([sys.executable, "-m", "dicompiler", *words], check=True, stdout=subprocess.DEVNULL)
         return dict(json.loads(Path(scratch, "profile.json").read_text())), time_network(network)
 
 

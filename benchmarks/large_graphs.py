@@ -35,7 +35,7 @@ def main(names: Sequence[str], sizes: Sequence[int]) -> None:
                 command = [
                     sys.executable,
                     "-m",
-                    "dicompiler.cli",
+                    "dicompiler",
                     "compile",
                     str(model),
                     "--platform",

@@ -28,7 +28,7 @@ def seconds(*arguments: object) -> float:
     """Run `dicompiler` with these arguments, and return the CPU seconds (user and system) of the process."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
-        [sys.executable, "-m", "dicompiler.cli", *map(str, arguments)],
+        [sys.executable, "-m", "dicompiler", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stdout=subprocess.DEVNULL,
         check=True,

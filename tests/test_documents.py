@@ -138,7 +138,7 @@ def check_minimal_plugin(walked: Path) -> None:
     (site / f"{module}.py").write_text(plugin)
     command = "compile lenet.onnx --platform rpi4x4 --strategy round-robin{first=1} -o dealt --json"
     done = subprocess.run(
-        [sys.executable, "-m", "dicompiler.cli", *command.split()],
+        [sys.executable, "-m", "dicompiler", *command.split()],
         cwd=walked,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path])},
         capture_output=True,

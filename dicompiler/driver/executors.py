@@ -144,7 +144,7 @@ def _open_mpi_pool() -> Executor:
             "executor mpi: mpi4py found no MPI library: install one and start the command with mpirun"
         ) from None
     if "mpi4py.futures" not in sys.orig_argv or MPI.COMM_WORLD.Get_size() < 2:
-        line = "mpirun -n 5 python3 -m mpi4py.futures -m dicompiler.cli …"
+        line = "mpirun -n 5 python3 -m mpi4py.futures -m dicompiler …"
         raise UsageError(f"executor mpi: the command was not started with several ranks: start it as '{line}'")
     pool: Executor = MPIPoolExecutor()
     return pool

@@ -74,7 +74,7 @@ def test_writes_same_bytes_in_another_process_and_prints_only_a_table(model: Pat
     assert run(model, tmp_path / "here") == 0
     words = ["explore", model, "--platform", "rpi4x3", "-o", tmp_path / "there", *QUICK]
     done = subprocess.run(
-        [sys.executable, "-m", "dicompiler.cli", *map(str, words)],
+        [sys.executable, "-m", "dicompiler", *map(str, words)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": "7"},
         capture_output=True,
         text=True,

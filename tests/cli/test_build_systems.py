@@ -139,7 +139,7 @@ class TestNinja:
     @pytest.mark.slow
     @pytest.mark.parametrize("deps", ["", "deps = gcc"])
     def test_with_restat_nothing_follows_from_an_artifact_that_came_out_the_same(self, place: Path, deps: str) -> None:
-        program = f"{sys.executable} -m dicompiler.cli"
+        program = f"{sys.executable} -m dicompiler"
         (place / "build.ninja").write_text(RULES.format(program=program, deps=deps))
         assert "[2/2]" in run(place, "ninja")
         assert run(place, "ninja") == "ninja: no work to do.\n"

@@ -67,7 +67,7 @@ def call(*line: object, code: int = 0, **more: str) -> str:
 
 def configure(source: Path, *more: object, code: int = 0) -> str:
     """Run CMake with the build directory `b` in `source` and return its output; this checkout's package is used."""
-    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler.cli"
+    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler"
     given = (f"-Ddicompiler_DIR={PACKAGE}", command, *more)
     cmake = OLDER if "Ninja" in more else "cmake"
     return " ".join(call(cmake, "-S", source, "-B", source / "b", *given, code=code).split())
@@ -382,7 +382,7 @@ def test_no_version_of_cmake_warns(cmake: str, generator: str, tmp_path: Path) -
     text = (tmp_path / "sub" / "CMakeLists.txt").read_text().removeprefix(HEAD)
     (tmp_path / "sub" / "CMakeLists.txt").write_text(text)
     compile(networks.build("lenet"), platform="rpi4x2", strategy="single", target="mpi", output=tmp_path / "mpi")
-    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler.cli"
+    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler"
     for source in (tmp_path, EXAMPLE, tmp_path / "mpi" / "pi01"):
         options = ("-G", generator, f"-Ddicompiler_DIR={PACKAGE}", command, f"-DPython3_EXECUTABLE={sys.executable}")
         said = call(cmake, "-S", source, "-B", tmp_path / f"build {source.name}", *options)
@@ -400,7 +400,7 @@ def test_policies_and_diagnostics_of_the_caller_stay_the_same(cmake: str, tmp_pa
         "if(COMMAND cmake_diagnostic)\n  cmake_diagnostic(GET CMD_DEPRECATED action)\nendif()\n"
         'message("action: ${action}")\n',
     )
-    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler.cli"
+    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler"
     said = call(cmake, "-S", tmp_path, "-B", tmp_path / "b", "-G", "Ninja", f"-Ddicompiler_DIR={PACKAGE}", command)
     assert "policy: NEW NEW" in said
     assert "action: IGNORE" not in said

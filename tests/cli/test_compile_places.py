@@ -126,7 +126,7 @@ class TestPlaces:
     def test_file_size_limit_leaves_no_file_behind(self, model: Path, tmp_path: Path, room: int) -> None:
         before = dict(files(tmp_path))
         process = subprocess.run(
-            [sys.executable, "-m", "dicompiler.cli", "compile", str(model), *SINGLE, str(tmp_path / "out")],
+            [sys.executable, "-m", "dicompiler", "compile", str(model), *SINGLE, str(tmp_path / "out")],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONDONTWRITEBYTECODE": "1"},
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (room, room)),
             stdin=subprocess.DEVNULL,

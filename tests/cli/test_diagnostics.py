@@ -23,7 +23,7 @@ WORSE = "this plan's predicted latency is worse than that of one device"
 
 def run_in_process(directory: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run a command that must succeed in a process of its own."""
-    command = [sys.executable, "-m", "dicompiler.cli", *arguments]
+    command = [sys.executable, "-m", "dicompiler", *arguments]
     done = subprocess.run(command, cwd=directory, env=environment(**env), capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done
@@ -111,7 +111,7 @@ def test_lines_of_parallel_commands_in_one_log_file_can_be_told_apart(tmp_path: 
     lines = [["plan", name, "--platform", "rpi4x2", "-o", "plan.json", "--log-file", "log"] for name in names]
     processes = [
         subprocess.Popen(
-            [sys.executable, "-m", "dicompiler.cli", *line],
+            [sys.executable, "-m", "dicompiler", *line],
             cwd=tmp_path,
             env=environment(),
             stderr=subprocess.PIPE,

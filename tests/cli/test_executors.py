@@ -101,7 +101,7 @@ def test_ranks_of_mpi_find_the_same_front(tmp_path: Path) -> None:
         "genetic{measured_generations=2 generations=4 population=20}",
         output=tmp_path / "a",
     )
-    line = ["-m", "dicompiler.cli", "explore", "net.onnx", *SEARCH, "-o", "b", "--executor", "mpi"]
+    line = ["-m", "dicompiler", "explore", "net.onnx", *SEARCH, "-o", "b", "--executor", "mpi"]
     ranks = ["mpirun", "--oversubscribe", "-n", "3", sys.executable]
     for words, code in ((["-m", "mpi4py.futures"], 0), ([], 2)):
         done = subprocess.run(

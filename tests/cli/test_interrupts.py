@@ -138,7 +138,7 @@ def test_interrupted_profile_leaves_no_processes(program: str, sign: signal.Sign
 def test_termination_cleans_up_and_writes_no_plan(number: int, code: int, tmp_path: Path) -> None:
     """Unlike an interrupt, a termination does not keep the best plan of a search."""
     onnx.save(networks.build("resnet18"), tmp_path / "model.onnx")
-    command = [sys.executable, "-m", "dicompiler.cli", "compile", "model.onnx", "--platform", "rpi4x4", "-o", "out"]
+    command = [sys.executable, "-m", "dicompiler", "compile", "model.onnx", "--platform", "rpi4x4", "-o", "out"]
     process = subprocess.Popen(
         [*command, "--log-file", "log"],
         # Under nohup, the tests ignore SIGHUP, and the command would inherit that; so the default action is restored.

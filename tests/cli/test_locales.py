@@ -30,7 +30,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def run(place: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[bytes]:
-    command = [sys.executable, "-m", "dicompiler.cli", *arguments]
+    command = [sys.executable, "-m", "dicompiler", *arguments]
     return subprocess.run(command, cwd=place, env=environment(**env), capture_output=True, timeout=120)
 
 

@@ -71,7 +71,7 @@ class TestOpt:
     def test_reads_stdin_and_writes_stdout(self, open_model: Path, tmp_path: Path) -> None:
         line = ["opt", "-", "-p", "infer-shapes", *SHAPE, "-o", "-"]
         done = subprocess.run(
-            [sys.executable, "-m", "dicompiler.cli", *line],
+            [sys.executable, "-m", "dicompiler", *line],
             input=open_model.read_bytes(),
             capture_output=True,
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
@@ -83,7 +83,7 @@ class TestOpt:
         assert done.stdout == (tmp_path / "out.onnx").read_bytes()
 
     def test_stdin_without_a_model(self, tmp_path: Path) -> None:
-        line = [sys.executable, "-m", "dicompiler.cli", "opt", "-", "-p", "infer-shapes", "-o", str(tmp_path / "o")]
+        line = [sys.executable, "-m", "dicompiler", "opt", "-", "-p", "infer-shapes", "-o", str(tmp_path / "o")]
         leader, terminal = os.openpty()
         for stdin, cause in ((subprocess.DEVNULL, "empty"), (terminal, "a terminal")):
             env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

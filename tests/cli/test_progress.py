@@ -16,7 +16,7 @@ def on_terminal(line: str, place: Path) -> tuple[str, str]:
     """Run a command with a pipe as stdout and a terminal as stderr; return both outputs."""
     leader, follower = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, "-m", "dicompiler.cli", *line.split()],
+        [sys.executable, "-m", "dicompiler", *line.split()],
         cwd=place,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm", "COLUMNS": "100"},
         stdin=subprocess.DEVNULL,
@@ -62,7 +62,7 @@ def test_progress_is_shown_on_a_terminal_and_removed(line: str, word: str, place
 @pytest.mark.parametrize("name", [name for name in LINES if name not in ("demo", "keys", "opt")])
 def test_pipes_get_no_progress(name: str, place: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "dicompiler.cli", *LINES[name].split()],
+        [sys.executable, "-m", "dicompiler", *LINES[name].split()],
         cwd=place,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"},
         capture_output=True,

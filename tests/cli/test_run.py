@@ -193,7 +193,7 @@ def test_run_serves_metrics_and_adapts(open_model: Path, tmp_path: Path) -> None
         assert f"metrics: '{address}' cannot be used" in message
     words = ["run", directory, "--frames", 100_000, "--in-flight", 4, "--adapt", "--metrics", address]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    command_line = [sys.executable, "-m", "dicompiler.cli", *map(str, words)]
+    command_line = [sys.executable, "-m", "dicompiler", *map(str, words)]
     with subprocess.Popen(command_line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         try:
             assert wait_until(lambda: frame_count(address) > 100, 60)

@@ -69,7 +69,7 @@ def test_interrupted_run_logs_the_finished_frames(
 
 
 def test_terminated_command_logs_the_finished_frames(artifact: Path, tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "dicompiler.cli", "run", str(artifact), "--frames", "1000000"]
+    command = [sys.executable, "-m", "dicompiler", "run", str(artifact), "--frames", "1000000"]
     process = subprocess.Popen(
         [*command, "--log", "run.json", "--metrics", "127.0.0.1:0"],
         cwd=tmp_path,

@@ -47,7 +47,7 @@ def test_reference_run_is_stopped_as_well() -> None:
 @pytest.mark.slow
 def test_interrupt_is_noticed_while_onnxruntime_computes(endless: Path) -> None:
     process = subprocess.Popen(
-        [sys.executable, "-m", "dicompiler.cli", "verify", str(endless), "--timeout", "100"],
+        [sys.executable, "-m", "dicompiler", "verify", str(endless), "--timeout", "100"],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=subprocess.PIPE,
         text=True,

@@ -57,7 +57,7 @@ class Environment:
         return done.stdout
 
     def dicompiler(self, *words: str | Path, cwd: Path | None = None) -> str:
-        return self.call(self.python, "-P", "-m", "dicompiler.cli", *words, cwd=cwd)
+        return self.call(self.python, "-P", "-m", "dicompiler", *words, cwd=cwd)
 
     def pip(self, *words: str | Path) -> None:
         self.call(sys.executable, "-m", "pip", "--python", self.python, "-q", "--disable-pip-version-check", *words)

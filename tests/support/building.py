@@ -38,6 +38,6 @@ def run(directory: Path, *line: object, code: int = 0, **more: str) -> str:
 
 def dicompiler(directory: Path, *arguments: object, code: int = 0, **more: str) -> str:
     """Run `dicompiler` in `directory` and return its output; if `code` is not 0, check that stderr is one line."""
-    said = run(directory, sys.executable, "-m", "dicompiler.cli", *arguments, code=code, **more)
+    said = run(directory, sys.executable, "-m", "dicompiler", *arguments, code=code, **more)
     assert not code or said.count("\n") == 1
     return said

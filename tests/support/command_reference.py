@@ -153,7 +153,7 @@ def update_modules(text: str) -> str:
 
 def _list(kind: str) -> list[dict[str, Any]]:
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "DICOMPILER_PLUGINS": ""}
-    command = [sys.executable, "-m", "dicompiler.cli", "list", kind, "--json"]
+    command = [sys.executable, "-m", "dicompiler", "list", kind, "--json"]
     records: list[dict[str, Any]] = json.loads(subprocess.run(command, env=env, capture_output=True, check=True).stdout)
     return records
 

@@ -25,7 +25,7 @@ def command(
 ) -> subprocess.CompletedProcess[str]:
     """Run `dicompiler` in a separate process, with `env` as additional environment variables."""
     return subprocess.run(
-        [sys.executable, "-m", "dicompiler.cli", *map(str, arguments)],
+        [sys.executable, "-m", "dicompiler", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
         cwd=cwd,
         stdout=stdout,

@@ -26,7 +26,7 @@ EXPORTED = Path(__file__).parents[1] / "fixtures" / "torch" / "tutorial.onnx"
 """What the tutorial's `export.py` writes; fixtures/torch/make.py ran it."""
 BLOCK = re.compile(r"```console\n(.*?)```", re.DOTALL)
 PROGRAMS: Mapping[str, Sequence[str]] = {
-    "dicompiler": [sys.executable, "-m", "dicompiler.cli"],
+    "dicompiler": [sys.executable, "-m", "dicompiler"],
     "python": [sys.executable],
 }
 

@@ -22,7 +22,7 @@ def distribution(site: Path, name: str, version: str, points: dict[str, str]) ->
 def command(site: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     """Run the command line in a process that finds the distributions in `site`."""
     return subprocess.run(
-        [sys.executable, "-P", "-m", "dicompiler.cli", *arguments],
+        [sys.executable, "-P", "-m", "dicompiler", *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(site), *sys.path]), **env},
         capture_output=True,
         text=True,

@@ -52,7 +52,7 @@ def kill_once(directory: Path, victim: str, moment_s: float) -> KillOutcome:
     """Start a long run, and kill `victim` that many seconds after its process has started."""
     before = set(directory.parent.iterdir())
     paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)
-    command = [sys.executable, "-m", "dicompiler.cli", "run", str(directory), "--frames", "1000000"]
+    command = [sys.executable, "-m", "dicompiler", "run", str(directory), "--frames", "1000000"]
     command += ["--outputs", str(directory.parent / "y.npz")]
     with subprocess.Popen(command, stderr=subprocess.PIPE, env=os.environ | {"PYTHONPATH": paths}) as run:
         if victim == COORDINATOR:

@@ -278,7 +278,7 @@ def test_interrupt_ends_devices_on_one_board(boards: Cluster, net: Path) -> None
     command = [
         sys.executable,
         "-m",
-        "dicompiler.cli",
+        "dicompiler",
         *deploy_command(boards, net, "root@10.77.0.3", "10.77.0.2", *FOREVER),
     ]
     paths = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)

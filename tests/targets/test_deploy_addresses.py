@@ -68,7 +68,7 @@ def start_command(boards: Cluster, *words: str) -> subprocess.CompletedProcess[s
     with boards.inside():
         environment = os.environ | {"PYTHONPATH": paths}
     return subprocess.run(
-        ["ip", "netns", "exec", boards.space, sys.executable, "-m", "dicompiler.cli", *words],
+        ["ip", "netns", "exec", boards.space, sys.executable, "-m", "dicompiler", *words],
         capture_output=True,
         text=True,
         env=environment,

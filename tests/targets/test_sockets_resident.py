@@ -208,7 +208,7 @@ def test_limits_log_size(tmp_path: Path) -> None:
 
 def test_status_is_watched_until_interrupt(tmp_path: Path) -> None:
     directory = emit(halo(), tmp_path / "a")
-    command = [sys.executable, "-m", "dicompiler.cli", "status", str(directory)]
+    command = [sys.executable, "-m", "dicompiler", "status", str(directory)]
     env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with run_resident(directory):
         with subprocess.Popen([*command, "--watch", "0.1"], env=env, stdout=subprocess.PIPE, text=True) as watch:

@@ -38,7 +38,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
     programs.mkdir()
     for name, line in (
         ("python3", sys.executable),
-        ("dicompiler", f"{sys.executable} -m dicompiler.cli"),
+        ("dicompiler", f"{sys.executable} -m dicompiler"),
     ):
         (programs / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
         (programs / name).chmod(0o755)

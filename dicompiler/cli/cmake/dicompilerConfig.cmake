@@ -4,7 +4,7 @@
 # The variable dicompiler_COMMAND is the command to run. Default: the program `dicompiler` of the Python environment that
 # has this package, or else the one on PATH. A command of several words is a list:
 #
-#   -Ddicompiler_COMMAND="python3;-m;dicompiler.cli"
+#   -Ddicompiler_COMMAND="python3;-m;dicompiler"
 cmake_minimum_required(VERSION 3.21...3.25) # 3.21 is the first version with depfiles for Makefiles.
 
 if(NOT dicompiler_COMMAND)

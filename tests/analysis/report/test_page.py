@@ -151,7 +151,7 @@ class TestPage:
             place = tmp_path / seed
             place.mkdir()
             subprocess.run(
-                [sys.executable, "-m", "dicompiler.cli", "report", str(lenet), "--log", str(log), "-o", "r.html"],
+                [sys.executable, "-m", "dicompiler", "report", str(lenet), "--log", str(log), "-o", "r.html"],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "PYTHONHASHSEED": seed},
                 cwd=place,
                 check=True,
@@ -251,7 +251,7 @@ class TestBadInput:
         model = tmp_path / "tiny.onnx"
         onnx.save(build("tiny"), model)
         process = subprocess.run(
-            [sys.executable, "-m", "dicompiler.cli", "compare", str(model), "--platform", "rpi4x2", "--strategies",
+            [sys.executable, "-m", "dicompiler", "compare", str(model), "--platform", "rpi4x2", "--strategies",
              "single", "--json"],
             env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, capture_output=True, check=True, timeout=120,
         )  # fmt: skip

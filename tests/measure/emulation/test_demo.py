@@ -27,7 +27,7 @@ from dicompiler.verify.comparison import Check, Verification
 def command(*arguments: object, **streams: Any) -> subprocess.CompletedProcess[str]:
     """Run `dicompiler demo` in its own process."""
     return subprocess.run(
-        [sys.executable, "-m", "dicompiler.cli", "demo", *map(str, arguments)],
+        [sys.executable, "-m", "dicompiler", "demo", *map(str, arguments)],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         text=True,
         timeout=120,

@@ -1,4 +1,4 @@
-"""The command line as `python -m dicompiler.cli`, for checkouts without the `dicompiler` script."""
+"""The command line as `python -m dicompiler`, for checkouts without the `dicompiler` script."""
 
 import sys
 
