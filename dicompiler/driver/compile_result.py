@@ -218,6 +218,10 @@ def _suggest(bottleneck: Bottleneck, decision: Decision, metrics: Metrics, singl
             f"one device is better for objective {decision.objective}: strategy auto chooses the best of all "
             "strategies or one device"
         )
+    if decision.objective == "memory":
+        return "add a device, or quantise the network to int8"
+    if decision.objective == "communication":
+        return "quantise the network to int8" if is_narrowed else "wire type float16, which halves the sent bytes"
     stream = "" if speed_metric(decision.objective) == "period_s" else "; for a stream, objective throughput"
     if bottleneck == "computing":
         return f"add a device, or use a faster one for {metrics.busiest_device.device}{stream}"

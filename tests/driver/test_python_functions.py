@@ -55,6 +55,11 @@ def test_advice_in_results_has_no_options_of_commands(place: Path) -> None:
             assert "dicompiler " not in result.summary.advice
 
 
+def test_advice_for_objective_memory_is_about_memory(place: Path) -> None:
+    result = dicompiler.plan(place / "lenet.onnx", "rpi4x2", "modnn", objective="memory")
+    assert result.summary.advice == "add a device, or quantise the network to int8"
+
+
 def test_opt_is_that_of_the_command(place: Path, tmp_path: Path) -> None:
     state = dicompiler.opt(place / "lenet.onnx", SPLIT)
     assert isinstance(state, dicompiler.PipelineState)
