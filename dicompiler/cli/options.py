@@ -466,6 +466,8 @@ class StreamOptions:
                 write_json(self.log, run_document(directory, result, options, self.log, unfinished=cause))
                 count = len(recorder.frames_s)
                 logging.getLogger("dicompiler").warning("%s: the log has the %d finished frames", self.log, count)
+            elif not isinstance(error, DicompilerError):
+                logging.getLogger("dicompiler").warning("%s: no log is written: no frame was finished", self.log)
             raise
 
     @contextlib.contextmanager

@@ -190,7 +190,8 @@ def load_log(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[st
     """
     log = read_log(path)
     if "unfinished" in log:
-        raise DicompilerError(f"{path}: the run ended early ({log['unfinished']}): run {artifact} again with --log")
+        cause = f"the run ended early ({log['unfinished']}), so the log lacks measurements of the devices"
+        raise DicompilerError(f"{path}: {cause}: run {artifact} again with --log")
     if log["artifact_digest"] != manifest["digest"]:
         raise DicompilerError(f"{path}: the log is of another artifact than {artifact}: run this artifact with --log")
     if [device["device"] for device in log["devices"]] != manifest["devices"]:

@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -53,7 +54,7 @@ def check_log(artifact: Path, log: Path, cause: str) -> dict[str, Any]:
     assert len(written["frames_s"]) >= FINISHED_FRAMES and cause in written["unfinished"]
     assert 0 < max(written["frames_s"]) <= written["total_s"]
     assert all(device["compute_s"] > 0 for device in written["devices"])
-    with pytest.raises(DicompilerError, match=r"run\.json: the run ended early \(.*\): run .* again with --log"):
+    with pytest.raises(DicompilerError, match=r"run\.json: the run ended early \(.*\), so .*: run .* again with --log"):
         load_log(log, artifact, load_artifact(artifact))
     return written
 
@@ -117,10 +118,19 @@ def test_log_is_written_next_to_metrics(artifact: Path, tmp_path: Path, monkeypa
     check_log(artifact, tmp_path / "run.json", "interrupted")
 
 
-def test_run_without_finished_frames_writes_no_log(artifact: Path, tmp_path: Path) -> None:
+def test_run_without_finished_frames_writes_no_log(
+    artifact: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING, logger="dicompiler")
     stream = StreamOptions(frames=1, log=tmp_path / "run.json")
     with pytest.raises(DicompilerError):
         stream.run(artifact, {}, RunOptions())
+    assert not caplog.text
+    # No frame can be finished without the device that is to be started manually.
+    threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt):
+        stream.run(artifact, None, RunOptions(start_manually=("pi02",)))
+    assert caplog.messages[-1] == f"{tmp_path}/run.json: no log is written: no frame was finished"
     assert not list(tmp_path.iterdir())
 
 
