@@ -177,6 +177,15 @@ def read_log(path: Path) -> dict[str, Any]:
     return log
 
 
+def _name_logged_artifact(path: Path, log: Mapping[str, Any], artifact: Path) -> str:
+    """Return the advice to use the artifact that a log states; "" if it is `artifact`, which was compiled again."""
+    logged = Path(os.path.relpath(path.parent / log["artifact_directory"]))
+    if logged.resolve() == artifact.resolve():
+        return ""
+    is_swapped = any(event["kind"] == "swap" for event in log.get("events", ()))
+    return f"use {logged}{', to which the run changed' if is_swapped else ''}, or "
+
+
 def load_log(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[str, Any]:
     """Return the content of a run log after checking that the log belongs to an artifact.
 
@@ -193,7 +202,10 @@ def load_log(path: Path, artifact: Path, manifest: Mapping[str, Any]) -> dict[st
         cause = f"the run ended early ({log['unfinished']}), so the log lacks measurements of the devices"
         raise DicompilerError(f"{path}: {cause}: run {artifact} again with --log")
     if log["artifact_digest"] != manifest["digest"]:
-        raise DicompilerError(f"{path}: the log is of another artifact than {artifact}: run this artifact with --log")
+        raise DicompilerError(
+            f"{path}: the log is of another artifact than {artifact}: {_name_logged_artifact(path, log, artifact)}"
+            "run this artifact with --log"
+        )
     if [device["device"] for device in log["devices"]] != manifest["devices"]:
         raise DicompilerError(
             f"{path}: devices: the log has other devices than {artifact}: run the artifact with --log"
