@@ -21,7 +21,7 @@ import statistics
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -418,8 +418,7 @@ class AdaptiveSession(SwappableSession):
         self, observation: _Observation, measured: Mapping[str, float], ratios: Mapping[str, float]
     ) -> Adaptation:
         """Search for a better plan at the measured speeds, and swap to its artifact if the gain is large enough."""
-        number = len(self.adaptations) + 1
-        output = self._first.absolute().with_name(f"{self._first.absolute().name}.adapted-{number}")
+        output = self._name_output()
         adaptation = Adaptation(time.perf_counter() - self._opened_at, ratios)
         log.info("adapt: searching for another plan")
         try:
@@ -428,11 +427,20 @@ class AdaptiveSession(SwappableSession):
             with self._adapt_lock:
                 if self._observation is not observation:
                     raise RunError("the artifact was replaced during the search")
+                if self._is_closing:
+                    raise RunError("the session was closed during the search")
                 return self._apply_answer(answer, measured, adaptation)
         except (DicompilerError, OSError) as error:
             return replace(adaptation, error=str(error))
         finally:
             self._remove_unused_artifacts(output)
+
+    def _name_output(self) -> Path:
+        """Return a new directory for the artifact of a search: the artifacts of earlier sessions are not replaced."""
+        first = self._first.absolute()
+        numbers = itertools.count(len(self.adaptations) + 1)
+        paths = (first.with_name(f"{first.name}.adapted-{number}") for number in numbers)
+        return next(path for path in paths if not path.exists())
 
     def _make_request(self, artifact: Path, measured: Mapping[str, float], output: Path) -> SearchRequest:
         return SearchRequest(
@@ -464,7 +472,11 @@ class AdaptiveSession(SwappableSession):
     def _remove_unused_artifacts(self, output: Path) -> None:
         """Remove the artifacts of searches, except the artifact in use and the one before it."""
         self._written.append(output)
-        used = {self._first, *(path for swap in self.swaps[-1:] for path in (swap.old, swap.new))}
+        self._remove_artifacts_except(
+            {self._first, *(path for swap in self.swaps[-1:] for path in (swap.old, swap.new))}
+        )
+
+    def _remove_artifacts_except(self, used: Container[Path]) -> None:
         for path in [path for path in self._written if path not in used]:
             shutil.rmtree(path, ignore_errors=True)
             self._written.remove(path)
@@ -480,13 +492,20 @@ class AdaptiveSession(SwappableSession):
             self._options.on_event(event)
 
     def _end(self, reason: str, end_session: Callable[[Session], None]) -> None:
-        """End the session. A running search is stopped; a running swap is finished first."""
-        if os.getpid() == self._process:
-            self._is_closing = True
-            self._measurements.put(None)
-            self._search.close()
-            self._thread.join()
-        super()._end(reason, end_session)
+        """End the session. A running search is stopped; a running swap is finished first.
+
+        Of the artifacts of searches, the one in use is kept, because logs and reports need it.
+        """
+        if os.getpid() != self._process:
+            return
+        self._is_closing = True
+        self._measurements.put(None)
+        self._search.close()
+        self._thread.join()
+        try:
+            super()._end(reason, end_session)
+        finally:
+            self._remove_artifacts_except([swap.new for swap in self.swaps[-1:]])
 
 
 def connect_adaptive(
@@ -504,7 +523,8 @@ def connect_adaptive(
     """Start the devices of an artifact for a session that changes its plan if boards or links change their speed.
 
     If measured times differ too much from the prediction, the session searches for a better plan in another process. It
-    then swaps to the artifact of this plan, which is written next to `directory` as DIRECTORY.adapted-N.
+    then swaps to the artifact of this plan, which is written next to `directory` as DIRECTORY.adapted-N. At the end of
+    the session, only the artifact in use is kept.
 
     Args:
         directory: Directory of the artifact with which the session starts.

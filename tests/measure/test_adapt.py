@@ -20,7 +20,7 @@ from support.onnx_models import parsed
 
 import dicompiler
 from dicompiler.analysis.prediction_error import segment_seconds
-from dicompiler.base.errors import RunError, UsageError
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.prepare import on_platform
 from dicompiler.driver.run_log import load_log, run_document
@@ -128,9 +128,8 @@ def test_session_follows_board_that_slows_down_and_recovers(compiled: Path) -> N
         f": {slower.swap.new} is predicted to be {percent} better, from frame {slower.swap.first_frame} on"
     )
     assert slower.message in [event.message for event in events if event.kind == "adaptation"]
-    # The artifact before the last swap is kept, so that the session can return to it. All other found artifacts are
-    # removed.
-    assert adapted_artifacts(compiled) <= {session.swaps[-1].old.name}
+    # At the end, only the artifact in use is kept.
+    assert adapted_artifacts(compiled) == {session.swaps[-1].new.name} - {compiled.name}
 
 
 EXPECTED = {"a": 0.03, "b": 0.04}
@@ -208,7 +207,11 @@ def test_frames_of_replicas_are_measured_together_in_any_order() -> None:
 
 
 def test_difference_that_no_plan_improves_becomes_the_expectation(compiled: Path) -> None:
-    """All boards are slower by the same factor, so no other plan is better."""
+    """All boards are slower by the same factor, so no other plan is better.
+
+    The search does not replace the artifact of an earlier session.
+    """
+    (compiled.parent / "net.adapted-1").mkdir(exist_ok=True)
     before = adapted_artifacts(compiled)
     with open_session(compiled) as session:
         observation = session._observation
@@ -219,7 +222,8 @@ def test_difference_that_no_plan_improves_becomes_the_expectation(compiled: Path
         assert re.fullmatch(r".*: no swap: the best plan is -?\d+% better, and min_gain requires more", found.message)
         assert session._observation.expected_s == measured
         assert session.directory == compiled and not session.swaps
-    assert adapted_artifacts(compiled) <= before
+    assert adapted_artifacts(compiled) == before
+    shutil.rmtree(compiled.parent / "net.adapted-1")
 
 
 def test_failed_search_is_reported_and_frames_go_on(compiled: Path) -> None:
@@ -385,6 +389,8 @@ def test_log_of_a_run_with_a_swap_describes_the_last_artifact(
     page = tmp_path / "report.html"
     dicompiler.write_report(other, page, run_log=log)
     assert "<td>swap</td>" in page.read_text() and str(other) in page.read_text()
+    with pytest.raises(DicompilerError, match=r": use .*other, to which the run changed, or run this artifact with"):
+        load_log(log, compiled, load_artifact(compiled))
 
 
 def test_rejects_invalid_options_and_states(compiled: Path, tmp_path: Path) -> None:
