@@ -25,7 +25,6 @@ from dicompiler.partition.bounds_inference import (
 )
 
 AxisLabel = Literal["height", "width", "channel"]
-NamedAxes = Mapping[str, Mapping[str, int]]
 _INTEGER_DTYPES = (TensorProto.INT64, TensorProto.INT32)
 
 
@@ -43,7 +42,7 @@ def single_device_plan(layers: LayerGraph, device: str) -> Plan:
 
 
 @memoized
-def named_axes(layers: LayerGraph) -> NamedAxes:
+def named_axes(layers: LayerGraph) -> Mapping[str, Mapping[str, int]]:
     """Return the axes that are called height, width and channel, for each tensor.
 
     Model inputs have these axes:
@@ -70,7 +69,7 @@ def named_axes(layers: LayerGraph) -> NamedAxes:
     return labelled
 
 
-def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: NamedAxes) -> dict[str, int]:
+def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: Mapping[str, Mapping[str, int]]) -> dict[str, int]:
     """Return the indices of the axes of a layer's output that are called height, width and channel, by name.
 
     An axis has the name of the input axis that is divided together with it.

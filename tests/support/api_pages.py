@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from support.public_api import format_signature, is_field, unwrap
+from support.public_api import format_signature, format_type_alias, is_field, is_type_alias, unwrap
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PAGES = (REFERENCE / "python.md", *sorted((REFERENCE / "plugin-api").glob("*.md")))
@@ -49,6 +49,8 @@ def _format_name(name: str, value: Any) -> Iterator[str]:
     """Yield a list item for a name, and one for each public member of a class."""
     if isinstance(value, SHORT_VALUES):
         yield f"- `{name} = {value!r}`"
+    elif is_type_alias(value):
+        yield f"- `{name} = {format_type_alias(value)}`"
     elif not (inspect.isclass(value) or inspect.isroutine(value) or inspect.ismodule(value)):
         yield f"- `{name}`: {type(value).__name__}"
     else:

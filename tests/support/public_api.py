@@ -10,9 +10,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+import re
+import typing
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from numpy.typing import NDArray
 
 from dicompiler import plugin_api
 
@@ -41,6 +45,8 @@ def _format_name(name: str, value: Any) -> Iterator[str]:
                 yield f"    {member}{format_signature(unwrap(attribute))}"
     elif inspect.isroutine(value):
         yield f"{name}{format_signature(value)}"
+    elif is_type_alias(value):
+        yield f"{name} = {format_type_alias(value)}"
     else:
         yield f"{name}: {type(value).__name__}"
 
@@ -52,6 +58,16 @@ def is_field(cls: type, member: str) -> bool:
 
 def unwrap(attribute: Any) -> Any:
     return attribute.__func__ if isinstance(attribute, staticmethod | classmethod) else attribute
+
+
+def is_type_alias(value: Any) -> bool:
+    return typing.get_origin(value) is not None
+
+
+def format_type_alias(alias: Any) -> str:
+    """Return the type that an alias stands for, without the names of modules: "Callable[[str], None]"."""
+    text = repr(alias).replace(repr(NDArray[Any]), "NDArray[Any]")
+    return re.sub(r"\b(?:[a-z]\w*\.)+(?=[A-Z])", "", text)
 
 
 class _Source(str):
