@@ -178,9 +178,9 @@ def read_log(path: Path) -> dict[str, Any]:
 
 
 def _name_logged_artifact(path: Path, log: Mapping[str, Any], artifact: Path) -> str:
-    """Return the advice to use the artifact that a log states; "" if it is `artifact`, which was compiled again."""
-    logged = Path(os.path.relpath(path.parent / log["artifact_directory"]))
-    if logged.resolve() == artifact.resolve():
+    """Return the advice to use the artifact that a log states; "" if it is missing, or `artifact` in a new version."""
+    logged = Path(os.path.normpath(path.parent / log["artifact_directory"]))
+    if not logged.is_dir() or logged.resolve() == artifact.resolve():
         return ""
     is_swapped = any(event["kind"] == "swap" for event in log.get("events", ()))
     return f"use {logged}{', to which the run changed' if is_swapped else ''}, or "
