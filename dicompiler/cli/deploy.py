@@ -154,7 +154,8 @@ def _remove_files(directory: Path, options: RunOptions, as_json: bool) -> None:
     if as_json:
         print_json({"removed": [name for name in was_there if was_there[name]], "installed": []})
     else:
-        print_table(("device", "state"), [(name, "removed" if found else "-") for name, found in was_there.items()])
+        rows = [(name, "removed" if found else "nothing to remove") for name, found in was_there.items()]
+        print_table(("device", "state"), rows)
 
 
 def _copy_and_run(

@@ -620,7 +620,8 @@ def test_remove_leaves_nothing_of_the_artifact_on_the_boards(
     assert [*directories[0].iterdir()] == [kept] and not directories[1].exists()
     assert main(["status", str(net)]) == 2
     assert main([*command, "--remove"]) == 0
-    assert "removed" not in capfd.readouterr().out
+    output = capfd.readouterr().out
+    assert "removed" not in output and output.count("nothing to remove") == 2
     with pytest.raises(UsageError, match="with copy_only nothing is run: omit resident and verify"):
         dicompiler.deploy(net, places, copy_only=True, verify=True)
 
