@@ -239,6 +239,9 @@ def test_commands_of_the_camera_run(tmp_path: Path) -> None:
         assert done.returncode == 0, f"{command.line}: {done.stderr}"
     lines = [re.fullmatch(r"(\d+) \d+ (\d+) ms old", line) for line in done.stdout.splitlines()]
     assert [int(line[1]) for line in lines if line is not None] == list(range(10))
+    wrong = [sys.executable, "camera.py", "build", "--input", "x", "--size", "1x1"]
+    done = subprocess.run(wrong, cwd=tmp_path, env=environment(), input=bytes(3), capture_output=True, timeout=300)
+    assert done.returncode == 1 and done.stderr.endswith(b"(known: input): give its name with --input\n")
 
 
 @pytest.mark.parametrize("every", [True, False])

@@ -93,4 +93,5 @@ if __name__ == "__main__":
     except KeyboardInterrupt:
         sys.exit(130)
     except dicompiler.DicompilerError as error:
-        sys.exit(f"camera: {error}")
+        hint = ": give its name with --input" if "has no input" in str(error) else ""
+        sys.exit(f"camera: {error}{hint}")
