@@ -81,7 +81,7 @@ class RunTiming:
     def frame_text(self) -> str:
         """The predicted time of a frame as text, with its parts if one frame is in flight."""
         if self.is_stream:
-            return f"{format_seconds(self.frame_s)}, with the start and the end of the stream"
+            return f"{format_seconds(self.frame_s)}, by simulation of the whole stream"
         return str(FramePrediction(self.frame_s - self.input_output_s, self.input_output_s))
 
 

@@ -127,7 +127,7 @@ def show_prediction(summary: CompileSummary | None, result: RunResult, location:
         return
     count = len(result.frames_s)
     if in_flight > 1 and count > 1:
-        predicted = f"one frame every {format_seconds(summary.period_s)}"
+        predicted = f"one frame every {format_seconds(summary.period_s)} (the work of the busiest device or link)"
         measured = f"one frame every {format_seconds(result.total_s / count)}"
     else:
         predicted = f"a frame takes {summary.frame}"
