@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from dicompiler.base.errors import UsageError
+from dicompiler.base.units import format_seconds
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -189,6 +190,11 @@ class RunResult:
     events: tuple[RunEvent, ...] = ()
     queue_wait_s: tuple[float, ...] = ()
     is_remote: bool = False
+
+    def __repr__(self) -> str:
+        devices = ", ".join(report.device for report in self.reports)
+        frames = max(len(self.frames_s), len(self.outputs))
+        return f"<RunResult: {frames} frames in {format_seconds(self.total_s)} on {devices}>"
 
     def with_scaled_times(self, factor: float) -> RunResult:
         """Return a copy of the result in which all times are multiplied by a factor.
@@ -378,6 +384,8 @@ class RunOptions:
                 raise UsageError(f"run: {name} is {value!r}: give a number")
         if self.timeout_s < 0:
             raise UsageError(f"run: timeout_s must be at least 0, not {self.timeout_s:g}")
+        if self.in_flight < 0:
+            raise UsageError(f"run: in_flight must be 1 or more, or 0 for the default, not {self.in_flight}")
 
     def with_timeout(self, seconds: float | None) -> RunOptions:
         """Return a copy of the options with another timeout.
@@ -412,9 +420,9 @@ class RunOptions:
             `in_flight` if it is not 0; otherwise the default for this number of devices.
 
         Raises:
-            UsageError: `in_flight` is negative or above the limit.
+            UsageError: `in_flight` is above the limit.
         """
-        if not 0 <= self.in_flight <= limit:
+        if self.in_flight > limit:
             raise UsageError(f"run: frames in flight must be 1 to {limit}, or 0 for the default, not {self.in_flight}")
         return self.in_flight or min(limit, default_in_flight(devices))
 

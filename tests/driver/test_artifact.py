@@ -66,6 +66,7 @@ def test_artifact_states_the_memory_of_its_program(compiled: Path) -> None:
 
 def test_detects_wrong_output_of_one_role(compiled: Path) -> None:
     _, result = StreamOptions(frames=2).run(compiled / "a", None, RunOptions(kept_frames=2))
+    assert repr(result).startswith("<RunResult: 2 frames in ") and len(repr(result)) < 200
     spoilt = [{device: dict(outputs) for device, outputs in frame.items()} for frame in result.outputs_by_device]
     (name,) = spoilt[1]["pi01"]
     spoilt[1]["pi01"][name] = spoilt[1]["pi01"][name] + np.float32(1)

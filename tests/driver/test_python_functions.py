@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from pathlib import Path
 from typing import Any
 
@@ -98,12 +99,13 @@ def test_connect_takes_frames_in_flight_and_a_function_for_events(place: Path) -
     events: list[Any] = []
     inputs = {"input": np.zeros((1, 1, 32, 32), np.float32)}
     with dicompiler.connect(place / "build", in_flight=2, on_event=events.append) as session:
+        assert re.fullmatch(r"<\w+Session: .*/build on pi01.*>", repr(session))
         assert [set(outputs) for outputs in session.stream([inputs] * 4)] == [{"output"}] * 4
     assert events == []
     for options, text in (
         ({"on_event": 1}, "connect: on_event must be a function that takes a RunEvent, not 1"),
         ({"in_flight": "2"}, "connect: in_flight must be a number of frames"),
-        ({"in_flight": -1}, "frames in flight must be 1 to "),
+        ({"in_flight": -1}, "in_flight must be 1 or more, or 0 for the default, not -1"),
     ):
         with pytest.raises(dicompiler.UsageError, match=text):
             dicompiler.connect(place / "build", **options)  # type: ignore[arg-type]

@@ -294,7 +294,7 @@ def test_command_streams_frames(tmp_path: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (RunOptions(in_flight=-1), "frames in flight must be 1 to 1024, or 0 for the default, not -1"),
+        (RunOptions(in_flight=2000), "frames in flight must be 1 to 1024, or 0 for the default, not 2000"),
         (RunOptions(heartbeat_s=0), r"the heartbeat must be between 0\.05 and 3600 s, not 0"),
         (RunOptions(listen="nowhere:x"), "'nowhere:x' is not an address: expected HOST or HOST:PORT"),
         (RunOptions(listen="0.0.0.0:0"), r"0\.0\.0\.0 is not a loopback address and there are no keys: .*--insecure"),

@@ -71,6 +71,9 @@ class InProcessSession(Session):
             )
         threading.Thread(target=self._watch_deadline, daemon=True).start()
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.artifact.directory} on {self._device}>"
+
     def __enter__(self) -> Self:
         return self
 

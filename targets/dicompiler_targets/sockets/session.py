@@ -340,6 +340,9 @@ class ClusterSession(Session):
     def processes(self) -> Mapping[str, DeviceProcess]:
         return self._cluster.processes
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.artifact.directory} on {', '.join(self.artifact.devices)}>"
+
     def __enter__(self) -> Self:
         return self
 
