@@ -221,7 +221,7 @@ def show_simulation(
         in_flight: Largest number of frames in flight.
     """
     metrics = result.metrics
-    assert metrics is not None
+    assert metrics is not None and result.program is not None
     frames = len(simulation.frames)
     if as_json:
         stream = {"frames": simulation.frames, "period_s": simulation.period_s, "latency_s": metrics.latency_s}
@@ -257,9 +257,8 @@ def show_simulation(
                 "device or link in one frame; in this stream, frames also overlap and wait for each other"
             )
             click.echo(wrap_text(text))
-        show_queueing(
-            [end - start for start, end in simulation.frames], simulation.queued_s, in_flight, metrics.latency_s
-        )
+        frames_s = [end - start for start, end in simulation.frames]
+        show_queueing(frames_s, simulation.queued_s, in_flight, metrics.latency_s, len(result.program.replica_roles))
     busiest = sorted(_link_bytes(result).items(), key=lambda entry: -entry[1])[:5]
     for (sender, receiver), count in busiest:
         click.echo(f"{sender} → {receiver}: {count} bytes per frame")

@@ -85,7 +85,11 @@ def show_trial(trial: SpeedTrial, duration_s: float, as_json: bool) -> None:
 
 
 def show_queueing(
-    frames_s: Sequence[float], waited_s: Sequence[float], in_flight: int, alone_s: float | None = None
+    frames_s: Sequence[float],
+    waited_s: Sequence[float],
+    in_flight: int,
+    alone_s: float | None = None,
+    replica_count: int = 1,
 ) -> None:
     """Print the part of the frame times that is waiting for other frames. Nothing without frames in parallel.
 
@@ -94,6 +98,7 @@ def show_queueing(
         waited_s: Seconds that each frame waited before its start; empty if unknown.
         in_flight: Largest number of frames in flight.
         alone_s: Mean seconds of a frame without other frames in the cluster; None if unknown.
+        replica_count: Number of replicas (copies of the plan on other devices) over which `alone_s` is a mean.
     """
     many = min(in_flight, len(frames_s))
     if many < 2:
@@ -111,7 +116,8 @@ def show_queueing(
             [f"{text}, including waits for busy devices. Use --in-flight 1 to measure a frame without queueing"]
         )
     else:
-        print_entries([f"{text}. A frame without queueing takes {format_seconds(alone_s)}"])
+        mean = f", as a mean over {replica_count} replicas" if replica_count > 1 else ""
+        print_entries([f"{text}. A frame without queueing takes {format_seconds(alone_s)}{mean}"])
 
 
 def show_prediction(summary: CompileSummary | None, result: RunResult, location: str, in_flight: int) -> None:

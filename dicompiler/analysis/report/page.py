@@ -203,7 +203,8 @@ def _describe_queueing(data: ReportData) -> str:
     in_flight = 1 if data.run_log is None else data.run_log["in_flight"]
     if in_flight < 2:
         return ""
-    return f", including waits for up to {in_flight - 1} other frames; none with --in-flight 1"
+    others = "1 other frame" if in_flight == 2 else f"{in_flight - 1} other frames"
+    return f", including waits for up to {others}; none with --in-flight 1"
 
 
 def _comparison_tile(quantity: str, value: str, single_value: str, worse: float, better: float) -> Markup:

@@ -121,7 +121,7 @@ class TestPage:
     def test_measured_times_with_frames_in_flight_are_said_to_include_waits(
         self, lenet: Path, log: Path, tmp_path: Path
     ) -> None:
-        note = "the fastest of 2, including waits for up to 1 other frames; none with --in-flight 1"
+        note = "the fastest of 2, including waits for up to 1 other frame; none with --in-flight 1"
         assert "including waits" not in render_report(load_report_data(lenet, run_log=log))
         (tmp_path / "run.json").write_text(json.dumps({**json.loads(log.read_text()), "in_flight": 2}))
         page = render_report(load_report_data(lenet, run_log=tmp_path / "run.json"))
