@@ -470,7 +470,9 @@ def _compare_outputs(
     extra_tolerance: float,
     failed: Sequence[str] = (),
 ) -> list[Check]:
-    """Compare the outputs that devices delivered with those of onnxruntime, and return one check for each.
+    """Compare the outputs that devices delivered with those of onnxruntime.
+
+    Return one check for each output and device. It covers the frames of all replicas, unless one of them is wrong.
 
     Args:
         model: The unsplit model.
@@ -481,6 +483,8 @@ def _compare_outputs(
         extra_tolerance: Additional tolerance for tensors sent in narrower types, as a fraction of max|reference|.
         failed: Names of the devices that were regarded as down at the start of the run.
     """
+    import numpy as np
+
     from dicompiler.ir.random_ops import random_tensors
     from dicompiler.verify import comparison
     from dicompiler.verify.run_inputs import reference_outputs
@@ -493,19 +497,32 @@ def _compare_outputs(
     random = random_tensors(model.proto, states or ())
     frames = result.outputs_by_device or tuple({"": outputs} for outputs in result.outputs)
 
-    def compare(i: int, device: str, name: str, actual: Any) -> Check:
+    def compare(device: str, name: str, frame_text: str, reference: Any, actual: Any) -> Check:
         title = f"{name} on {device}" if device else name
-        title += f", {frame_noun} {i}" if len(inputs) > 1 else ""
+        title += f", {frame_text}" if len(inputs) > 1 else ""
         title += f", without {', '.join(failed)}" if failed else ""
         if name in random:
-            return comparison.compare_type_only(title, expected[i][name], actual, random[name])
+            return comparison.compare_type_only(title, reference, actual, random[name])
         return comparison.compare_value(
-            title, expected[i][name], actual, tolerance=tolerances.get(name), extra_tolerance=extra_tolerance
+            title, reference, actual, tolerance=tolerances.get(name), extra_tolerance=extra_tolerance
         )
 
-    return [
-        compare(i, device, name, actual)
-        for i, delivered in enumerate(frames[: len(inputs)])
-        for device, outputs in delivered.items()
-        for name, actual in outputs.items()
-    ]
+    values: dict[tuple[str, str], dict[int, Any]] = {}
+    for i, delivered in enumerate(frames[: len(inputs)]):
+        for device, outputs in delivered.items():
+            for name, value in outputs.items():
+                values.setdefault((device, name), {})[i] = value
+
+    def compare_frames(device: str, name: str, value_by_frame: Mapping[int, Any]) -> list[Check]:
+        references = {i: expected[i][name] for i in value_by_frame}
+        checks = [
+            compare(device, name, f"{frame_noun} {i}", references[i], value) for i, value in value_by_frame.items()
+        ]
+        is_mergeable = all(isinstance(value, np.ndarray) for value in value_by_frame.values()) and name not in random
+        if states or not is_mergeable or not 1 < len(checks) == len(inputs) or not all(c.passed for c in checks):
+            return checks
+        # All replicas have the same reference, so that one check of all values has their largest difference.
+        stacks = np.stack([*references.values()]), np.stack([*value_by_frame.values()])
+        return [compare(device, name, f"{len(inputs)} replicas", *stacks)]
+
+    return [check for (device, name), value in values.items() for check in compare_frames(device, name, value)]

@@ -51,7 +51,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_verification_checks_every_role(compiled: Path) -> None:
     checks = {check.name: check for check in verify(compiled / "a").checks}
-    assert list(checks) == ["exact", "output on pi01, replica 0", "output on pi01, replica 1", "bytes"]
+    assert list(checks) == ["exact", "output on pi01, 2 replicas", "bytes"]
     assert all(check.passed for check in checks.values())
     assert ", each in 2 replicas, " in checks["exact"].detail
     assert checks["bytes"].detail.endswith("in a frame of each of 2 replicas: as predicted")
@@ -73,7 +73,11 @@ def test_detects_wrong_output_of_one_role(compiled: Path) -> None:
     good, bad = (
         verify_run(compiled / "a", given) for given in (result, replace(result, outputs_by_device=tuple(spoilt)))
     )
-    assert good.passed and [check.passed for check in bad.checks] == [True, False]
+    assert good.passed and [check.name for check in good.checks] == ["output on pi01, 2 replicas"]
+    assert [(check.name, check.passed) for check in bad.checks] == [
+        ("output on pi01, replica 0", True),
+        ("output on pi01, replica 1", False),
+    ]
     first_frame = replace(result, outputs=result.outputs[:1], outputs_by_device=result.outputs_by_device[:1])
     *_, uncompared = verify_run(compiled / "a", first_frame).checks
     assert uncompared.name == "replica 1" and not uncompared.applies
