@@ -70,6 +70,11 @@ class StrategyResult:
         """The failure after which the latency is longest; None if there are no plans for failures."""
         return max(self.failures[1:], key=lambda failure: failure.metrics.latency_s, default=None)
 
+    @property
+    def note(self) -> str:
+        """The plan's note, for example that the budget or Ctrl-C ended its search; empty if there is none."""
+        return "" if self.plan is None else self.plan.note
+
     def document(self) -> dict[str, Any]:
         """Return the entry of this result in a comparison file.
 
@@ -80,6 +85,7 @@ class StrategyResult:
             "strategy": self.strategy,
             "search_s": self.search_s,
             "error": self.error or None,
+            "note": self.note or None,
             "metrics": None if self.metrics is None else asdict(self.metrics),
         }
         return document | ({"failures": [asdict(failure) for failure in self.failures]} if self.failures else {})

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 HEADERS = (
     "model", "platform", "objective", "strategy", "value", "lower_bound", "latency_s", "input_output_s", "period_s",
     "energy_j", "memory_bytes", "total_bytes", "speedup", "failed", "failure_latency_s", "search_s", "best", "error",
+    "note",
 )  # fmt: skip
 """Names of the columns of the CSV and Markdown tables, which `docs/use/strategies.md` explains."""
 
@@ -53,6 +56,7 @@ def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[
                 result.search_s,
                 is_best,
                 result.error,
+                result.note,
             )
             yield tuple(map(str, cells))
 
@@ -171,7 +175,11 @@ def command(
     explanations: list[Explanation | None] = []
     splits: list[tuple[SplitReason, ...]] = []
     for model, platform in _pair_models_and_platforms(models, platforms):
-        with open_executor(executor) as workers, progress("single") as tell:
+        with (
+            _name_in_log(f"{model} on {platform}" if len(models) * len(platforms) > 1 else ""),
+            open_executor(executor) as workers,
+            progress("single") as tell,
+        ):
             comparison = compare(
                 model, platform, strategies or DEFAULT_STRATEGIES, executor=workers, progress=tell, **given
             )
@@ -210,6 +218,23 @@ def _pair_models_and_platforms(
     for model in models:
         for platform in platforms or (None,):
             yield model, platform
+
+
+@contextmanager
+def _name_in_log(place: str) -> Iterator[None]:
+    """Put `place` in front of warnings and other records of the log, until the `with` block ends."""
+
+    def add_place(record: logging.LogRecord) -> bool:
+        record.msg, record.args = f"{place}: {record.getMessage()}", ()
+        return True
+
+    log = logging.getLogger("dicompiler")
+    if place:
+        log.addFilter(add_place)
+    try:
+        yield
+    finally:
+        log.removeFilter(add_place)
 
 
 def _show_explanation(explanation: Explanation) -> None:

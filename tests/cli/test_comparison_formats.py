@@ -44,6 +44,22 @@ def test_csv_has_bounds_and_the_longest_latency_after_a_failure(
     assert all(row["failed"].startswith("pi0") and float(row["failure_latency_s"]) > 0 for row in rows)
 
 
+def test_csv_json_and_warnings_name_searches_that_the_budget_ended(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = ["compare", str(model), "--platform", "rpi4x2", "--platform", "rpi4x3", "--strategies"]
+    line += ["single,auto{budget=1e-9 strategies=single,dp}", "--format"]
+    assert main([*line, "csv"]) == 0
+    printed = capsys.readouterr()
+    notes = [row["note"] for row in csv.DictReader(printed.out.splitlines())]
+    assert notes[0] == notes[2] == "" and notes[1] == notes[3] != ""
+    assert f"warning: {model} on rpi4x2: auto: {notes[1]}: this is the best plan so far" in printed.err
+    assert f"warning: {model} on rpi4x3: auto: {notes[3]}: this is the best plan so far" in printed.err
+    assert main([*line, "json"]) == 0
+    documents = json.loads(capsys.readouterr().out)
+    assert [row["note"] for row in documents[0]["results"]] == [None, notes[1]]
+
+
 def test_all_columns_are_documented() -> None:
     text = (Path(__file__).parents[2] / "docs/use/strategies.md").read_text(encoding="utf-8")
     assert re.findall(r"^\| `(\w+)` \|", text.split("### Columns")[1].split("\n## ")[0], re.MULTILINE) == [*HEADERS]
