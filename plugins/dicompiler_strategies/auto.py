@@ -179,7 +179,8 @@ class Auto(Strategy):
     )
     seed: int = field(default=0, metadata={"help": "seed of the random choice of these plans"})
     strategies: tuple[str, ...] = field(
-        default=DEFAULT_STRATEGIES, metadata={"help": "strategies that are asked for a plan"}
+        default=DEFAULT_STRATEGIES,
+        metadata={"help": "strategies that are asked for a plan; `auto` then tries changes of the best one"},
     )
 
     def __post_init__(self) -> None:
@@ -317,7 +318,9 @@ class _AutoSearch:
 
     def _search_tables(self) -> None:
         """Try plans from the cost tables: optimal ones, and small changes of the best plan."""
-        if self.refined is None and self._has_time("optima with cheaper messages"):
+        # These plans are by the method of cpsat, so that they are only tried if the option `strategies` names it.
+        is_requested = "cpsat" in self.options.strategies and self.refined is None
+        if is_requested and self._has_time("optima with cheaper messages"):
             self.search.try_optima(self.tables)
         best = self.search.best
         if best is None or self.refined is None or best.value(self.problem) < self.refined.value(self.problem):
