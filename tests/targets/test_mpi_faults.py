@@ -318,3 +318,10 @@ def test_wrong_number_of_ranks_and_wrong_options_are_one_line(package: Path, tmp
     done = subprocess.run(["sh", package / "two.sh"], capture_output=True, text=True, env=environment())
     assert done.returncode == 2
     assert done.stderr.splitlines() == ["dicompiler: 2 ranks were started, this program has 1: use mpirun -n 1"]
+
+
+def test_help_starts_nothing_on_other_hosts(package: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(package, tmp_path / "package")
+    (copy / "hostfile").write_text("nowhere.invalid slots=1\n")
+    done = call(copy, "--help")
+    assert (done.returncode, done.stderr) == (0, "") and "--in-flight N" in done.stdout

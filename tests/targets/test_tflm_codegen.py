@@ -44,6 +44,18 @@ def test_programs_exchange_the_listed_tensors_over_tcp(artifact: Path, tmp_path:
     assert found == b"".join(expected) and len(set(expected)) == len(expected)
 
 
+def test_cmake_demands_the_paths_of_tflite_micro(artifact: Path, tmp_path: Path) -> None:
+    for options, message in (
+        ([], "TFLM_INCLUDE is missing"),
+        ([f"-DTFLM_INCLUDE={CODES};{tmp_path}/nothing"], "TFLM_INCLUDE names"),
+        ([f"-DTFLM_INCLUDE={CODES}", f"-DTFLM_LIBRARY={tmp_path}/nothing.a"], "TFLM_LIBRARY names"),
+    ):
+        source = next(path.parent for path in artifact.glob("*/CMakeLists.txt"))
+        line = ["cmake", "-S", source, "-B", tmp_path, *options]
+        done = subprocess.run(line, timeout=120, capture_output=True, text=True)
+        assert done.returncode == 1 and message in " ".join(done.stderr.split()), done.stderr
+
+
 def test_tiles_in_turn_share_models_and_memory_in_the_program_too(tmp_path: Path) -> None:
     """If interpreters, tensors and arenas shared a place at the same time, the stand-in or outputs would show it."""
     place = tmp_path / "out"

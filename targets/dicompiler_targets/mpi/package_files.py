@@ -19,9 +19,11 @@ RUN_SCRIPT = """\
 # ssh. `./run.sh --help` prints all options.
 set -eu
 last=
+help=
 for word in "$@"; do # makes paths absolute, because cd follows
   shift
   case $last in --inputs | --outputs) case $word in /*) ;; *) word=$PWD/$word ;; esac ;; esac
+  case $word in --help | -h) help=yes ;; esac
   set -- "$@" "$word"
   last=$word
 done
@@ -36,6 +38,7 @@ if [ ! -x build/program ] || [ main.cc -nt build/program ]; then
   { cmake -S . -B build && cmake --build build; } >&2
 fi
 if [ "${1:-}" = build ]; then exit 0; fi
+if [ "$help" ]; then exec build/program --help; fi
 
 # Open MPI 5 has renamed the option for the rankfile.
 case $(mpirun --version | head -n 1) in
