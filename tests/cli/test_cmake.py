@@ -463,6 +463,10 @@ def test_output_of_a_target_is_not_confused_with_a_source_file(tmp_path: Path) -
     said = configure(project(tmp_path, step), code=1)
     cause = f"{tmp_path}/net.onnx is an input and an output of a: give the output another name"
     assert f"dicompiler_opt: {cause}" in said
+    steps = "".join(f"dicompiler_compile(NAME {name} MODEL net.onnx PLATFORM rpi4x2 OUTPUT net)\n" for name in "ab")
+    said = configure(project(tmp_path, steps), code=1)
+    cause = f"{tmp_path}/b/net/artifact.json is an output of a and of b: give one another OUTPUT"
+    assert f"dicompiler_compile: {cause}" in said
 
 
 @pytest.mark.parametrize("generator", GENERATORS)

@@ -132,6 +132,11 @@ function(_dicompiler_add_target command verb default_output main)
       message(FATAL_ERROR
         "dicompiler_${command}: ${output} is an input and an output of ${arg_NAME}: give the output another name")
     endif()
+    get_property(producer GLOBAL PROPERTY "dicompiler_target_of_${output}")
+    if(producer)
+      message(FATAL_ERROR
+        "dicompiler_${command}: ${output} is an output of ${producer} and of ${arg_NAME}: give one another OUTPUT")
+    endif()
     set_property(GLOBAL PROPERTY "dicompiler_target_of_${output}" ${arg_NAME})
   endforeach()
 
