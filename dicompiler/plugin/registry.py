@@ -45,7 +45,7 @@ from dicompiler.plugin.entry_points import (
     is_builtin_distribution,
     top_level_package,
 )
-from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS, check_rule_fields, get_valid_name, plugin_kind
+from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS, PluginKind, check_rule_fields, get_valid_name, plugin_kind
 
 log = logging.getLogger("dicompiler")
 
@@ -359,13 +359,22 @@ def _find_entries(plugin: Plugin, manager: pluggy.PluginManager, errors: list[st
     entries: dict[tuple[str, str], RegistryEntry] = {}
     for name, kind in PLUGIN_KINDS.items():
         for value in _call_hook(plugin, kind.hook, manager, errors):
-            item = getattr(value, "__name__", None) or one_line(repr(value))
-            with _errors_as_text(plugin, f"{plugin}: {kind.noun} {item} is left out", errors):
+            item = f"{kind.noun} {_describe_item(kind, value)}"
+            with _errors_as_text(plugin, f"{plugin}: {item} is left out", errors):
                 entry = make_entry(plugin, name, value)
                 if (name, entry.name) in entries:
                     raise DicompilerError(f"the plugin provides {kind.noun} {entry.name!r} twice: rename one")
                 entries[name, entry.name] = entry
     return [(name, entry) for (name, _), entry in entries.items()]
+
+
+def _describe_item(kind: PluginKind, value: Any) -> str:
+    """Return the name of an item that a hook yields, or the text of the item if it has no name."""
+    if name := getattr(value, "__name__", ""):
+        return str(name)
+    # The text of a rule or a platform family is long, because it has all fields.
+    name = "" if kind.provides_classes else getattr(value, "op", "") or getattr(value, "name", "")
+    return one_line(repr(name or value))
 
 
 def _call_hook(plugin: Plugin, hook: str, manager: pluggy.PluginManager, errors: list[str]) -> list[Any]:

@@ -135,7 +135,7 @@ class TestBroken:
             (
                 "@hookimpl\ndef dicompiler_operators():\n    from dicompiler.plugin_api import OperatorRule\n"
                 "    yield OperatorRule('Conv', None)",
-                "operator rule OperatorRule(op='Conv', piece=None, ",
+                "operator rule 'Conv' is left out: TypeError: ",
             ),
         ],
     )
