@@ -388,8 +388,9 @@ def _describe_transfer(transfer: Transfer) -> str:
 def _check_sent_array(transfer: Transfer, array: NDArray[Any]) -> NDArray[Any]:
     value = transfer.value
     if array_dtype(array) != value.dtype or array.shape != value.shape or array.nbytes != value.nbytes:
+        cause = "" if array.shape == value.shape else ": its node computes another shape than its operator rule's `out`"
         raise DicompilerError(
             f"{_describe_transfer(transfer)}: {array.dtype} {array.shape} is sent, "
-            f"{dtype_name(value.dtype)} {value.shape} was predicted"
+            f"{dtype_name(value.dtype)} {value.shape} was predicted{cause}"
         )
     return array

@@ -395,7 +395,7 @@ def test_wrong_cost_model_is_caught(fault: Any, text: str) -> None:
 @pytest.mark.parametrize(
     ("fault", "text"),
     [
-        ("short", ""),
+        ("short", "its node computes another shape than its operator rule's `out`"),
         ("shifted", "the parts compute other values than the whole node"),
         ("outside", "it must lie in the input"),
         ("less", "it must contain the region"),
