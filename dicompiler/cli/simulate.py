@@ -93,8 +93,10 @@ def command(
     from dicompiler.cli.file_io import write_text
     from dicompiler.cli.progress import progress
     from dicompiler.cli.run_output import show_periods, show_trial
+    from dicompiler.cli.table import print_entries
     from dicompiler.cost.failure_timeline import parse_outage
     from dicompiler.cost.speed_changes import list_link_speeds, list_speeds
+    from dicompiler.measure.simulate_adaptation import SWAP_S
     from dicompiler.search.failure_cases import simulate_failures
     from dicompiler.target.run_records import default_in_flight
 
@@ -118,6 +120,8 @@ def command(
         if adapt:
             trial = _simulate_session(request, result, changes, frames, max_in_flight)
             show_trial(trial, trial.finished_s[-1], as_json)
+            if trial.adaptations and not as_json:
+                print_entries([f"simulated: a new plan computes frames {SWAP_S:g} s after its search began"])
             return
         simulation = result.problem.simulate_compilation(
             result,

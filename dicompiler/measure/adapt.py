@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
+from dicompiler.base.objectives import describe_objective
 from dicompiler.driver.artifact import check_frame_count, reopen_artifact
 from dicompiler.driver.swap import LINK_SHARE, Swap, SwappableSession, resolve_link
 from dicompiler.ir.onnx.model import Model
@@ -113,6 +114,7 @@ class Adaptation:
             and connection names such as `pi01 → pi02` (for seconds per byte).
         value: Predicted value of the objective with the artifact in use, at the measured speeds.
         new_value: Predicted value of the objective with the best artifact that was found, at the measured speeds.
+        objective: The objective; empty if the search failed.
         swap: The change to that artifact; None if the gain was too small.
         error: Reason why the search or the swap failed; empty if it did not fail.
     """
@@ -121,6 +123,7 @@ class Adaptation:
     ratios: Mapping[str, float]
     value: float = 0.0
     new_value: float = 0.0
+    objective: str = ""
     swap: Swap | None = None
     error: str = ""
 
@@ -131,9 +134,10 @@ class Adaptation:
         if self.error:
             return f"{seen}: no other plan: {self.error}"
         gain = 1 - self.new_value / self.value if self.value else 0.0
+        better = f"{gain:.0%} better ({describe_objective(self.objective)})"
         if self.swap is None:
-            return f"{seen}: no swap: the best plan is {gain:.0%} better, and min_gain requires more"
-        return f"{seen}: {self.swap.new} is predicted to be {gain:.0%} better, from frame {self.swap.first_frame} on"
+            return f"{seen}: no swap: the best plan is {better}, and min_gain requires more"
+        return f"{seen}: {self.swap.new} is predicted to be {better}, from frame {self.swap.first_frame} on"
 
 
 @dataclass(frozen=True)
@@ -456,7 +460,7 @@ class AdaptiveSession(SwappableSession):
     def _apply_answer(self, answer: SearchAnswer, measured: Mapping[str, float], adaptation: Adaptation) -> Adaptation:
         """Swap to the artifact that a search has found if the gain is large enough."""
         observation = self._observation
-        adaptation = replace(adaptation, value=answer.value, new_value=answer.new_value)
+        adaptation = replace(adaptation, value=answer.value, new_value=answer.new_value, objective=answer.objective)
         self._platform = answer.platform
         artifact, gain = Path(answer.artifact), 1 - answer.new_value / answer.value
         if artifact == observation.directory or gain <= self._adapt.min_gain:

@@ -74,6 +74,7 @@ class SearchAnswer:
         artifact: Directory of the best artifact: the new one, the user's, or the one in use.
         value: Predicted value of the objective with the artifact in use, on the corrected platform.
         new_value: Predicted value of the objective with the best artifact, on the corrected platform.
+        objective: The objective of the artifact in use.
         expected_s: Predicted seconds of computing by device name, and predicted seconds per byte by connection name,
             for the best artifact.
         replica_count: Number of replicas (copies of the plan on other devices) of the best artifact.
@@ -83,6 +84,7 @@ class SearchAnswer:
     artifact: str
     value: float
     new_value: float
+    objective: str
     expected_s: Mapping[str, float]
     replica_count: int
 
@@ -148,6 +150,7 @@ def search_again(request: SearchRequest) -> SearchAnswer:
         best,
         values[request.artifact],
         values[best],
+        provenance.objective,
         expected_seconds(chosen, chosen_problem, request.in_flight),
         len(chosen.plan.replica_roles),
     )

@@ -125,7 +125,7 @@ def test_session_follows_board_that_slows_down_and_recovers(compiled: Path) -> N
     percent = f"{1 - slower.new_value / slower.value:.0%}"
     assert f"pi03 computes {slower.ratios['pi03']:.2f} times as long as predicted" in slower.message
     assert slower.message.endswith(
-        f": {slower.swap.new} is predicted to be {percent} better, from frame {slower.swap.first_frame} on"
+        f": {slower.swap.new} is predicted to be {percent} better (latency), from frame {slower.swap.first_frame} on"
     )
     assert slower.message in [event.message for event in events if event.kind == "adaptation"]
     # At the end, only the artifact in use is kept.
@@ -219,7 +219,9 @@ def test_difference_that_no_plan_improves_becomes_the_expectation(compiled: Path
         assert session._can_search.wait(60)
         found = session._search_and_swap(observation, measured, dict.fromkeys(measured, 2.5))
         assert found.swap is None and found.error == ""
-        assert re.fullmatch(r".*: no swap: the best plan is -?\d+% better, and min_gain requires more", found.message)
+        assert re.fullmatch(
+            r".*: no swap: the best plan is -?\d+% better \(latency\), and min_gain requires more", found.message
+        )
         assert session._observation.expected_s == measured
         assert session.directory == compiled and not session.swaps
     assert adapted_artifacts(compiled) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,7 @@ def test_plan_changes_with_the_speed_of_a_board_and_back() -> None:
     assert slower.swap is not None and back.swap is not None and slower.ratios == {"pi03": pytest.approx(2.5)}
     assert 10 < slower.at_s < 20 and 40 < back.at_s < 50
     assert "pi03 computes 2.50 times as long as predicted: plan 2 is predicted to be " in slower.message
+    assert re.search(r"\d+% better \(latency\), from frame ", slower.message)
     assert count(trial, slower.at_s + SWAP_S + 2, 38) > 1.1 * count(still, slower.at_s + SWAP_S + 2, 38)
     assert all(found.swap is None for found in still.adaptations)
     # Before the slowdown and after it has ended, both sessions use the same plan.
@@ -88,4 +90,5 @@ def test_command(tmp_path: Path) -> None:
     assert document["adaptations"][0]["message"].startswith("pi02 computes 5.00 times as long as predicted: ")
     output = command(*words, "--slow", "pi02=0.2@1s", "--adapt").stdout
     assert output.startswith("from ") and "adaptation: pi02 computes" in output
+    assert output.endswith("simulated: a new plan computes frames 7 s after its search began\n")
     assert "--adapt needs --slow and excludes --trace" in failed(2, *words, "--adapt")
