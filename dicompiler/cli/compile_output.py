@@ -190,6 +190,15 @@ def show_wire(plan: Plan) -> None:
         click.echo(f"\n{text}")
 
 
+def show_idle_replicas(plan: Plan, frames: int, in_flight: int) -> None:
+    """Print a hint if a stream has at most half as many frames in flight as the plan has replicas."""
+    replicas = len(plan.replica_roles)
+    if frames >= replicas and 2 * in_flight <= replicas:
+        limit = f"{in_flight} frame{'' if in_flight == 1 else 's'} in flight"
+        text = f"replicas: at most {in_flight} of {replicas} compute at the same time, because of the limit of {limit}"
+        print_entries([text])
+
+
 def _format_metrics(metrics: Metrics) -> dict[str, str]:
     from dicompiler.ir.metrics import MEMORY_LABEL
 
@@ -259,6 +268,8 @@ def show_simulation(
             click.echo(wrap_text(text))
         frames_s = [end - start for start, end in simulation.frames]
         show_queueing(frames_s, simulation.queued_s, in_flight, metrics.latency_s, len(result.program.replica_roles))
+        if result.plan is not None:
+            show_idle_replicas(result.plan, frames, in_flight)
     busiest = sorted(_link_bytes(result).items(), key=lambda entry: -entry[1])[:5]
     for (sender, receiver), count in busiest:
         click.echo(f"{sender} → {receiver}: {count} bytes per frame")

@@ -169,7 +169,7 @@ def _copy_and_run(
     expected: ExpectedTiming | None,
     as_json: bool,
 ) -> None:
-    from dicompiler.cli.compile_output import require_passed, show_verification
+    from dicompiler.cli.compile_output import require_passed, show_idle_replicas, show_verification
     from dicompiler.cli.file_io import read_inputs, write_npz
     from dicompiler.cli.progress import progress
     from dicompiler.cli.run_output import show_discrepancies, show_prediction, show_run
@@ -205,6 +205,7 @@ def _copy_and_run(
             click.echo()
             log = report["run"]
             show_run(result, log["in_flight"])
+            show_idle_replicas(load_plan(directory / PLAN_FILE), len(result.frames_s), log["in_flight"])
             show_prediction(load_summary(directory), result, log["location"], log["in_flight"])
             show_discrepancies(expected, log)
         if stream.outputs is not None and all(check.passed for check in checks):

@@ -56,7 +56,7 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
 
     Example: dicompiler run build --inputs x.npz --frames 100 --in-flight 4
     """
-    from dicompiler.cli.compile_output import show_wire
+    from dicompiler.cli.compile_output import show_idle_replicas, show_wire
     from dicompiler.cli.file_io import read_inputs, write_npz
     from dicompiler.cli.run_output import show_discrepancies, show_prediction, show_run
     from dicompiler.cli.table import print_json
@@ -78,7 +78,9 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
     if as_json:
         print_json(log)
     else:
+        plan = load_plan(directory / PLAN_FILE)
         show_run(result, log["in_flight"])
+        show_idle_replicas(plan, len(result.frames_s), log["in_flight"])
         show_prediction(load_summary(directory), result, log["location"], log["in_flight"])
         show_discrepancies(expected, log)
-        show_wire(load_plan(directory / PLAN_FILE))
+        show_wire(plan)

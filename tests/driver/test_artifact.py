@@ -102,6 +102,10 @@ def test_commands_accept_plan_with_replicas(compiled: Path, capsys: pytest.Captu
     made = printed("compile", *files, "-o", str(compiled / "b"))
     weights = [record["weights"] for record in made["devices"]]
     assert all(record["segments"] and record["sent"] for record in made["devices"]) and weights[0] == weights[1]
+    for command in (["simulate", *files], ["run", str(compiled / "b")]):
+        assert main([*command, "--frames", "2", "--in-flight", "1"]) == 0
+        hint = "replicas: at most 1 of 2 compute at the same time, because of the limit of 1 frame in flight"
+        assert hint in " ".join(capsys.readouterr().out.split())
     stream = printed("simulate", *files, "--frames", "12")
     assert len(stream["stream"]["frames"]) == 12
     assert len({(link["from"], link["to"]) for link in stream["links"]}) >= 4
