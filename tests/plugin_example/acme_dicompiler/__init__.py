@@ -1,4 +1,4 @@
-"""A complete plugin with one item of each kind. Hooks import the items when they are called, to load quickly."""
+"""A complete plugin with items of each kind. Hooks import the items when they are called, to load quickly."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ dicompiler_api = 2
 @hookimpl
 def dicompiler_strategies() -> Iterable[type[Strategy]]:
     from acme_dicompiler.strategy import RoundRobin
+    from acme_dicompiler.tiles import Tiles
 
-    yield RoundRobin
+    yield from (RoundRobin, Tiles)
 
 
 @hookimpl
@@ -50,9 +51,10 @@ def dicompiler_cost_models() -> Iterable[type[CostModel]]:
 
 @hookimpl
 def dicompiler_passes() -> Iterable[type[Pass]]:
+    from acme_dicompiler.move import Move
     from acme_dicompiler.passes import DropDropout
 
-    yield DropDropout
+    yield from (DropDropout, Move)
 
 
 @hookimpl
