@@ -322,7 +322,9 @@ in_flight_option = click.option(
 )
 stream_options = combine(
     inputs_option,
-    click.option("--outputs", metavar="Y.npz", type=PATH, help="Write the outputs of the first frame to this file."),
+    click.option(
+        "--outputs", metavar="Y.npz", type=PATH, help="Write the outputs of the first frame to this file, as npz."
+    ),
     frames_option(help="Run N frames. Default: 1."),
     in_flight_option,
     click.option(
