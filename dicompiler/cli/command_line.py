@@ -54,6 +54,9 @@ COMMANDS: Mapping[str, str] = {
     "demo": "Split ResNet-50 over four boards, verify it, and explain the speed-up.",
 }
 
+OPTION_BY_WRONG_COMMAND = {"explain": "compare --explain"}
+"""Options that users may take for commands, by the name of this command."""
+
 
 class LazyGroup(click.Group):
     """A group of commands. Command `x` is `command` in the module `dicompiler.cli.x`, imported on first use."""
@@ -81,12 +84,26 @@ class LazyGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
-            raise UsageError(f"unknown command {args[0]!r}{did_you_mean(args[0], COMMANDS)}")
-        return super().resolve_command(ctx, args)
+            known = OPTION_BY_WRONG_COMMAND.get(args[0])
+            hint = did_you_mean(args[0], COMMANDS) if known is None else f" (did you mean {known!r}?)"
+            raise UsageError(f"unknown command {args[0]!r}{hint}")
+        name, command, rest = super().resolve_command(ctx, args)
+        if command is not None and not ctx.resilient_parsing:
+            _check_no_option_repeats(click.Context(command, ctx, name), rest)
+        return name, command, rest
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
         with formatter.section("Commands"):
             formatter.write_dl(list(COMMANDS.items()))
+
+
+def _check_no_option_repeats(ctx: click.Context, arguments: Sequence[str]) -> None:
+    """Raise UsageError if an option with a value is given twice, because all values but the last would be ignored."""
+    _, _, given = ctx.command.make_parser(ctx).parse_args(list(arguments))
+    for param in ctx.command.params:
+        has_one_value = isinstance(param, click.Option) and not (param.multiple or param.is_flag or param.count)
+        if has_one_value and given.count(param) > 1:
+            raise UsageError(f"{ctx.info_name}: option {' / '.join(param.opts)} is given twice: remove one of them")
 
 
 def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:  # noqa: ARG001

@@ -310,11 +310,15 @@ def run_strategy(problem: Problem, strategy: Strategy) -> Plan:
 
 def check_search_is_complete(plan: Plan) -> None:
     """Raise DicompilerError if the plan's note says that a budget or an interrupt ended its search early."""
-    if any(text in plan.note for text in (BUDGET_NOTE, INTERRUPTED_NOTE)):
-        raise DicompilerError(
-            f"plan: {plan.note}, so that another run may give another plan: use a larger budget, as in "
-            "auto{budget=120}, a strategy without budget, or omit --require-complete-search"
-        )
+    remedies = {
+        BUDGET_NOTE: "use a larger budget, as in auto{budget=120}, a strategy without budget, or omit",
+        INTERRUPTED_NOTE: "let the search end by itself, or omit",
+    }
+    for note, remedy in remedies.items():
+        if note in plan.note:
+            raise DicompilerError(
+                f"plan: {plan.note}, so that another run may give another plan: {remedy} --require-complete-search"
+            )
 
 
 def check_given_plan(problem: Problem, plan: Plan) -> Plan:

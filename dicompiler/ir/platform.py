@@ -271,7 +271,9 @@ class Platform(Memoizing):
             return platform_from_toml(text, str(path))
         if name == THIS_HOST:
             raise UsageError("platform 'this': run 'dicompiler platform this -o this.toml', and give this file")
-        examples = [family.name.removesuffix("N") + "4" for family in families if family.name.endswith("N")]
+        digits = re.search(r"[1-9]\d{0,3}$", name)
+        count = "4" if digits is None else digits[0]
+        examples = [family.name.removesuffix("N") + count for family in families if family.name.endswith("N")]
         close = did_you_mean(name, examples)
         hint = close if "did you mean" in close else ""
         endings = [".toml", *(family.name.removeprefix("*") for family in families if family.name.startswith("*"))]

@@ -13,11 +13,13 @@ import pytest
 from support.building import environment
 from support.distributions import distribution
 
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli import main
 from dicompiler.driver import artifact
+from dicompiler.driver.compiler import check_search_is_complete
+from dicompiler.ir.plan import Plan
+from dicompiler.search.strategy import INTERRUPTED_NOTE
 
-PLAN = "--platform rpi4x2 --strategy modnn -o"
 WORSE = "this plan's predicted latency is worse than that of one device"
 
 
@@ -29,9 +31,10 @@ def run_in_process(directory: Path, *arguments: str, **env: str) -> subprocess.C
     return done
 
 
-def plan(model: Path, *more: str, before: tuple[str, ...] = ()) -> int:
-    """Run `plan` with a strategy whose plan is worse than one device."""
-    return main([*before, "plan", str(model), *PLAN.split(), str(model.parent / "plan.json"), *more])
+def plan(model: Path, *more: str, strategy: str = "modnn", before: tuple[str, ...] = ()) -> int:
+    """Run `plan`. The plan of the default strategy is worse than one device."""
+    arguments = ["plan", str(model), "--platform", "rpi4x2", "--strategy", strategy]
+    return main([*before, *arguments, "-o", str(model.parent / "plan.json"), *more])
 
 
 def test_worse_plan_is_a_warning_that_can_be_turned_off(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -43,13 +46,19 @@ def test_worse_plan_is_a_warning_that_can_be_turned_off(model: Path, capsys: pyt
 
 
 def test_search_that_its_budget_ended_can_be_an_error(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert plan(model, "--strategy", "dp{budget=0.0001}") == 0
+    assert plan(model, strategy="dp{budget=0.0001}") == 0
     assert "the search ended after its budget of 0.0001 s" in (model.parent / "plan.json").read_text()
-    assert plan(model, "--strategy", "dp{budget=0.0001}", "--require-complete-search") == 1
+    assert plan(model, "--require-complete-search", strategy="dp{budget=0.0001}") == 1
     error = capsys.readouterr().err
     assert "the search ended after its budget of 0.0001 s" in error
     assert ", so that another run may give another plan: use" in error
-    assert plan(model, "--strategy", "dp", "--require-complete-search") == 0
+    assert plan(model, "--require-complete-search", strategy="dp") == 0
+
+
+def test_larger_budget_is_no_remedy_for_an_interrupted_search() -> None:
+    remedy = "let the search end by itself, or omit --require-complete-search$"
+    with pytest.raises(DicompilerError, match=rf"the search was interrupted, .* another plan: {remedy}"):
+        check_search_is_complete(Plan({}, (), (), note=INTERRUPTED_NOTE))
 
 
 @pytest.mark.parametrize("is_before", [True, False])

@@ -15,6 +15,13 @@ class TestCommandLines:
         ("arguments", "line"),
         [
             ("complie m", "unknown command 'complie' (did you mean 'compile'?)"),
+            ("explain m", "unknown command 'explain' (did you mean 'compare --explain'?)"),
+            (
+                "compile m -o out --output b --platform rpi4x2",
+                "compile: option -o / --output is given twice: remove one",
+            ),
+            ("run a --frames 2 --frames 2", "run: option --frames is given twice: remove one"),
+            ("compile m -o out --platform rpi4y2", "unknown platform 'rpi4y2' (did you mean 'rpi4x2'?)"),
             ("compile m -o out --platfrom rpi4x2", "compile: unknown option '--platfrom' (did you mean '--platform'?)"),
             ("compare m --strategy single", "compare: unknown option '--strategy' (did you mean '--strategies'?)"),
             ("compile m -o out --platform rpi4x2 extra", "compile: got unexpected extra argument (extra)"),
