@@ -52,6 +52,8 @@ def read_text(path: str | Path, missing: str = "no such file") -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else f"not UTF-8 text: byte {error.start} is not valid"
         hint = describe_wrong_path(path) if isinstance(error, IsADirectoryError) else ""
+        if isinstance(error, UnicodeDecodeError) and Path(path).suffix == ".onnx":
+            hint = ": this is the name of a model, and a text file is expected"
         raise DicompilerError(f"{path}: cannot be read: {reason}{hint}") from None
 
 

@@ -93,6 +93,8 @@ def parse_period(text: str, place: str) -> tuple[float, float] | None:
         DicompilerError: A time is invalid.
     """
     match = re.fullmatch(r"(.+?s)(?:-(.+))?", text)
+    if re.fullmatch(r"[\d.]+(-[\d.]+)?", text):
+        raise DicompilerError(f"{place}: {text!r} has no unit: write {text.replace('-', 's-')}s for seconds")
     if match is None:
         return None
     start, end = (math.inf if time is None else parse_quantity(time, TIME, place) for time in match.groups())

@@ -49,9 +49,11 @@ class SpeedChange:
         name, _, rest = text.partition("=")
         speed, _, period_text = rest.partition("@")
         try:
-            period = parse_period(period_text, "slow")
+            period = parse_period(period_text, f"slow {text!r}")
             change = None if period is None else SpeedChange(name, float(speed), *period)
-        except (ValueError, DicompilerError):
+        except DicompilerError as error:
+            raise UsageError(str(error)) from None
+        except ValueError:
             change = None
         if not (change and name and 0 < change.speed < float("inf") and change.start_s < change.end_s):
             raise UsageError(

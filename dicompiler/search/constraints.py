@@ -421,7 +421,9 @@ def _memory_remedy(need: HostMemoryNeed, routing: Routing, platform: Platform, m
     """Return advice for a host with too little memory, which names the layer that needs the most memory."""
     added = sum(use.added for name, use in memory.items() if platform.host_of[name] == need.host)
     if need.kind == "memory" and added > need.limit_bytes:
-        return "use hosts with more memory, because the runtime alone does not fit"
+        # Only microcontrollers have flash, and only target tflm is made for them.
+        for_boards = "use --target tflm, or " if platform.host(need.host).flash else "use "
+        return f"{for_boards}hosts with more memory, because the runtime alone does not fit"
     sizes: dict[str, int] = {}
     for task in (task for role in routing.roles for task in role.tasks if platform.host_of[task.device] == need.host):
         size = sizes.get(task.layer, 0)

@@ -93,7 +93,12 @@ class Fit(Strategy):
                 f"no sequence of tiles was found that fits; layer {layer.name!r} alone needs about "
                 f"{format_bytes(ram)} of {format_bytes(limit)} of RAM"
             )
-        return DicompilerError(f"fit: nothing fits {count}: {cause}: use larger boards or smaller inputs")
+        remedies = ["larger boards"]
+        if not _is_quantized(problem):
+            remedies.append("int8 weights and tensors (--quantize-samples)")
+        if not (flash and weights > flash):
+            remedies.append("smaller inputs")
+        return DicompilerError(f"fit: nothing fits {count}: {cause}: use {' or '.join(remedies)}")
 
     def _list_search_orders(self, boards: int) -> Iterator[tuple[int, int]]:
         """Yield pairs (number of boards, largest number of tiles per board) in the order in which plans are tried."""
@@ -103,6 +108,11 @@ class Fit(Strategy):
         yield from ((count, 1) for count in range(1, boards + 1))
         for each in (2**i for i in range(1, self.tiles.bit_length())):
             yield from ((count, each) for count in range(1, boards + 1))
+
+
+def _is_quantized(problem: Problem) -> bool:
+    operators = {node.op for layer in problem.layers.layers for node in layer.nodes}
+    return bool(operators & {"DequantizeLinear", "QLinearConv", "QLinearMatMul"})
 
 
 def _list_boards(platform: Platform) -> tuple[FitBoard, ...]:

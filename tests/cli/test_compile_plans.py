@@ -61,6 +61,8 @@ class TestPlans:
         line = refused(1, "compile", model, "--platform", platform, "--strategy", "single", "-o", tmp_path / "out")
         remedy = "use hosts with more memory, because the runtime alone does not fit"
         assert re.match(rf"plan: host tiny needs [\d.]+ MB .* and has 8.19 kB .*: {remedy}", line), line
+        line = refused(1, "compile", model, "--platform", "nano33x2", "--strategy", "single", "-o", tmp_path / "out")
+        assert line.endswith(": use --target tflm, or hosts" + remedy.removeprefix("use hosts")), line
 
     def test_rejects_an_invalid_plan(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         plan = tmp_path / "plan.json"
@@ -165,6 +167,10 @@ class TestMorePlans:
         path.write_text(json.dumps({**json.loads(document), **change}))
         line = refused(1, "compile", model, "--plan", path, *COMPILE, tmp_path / "out")
         assert line.startswith(f"{path}: ") and message in line
+
+    def test_rejects_a_model_as_the_plan(self, model: Path, tmp_path: Path, refused: Refused) -> None:
+        line = refused(1, "compile", model, "--plan", model, *COMPILE, tmp_path / "out")
+        assert line.endswith(": this is the name of a model, and a text file is expected")
 
     @pytest.mark.parametrize(
         ("content", "message"),

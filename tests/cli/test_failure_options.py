@@ -104,6 +104,7 @@ def test_simulate_warns_of_a_return_after_the_stream(tiny: Path, capsys: pytest.
         ),
         ("compare MODEL --platform rpi4x3 --tolerate-failures pi002", 2, "(did you mean 'pi02'?)"),
         ("simulate MODEL --platform rpi4x3 --fail pi01", 2, "give a device and the time of its failure"),
+        ("simulate MODEL --platform rpi4x3 --fail pi01@1", 2, "'1' has no unit: write 1s for seconds"),
         ("simulate MODEL --platform rpi4x3 --fail pi09@1ms", 2, "unknown device 'pi09'"),
         (
             "simulate MODEL --platform rpi4x3 --strategy modnn --tolerate-failures 0 --frames 9 --fail pi02@1ms",

@@ -20,13 +20,15 @@ from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.partition.tiling import single_device_plan
 
-WRONG_CHANGES = ("pi02", "pi02=1", "=1@3s", "pi02=0@3s", "pi02=x@3s", "pi02=1@3", "pi02=1@9s-3s", "pi02=nan@3s")
+WRONG_CHANGES = ("pi02", "pi02=1", "=1@3s", "pi02=0@3s", "pi02=x@3s", "pi02=1@9s-3s", "pi02=nan@3s")
 
 
 def test_parses_changes() -> None:
     for text in WRONG_CHANGES:
         with pytest.raises(UsageError, match=r"slow: .* is not of the form NAME=SPEED@START"):
             SpeedChange.parse(text)
+    with pytest.raises(UsageError, match=r"slow 'pi02=1@3-4': '3-4' has no unit: write 3s-4s for seconds$"):
+        SpeedChange.parse("pi02=1@3-4")
     assert SpeedChange.parse("a=2@500ms-1.5s") == SpeedChange("a", 2.0, 0.5, 1.5)
     assert SpeedChange.parse("a=0.4@20s") == SpeedChange("a", 0.4, 20.0)
     assert SpeedChange.parse("link:a=0.4@20s").link_host == "a"

@@ -12,6 +12,7 @@ import pytest
 from support import fitting
 from support.fitting import boards, fitted, same_bits
 
+from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
 from dicompiler.cli.command_line import main
@@ -125,7 +126,14 @@ def test_error_names_missing_bytes_and_the_layer(ram: str, flash: str, cause: st
     with pytest.raises(DicompilerError, match=cause) as caught:
         fitted(model(), boards(1, ram, flash), tmp_path / "out", "fit{tiles=8}")
     assert str(caught.value).startswith("fit: nothing fits 1 board of boards1: ") and "\n" not in str(caught.value)
+    assert "--quantize-samples" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+def test_error_advises_to_quantize_a_float_model_whose_weights_exceed_the_flash() -> None:
+    problem = load_problem(networks.build("lenet", 0), boards(1, "96 KiB", "12 KiB"), target=None)
+    with pytest.raises(DicompilerError, match=r"use larger boards or int8 weights and tensors \(--quantize-samples\)$"):
+        registry().make("strategies", "fit").plan(problem)
 
 
 def test_estimate_is_close_to_measurement() -> None:
