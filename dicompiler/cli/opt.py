@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     "--dump-after-all", metavar="DIR", type=PATH, help="Write the graph and the plan to DIR after every pass."
 )
 @click.option("--timing", is_flag=True, help="Print the time of each pass on stderr.")
-@click.option("--print-after", is_flag=True, help="Print the graph on stderr after every pass.")
+@click.option("--print-after", is_flag=True, help="Print the graph on stderr after every pass. Long constants are cut.")
 @click.option("--verify-each", is_flag=True, help="Run the model after every pass and compare its outputs.")
 @click.option(
     "--statistics", is_flag=True, help="Print the parts, halos and redundant multiply-adds of each layer on stderr."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -74,9 +75,15 @@ class DumpAfterPass(NoOpInstrument):
             stem.with_name(f"{stem.name}.plan.json").write_text(plan_to_text(state.plan), encoding="utf-8")
 
 
+_LONG_LIST = re.compile(r"([{\[](?:[-+.\w]+, ?){8})[-+.\w, ]+(?=[}\]])")
+"""Text of a tensor or attribute with more than 8 numbers. The group is the text of the first 8."""
+
+
 @dataclass(frozen=True)
 class PrintAfterPass(NoOpInstrument):
     """An instrument that prints the graph after every pass in ONNX's text syntax, without large weights.
+
+    Of constants and attributes with more than 8 numbers, only the first 8 are printed.
 
     Attributes:
         stream: The stream to print to; None for stderr.
@@ -87,5 +94,5 @@ class PrintAfterPass(NoOpInstrument):
     def after(self, index: int, step: Pass, state: PipelineState) -> None:
         import onnx.printer
 
-        text = onnx.printer.to_text(state.model.without_weights())
+        text = _LONG_LIST.sub(r"\1…", onnx.printer.to_text(state.model.without_weights()))
         print(f"// after pass {index}: {step.spec}\n{text}", file=self.stream or sys.stderr)

@@ -8,8 +8,11 @@ from pathlib import Path
 import onnx
 import pytest
 from support.example_passes import Annotate, Breaks, Rename, compilation
+from support.onnx_models import parsed
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.ir.onnx.model import Model
+from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.plugin import instruments
 from dicompiler.plugin.pass_manager import PassManager
 
@@ -38,6 +41,17 @@ def test_print_after_prints_the_graph_after_every_pass(capsys: pytest.CaptureFix
     assert "// after pass 1: annotate{device=d1}\n" in err
     assert "Relu" in err.partition("// after pass 2: rename")[0]
     assert "Abs" in err.partition("// after pass 2: rename")[2]
+
+
+def test_print_after_elides_long_constants(capsys: pytest.CaptureFixture[str]) -> None:
+    model = parsed(
+        f"""<ir_version: 8, opset_import: ["": 17]> g (float[9] x) => (float[9] y)
+        <float[9] b = {{1, 2, 3, 4, 5, 6, 7, 8, 9}}, float[1] a = {{0.5}}>
+        {{ c = Constant <value_ints = {[*range(100)]}> ()  z = Add (x, b)  y = Mul (z, a) }}"""
+    )
+    instruments.PrintAfterPass().after(1, Rename(), PipelineState(Model.load(model)))
+    text = capsys.readouterr().err
+    assert "b =  {1,2,3,4,5,6,7,8,…}" in text and "a =  {0.5}" in text and "[0, 1, 2, 3, 4, 5, 6, 7, …]" in text
 
 
 def test_timing_has_a_row_for_every_pass_that_ran_and_marks_the_one_that_failed() -> None:
