@@ -126,6 +126,8 @@ class _SpecParser:
     def parse_values(self) -> tuple[str, ...]:
         if self.is_after_values():
             return ()
+        if self.text.startswith(("(", "["), self.position):
+            raise self.syntax_error("values without brackets, such as a,b")
         values = [self.parse_value()]
         while self.accept(","):
             values.append(self.parse_value())
@@ -139,7 +141,8 @@ class _SpecParser:
             if key in options:
                 raise UsageError(f"{self.label} {self.shown_text}: option {key!r} is given twice: remove one")
             if not self.accept("="):
-                raise self.syntax_error(f"'=' after option {key!r}")
+                note = f" (if {key!r} is a value of the option before it, write ',' between values)" if options else ""
+                raise self.syntax_error(f"'=' after option {key!r}", note)
             options[key] = self.parse_values()
             if not self.is_after_values():
                 expected = "',' between values, a blank between options or '}'"

@@ -74,8 +74,8 @@ def _show_entry(record: dict[str, Any]) -> None:
     click.echo(wrap_text(f"{record['name']}: {record['summary']} ({record['distribution']} {record['version']})"))
     if record["options"]:
         click.echo()
-        rows = [(o["name"], _format_default(o), o["help"] or "") for o in record["options"]]
-        print_table(("option", "default", "meaning"), rows, wrap=2)
+        rows = [(o["name"], o["type"], _format_default(o), o["help"] or "") for o in record["options"]]
+        print_table(("option", "type", "default", "meaning"), rows, wrap=3)
 
 
 def _platform_families(catalogue: Registry) -> list[PlatformFamily]:
@@ -219,4 +219,4 @@ def _count_entries(catalogue: Registry, name: str, plugin: str, distribution: st
 
 
 def _format_default(option: dict[str, Any]) -> str:
-    return f"<{option['type']}>" if option["default"] is None else str(option["default"])
+    return "(required)" if option["default"] is None else str(option["default"])

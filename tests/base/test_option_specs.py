@@ -99,6 +99,15 @@ def test_errors_name_the_column(text: str, column: int, expected: str, found: st
     assert f" at column {column}, found {found}" in str(caught.value)
 
 
+def test_errors_show_how_several_values_are_written() -> None:
+    for text, hint in (
+        ("a{slow=pi02 pi03}", "if 'pi03' is a value of the option before it, write ',' between values"),
+        ("a{slow=(pi02,pi03)}", "values without brackets, such as a,b at column 8"),
+    ):
+        with pytest.raises(UsageError, match=hint):
+            parse_spec(text)
+
+
 def test_an_option_is_given_once() -> None:
     with pytest.raises(UsageError, match=r"^pipeline 'a\{x=1 x=2\}': option 'x' is given twice: remove one$"):
         parse_pipeline("a{x=1 x=2}")

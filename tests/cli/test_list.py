@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from support.commands import command
@@ -31,6 +32,11 @@ class TestList:
         assert records["yolo11n"]["parameters"] == networks.count_parameters("yolo11n")
         assert {"name": "size", "default": 640} in records["yolo11n"]["options"]
         assert [*records] == [*networks.NAMES, *(f"light/{name}" for name in networks.LIGHT_NAMES)]
+
+    def test_options_of_an_entry_have_types(self) -> None:
+        text = command("list", "cost-models", "profile").stdout
+        assert re.search(r"^option +type +default +meaning$", text, re.MULTILINE)
+        assert re.search(r"^file +str,… +\(required\) +profiles", text, re.MULTILINE)
 
     def test_bytes_do_not_depend_on_the_hash_seed(self) -> None:
         assert command("list", "operators", PYTHONHASHSEED="1").stdout == (
