@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.units import format_number
 from dicompiler.cli.completion import complete_name_list, complete_platform
 from dicompiler.cli.options import (
     PATH,
@@ -39,8 +40,10 @@ HEADERS = (
 """Names of the columns of the CSV and Markdown tables, which `docs/use/strategies.md` explains."""
 
 
-def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[tuple[str, ...]]:
-    """Yield a table row (see HEADERS) for each model, platform and strategy, with unrounded numbers."""
+def comparison_rows(
+    comparisons: Sequence[tuple[Path, Comparison]], format_float: Callable[[float], str] = str
+) -> Iterator[tuple[str, ...]]:
+    """Yield a table row (see HEADERS) for each model, platform and strategy. The default does not round numbers."""
     for model, comparison in comparisons:
         problem, best = comparison.problem, comparison.best
         for result in comparison.results:
@@ -58,7 +61,7 @@ def comparison_rows(comparisons: Sequence[tuple[Path, Comparison]]) -> Iterator[
                 result.error,
                 result.note,
             )
-            yield tuple(map(str, cells))
+            yield tuple(format_float(cell) if isinstance(cell, float) else str(cell) for cell in cells)
 
 
 def _make_metric_cells(comparison: Comparison, result: StrategyResult) -> tuple[float | str, ...]:
@@ -88,9 +91,10 @@ def print_csv(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
 
 
 def print_markdown(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
+    """Print the comparisons as a Markdown table, with numbers of four significant digits."""
     echo_document(_format_row(HEADERS))
     echo_document("|" + "---|" * len(HEADERS))
-    for row in comparison_rows(comparisons):
+    for row in comparison_rows(comparisons, format_number):
         echo_document(_format_row(row))
 
 

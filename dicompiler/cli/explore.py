@@ -117,8 +117,12 @@ def _show_front(front: ParetoFront, platform: str, output: Path, as_json: bool) 
         return
     units = document["objectives"]
     rows = [
-        (str(i), str(point["devices"]), *(_format_value(name, point[name], unit) for name, unit in units.items()))
-        for i, point in enumerate(document["points"])
+        (
+            point["plan"],
+            str(point["devices"]),
+            *(_format_value(name, point[name], unit) for name, unit in units.items()),
+        )
+        for point in document["points"]
     ]
     headers = ("plan", "devices", *("frames/s" if name == "throughput" else name for name in units))
     print_table(headers, rows[:MAX_SHOWN_PLANS], right=range(len(headers)))

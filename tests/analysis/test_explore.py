@@ -189,4 +189,5 @@ def test_table_states_frames_per_second(model: Path, tmp_path: Path, capsys: pyt
     header, first, *_ = capsys.readouterr().out.splitlines()
     assert header.split() == ["plan", "devices", "frames/s", "latency"]
     document = json.loads((tmp_path / "front" / "front.json").read_text())
+    assert first.split()[0] == document["points"][0]["plan"] == "plans/000.json"
     assert float(first.split()[2]) == pytest.approx(1 / document["points"][0]["throughput"], rel=0.01)

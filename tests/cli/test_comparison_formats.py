@@ -69,6 +69,7 @@ def test_markdown_has_the_same_rows(model: Path, capsys: pytest.CaptureFixture[s
     lines = compare(model, capsys, "--format", "markdown").splitlines()
     assert len(lines) == 2 + 8
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
+    assert all(len(re.sub(r"\D", "", cell).lstrip("0")) <= 4 for line in lines[2:] for cell in line.split(" | ")[6:10])
     assert lines[0].startswith("| model | platform | objective | strategy | value | lower_bound | latency_s |")
 
 
