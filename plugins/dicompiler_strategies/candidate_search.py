@@ -71,8 +71,6 @@ other device needs are still computed last.
 """
 SHARE_STEPS = (0.05, 0.025)
 """The search then tries fractions at these distances from the best one of FIRST_WAVE_SHARES."""
-SMALL_CHANGES = " and small changes"
-"""Text after the name of a strategy, if small changes of its plan gave a better plan."""
 LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
 """Lanes of a reordered plan. A lane is a group of a device's parts; the device computes its lanes in this order."""
 
@@ -291,7 +289,7 @@ class EvaluatedPlan:
     Attributes:
         plan: The plan.
         metrics: Its simulated or estimated metrics.
-        found_by: Name of the strategy that found the plan, followed by SMALL_CHANGES if its plan was changed.
+        found_by: Name of the strategy that found the plan, or whose plan was changed to this plan.
     """
 
     plan: Plan
@@ -432,7 +430,8 @@ class CandidateSearch:
             )
             plans = [tables.plan(changed) for changed in changes if not self._is_hopeless(tables, changed)]
             parts_left -= sum(map(_count_parts, plans))
-            found_by = self.best.found_by.removesuffix(SMALL_CHANGES) + SMALL_CHANGES
+            # The changed plan counts as found by the strategy that found the unchanged one.
+            found_by = self.best.found_by
             if self.try_plans((plan, found_by) for plan in plans):
                 selection, last_success = tables.find_selection(self.best.plan), step
 

@@ -47,7 +47,7 @@ def problem(name: str = "resnet18", platform: str = "rpi4x4", objective: str = "
 def test_auto_is_never_worse_than_the_strategies_it_asks(objective: str) -> None:
     posed = problem(objective=objective)
     plan = Auto(strategies=QUICK, tries=6).plan(posed)
-    assert plan.chosen_strategy.removesuffix(" and small changes") in (*QUICK, "layer moves")
+    assert plan.chosen_strategy in (*QUICK, "layer moves")
     mine = posed.evaluate(plan).objective_value(objective)
     for name in QUICK:
         assert mine <= posed.evaluate(registry().make("strategies", name).plan(posed)).objective_value(objective)
