@@ -30,6 +30,7 @@ from dicompiler.driver.compiler import compile
 from dicompiler.ir.plan import load_plan, plan_from_json
 from dicompiler.ir.platform import platform_from_toml
 from dicompiler.target.remote.hosts import parse_hosts as hosts_from_toml
+from dicompiler_targets.tflm.memory_report import DeviceSizes
 
 DOCS = console.DOCS
 README = console.DOCUMENT.read_text(encoding="utf-8")
@@ -201,6 +202,18 @@ def test_commands_of_the_mpi_page_run_in_this_order(tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text(blocks(FORMATS["platform"], "toml")[0])
     for command in (compile_, verify, run):
         console.run(command, tmp_path)
+
+
+def test_mpi_page_lists_the_options_of_the_program() -> None:
+    source = (console.DOCUMENT.parent / "targets/dicompiler_targets/mpi/runtime/options.cc").read_text(encoding="utf-8")
+    usage = source.partition("USAGE =")[2].partition(";\n")[0]
+    assert blocks(MPI, "text")[0] == "".join(f"{line}\n" for line in re.findall(r'^ +"(.*)\\n"$', usage, re.MULTILINE))
+
+
+def test_microcontrollers_page_explains_the_columns_of_the_memory_table() -> None:
+    details = DeviceSizes(0, 0, 0, 0, 0).details
+    page = (DOCS / "use" / "microcontrollers.md").read_text(encoding="utf-8")
+    assert {name.replace("_", " ") for name in details} <= set(re.findall(r"^\| ([\w ]+) \|", page, re.MULTILINE))
 
 
 def test_remedies_and_pages_name_extras_that_exist() -> None:
