@@ -64,7 +64,11 @@ class MpiTarget(Target):
         },
     )
     provider: str = field(
-        default="CUDA", metadata={"help": "execution provider of onnxruntime for devices that are GPUs"}
+        default="CUDA",
+        metadata={
+            "help": "execution provider of onnxruntime for devices that are GPUs; the program checks it when it "
+            "starts on the device"
+        },
     )
     channels: Literal["RGB", "BGR", "GRAY"] = field(
         default="RGB", metadata={"help": "order of the channels of images that the program reads"}
