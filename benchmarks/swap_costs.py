@@ -138,10 +138,10 @@ def measure_idle_session(place: Path) -> Mapping[str, Any]:
     larger networks. The two sessions compute slices of frames in turn. The baseline is a session of `connect`.
     """
     directory = compile_network(place / "net", network="lenet")
-    frames = [{"input": np.zeros((1, 1, 32, 32), np.float32)}] * 200
+    frames = [{"input": np.zeros((1, 1, 32, 32), np.float32)}] * 100
     never = AdaptOptions(deviation=1e9, link_deviation=1e9)
     plain_s, differences_s = list[float](), list[float]()
-    for _ in range(8):
+    for _ in range(6):
         with dicompiler.connect(directory) as plain, dicompiler.connect_adaptive(directory, adapt=never) as adaptive:
             time.sleep(10)  # The adaptive session prepares the process of its searches.
             for _ in range(40):
