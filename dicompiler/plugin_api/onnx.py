@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.output_names import read_output_names, write_output_names
     from dicompiler.ir.random_ops import is_random
     from dicompiler.ir.recurrent_states import read_states, write_states
-    from dicompiler.partition.operators.windows import onnx_window_attributes, onnxruntime_output_shape
+    from dicompiler.partition.operators.window_geometry import onnx_window_attributes, onnxruntime_output_shape
     from dicompiler.verify.calibration_samples import Samples, read_samples
     from dicompiler.verify.comparison import Check, compare_value, graph_inputs, random_inputs
     from dicompiler.verify.executor import ProgramExecutor, run_model

@@ -25,7 +25,7 @@ from dicompiler.ir.operator_rule import (
     whole_tensor,
 )
 from dicompiler.ir.regions import Interval, Region, Shape, block_interval, full_region
-from dicompiler.partition.operators.windows import SpatialAxis, window_axes
+from dicompiler.partition.operators.window_geometry import SpatialAxis, window_axes
 
 
 class AxisTile(NamedTuple):

@@ -9,7 +9,7 @@ import numpy as np
 from dicompiler.ir.operator_rule import Operation, OperatorRule, Piece, whole_tensor, zero_cost
 from dicompiler.ir.regions import Interval, Region, region_shape
 from dicompiler.partition.operators.conv_pool import AxisTile, tile_axis
-from dicompiler.partition.operators.windows import SpatialAxis
+from dicompiler.partition.operators.window_geometry import SpatialAxis
 
 
 def _integer_list(operation: Operation, name: str, index: int) -> list[int] | None:
