@@ -29,4 +29,4 @@ def test_measures_this_host(tmp_path: Path) -> None:
 
 def test_unknown_platform_writes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["platform", "rpi5y2", "-o", str(tmp_path / "cluster.toml")]) == 2
-    assert "did you mean 'rpi5x4'" in capsys.readouterr().err and not list(tmp_path.iterdir())
+    assert "did you mean 'rpi5x2'" in capsys.readouterr().err and not list(tmp_path.iterdir())
