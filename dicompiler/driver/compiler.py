@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -74,6 +73,7 @@ from dicompiler.search.constraints import (
     check_plan_devices,
     check_program_memory,
     check_target_support,
+    used_memory,
 )
 from dicompiler.search.failover_planning import add_failover_plans
 from dicompiler.search.failure_cases import FailureSelection, failure_metrics
@@ -477,8 +477,5 @@ def provenance_document(compilation: PipelineState, target: Target) -> dict[str,
     document: dict[str, Any] = {"format": PROVENANCE_FORMAT, **asdict(decision), "target": str(target.spec)}
     if not decision.chosen_strategy:
         del document["chosen_strategy"]
-    memory_bytes = Counter[str]()
-    for device in metrics.devices:
-        memory_bytes[compilation.platform.host_of[device.device]] += device.total_memory
     summary = summarize(compilation, decision, metrics, single).document()
-    return {**document, "memory_bytes": dict(memory_bytes), "summary": summary}
+    return {**document, "memory_bytes": used_memory(compilation.platform, metrics), "summary": summary}
