@@ -291,13 +291,12 @@ def verify(
     deadline = Deadline(RunOptions().with_timeout(timeout).timeout_s)
     path, target, model = _open_artifact(directory, with_weights=True, will_run=True)
     plan = plans.load_plan(path / PLAN_FILE)
-    exact_plan = replace(plan, wire_format=plan.wire_format.with_exact_stand_ins)
     partitioner = _ModelPartitioner(Platform.load(path / PLATFORM_FILE))
     frames = verification_frames(model, inputs)
     log.info("verifying models with integer weights, split by the same plan")
 
-    def make_exact_program(check_model: Model) -> Program:
-        return partitioner.make_program(check_model, exact_plan)
+    def make_exact_program(exact_model: Model) -> Program:
+        return partitioner.make_exact_program(exact_model, plan)
 
     with deadline_scope(deadline, "verify: exact"):
         layers = prepare(model).layers
@@ -318,8 +317,7 @@ def verify(
                 check for verified_run in runs for check in verified_run.checks(model, target, routing, plan.engines)
             ]
             if plan.wire_format.dtypes:
-                exact_program = partitioner.make_program(model, exact_plan)
-                wire_check = check_wire_range(exact_program, routing, plan.wire_format, frames[0])
+                wire_check = check_wire_range(make_exact_program(model), routing, plan.wire_format, frames[0])
                 output_checks = [*hint_at_clipping(output_checks, wire_check, inputs is None), wire_check]
             checks += output_checks
     with deadline_scope(deadline, "verify: real"):
@@ -349,6 +347,10 @@ class _ModelPartitioner:
         layers = prepare(model).layers
         assert layers is not None
         return self.partition(model, plan or single_device_plan(layers, self.platform.fastest_device.name))[0]
+
+    def make_exact_program(self, model: Model, plan: Plan) -> Program:
+        """Return the program of a model, split by `plan`, with wire types that keep integers exact."""
+        return self.make_program(model, replace(plan, wire_format=plan.wire_format.with_exact_stand_ins))
 
 
 @dataclass(frozen=True)
@@ -445,8 +447,7 @@ def _verify_frames(
     result = compute(first, len(frames))
     checks = _compare_outputs(model, frames, result, target, plan.engines, extra_tolerance)
     if routing is not None and not all(check.passed for check in checks):
-        exact_plan = replace(plan, wire_format=plan.wire_format.with_exact_stand_ins)
-        exact_program = _ModelPartitioner(platform).make_program(model, exact_plan)
+        exact_program = _ModelPartitioner(platform).make_exact_program(model, plan)
         wire_check = check_wire_range(exact_program, routing, plan.wire_format, first)
         checks = hint_at_clipping(checks, wire_check, inputs is None)
     return Verification((*checks, *_uncompared_replicas(len(result.outputs), len(frames))))
