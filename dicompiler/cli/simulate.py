@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,7 @@ from dicompiler.cli.options import (
 )
 
 if TYPE_CHECKING:
+    from dicompiler.cost.failure_timeline import StreamInterval
     from dicompiler.cost.simulator import SimulationResult, Span
     from dicompiler.cost.speed_changes import SpeedChange
     from dicompiler.driver.compile_result import CompileResult
@@ -87,8 +89,6 @@ def command(
 
     Example: dicompiler simulate model.onnx --platform rpi4x4 --frames 100 --fail pi02@2.5s-6s
     """
-    from dataclasses import replace
-
     from dicompiler.cli.compile_output import show_simulation
     from dicompiler.cli.file_io import write_text
     from dicompiler.cli.progress import progress
@@ -137,11 +137,7 @@ def command(
             else ()
         )
         if intervals:
-            spans = tuple(span for interval in intervals for span in interval.spans)
-            finished = sorted(frame for interval in intervals for frame in interval.frames)
-            simulation = replace(
-                simulation, frames=tuple((start, end) for _, start, end in finished), spans=spans, queued_s=()
-            )
+            simulation = _with_frames_of(intervals, simulation)
     if trace is not None:
         write_text(trace, format_trace(simulation, devices))
     show_simulation(result, simulation, as_json, intervals, max_in_flight)
@@ -149,6 +145,17 @@ def command(
         finished_s = sorted(end for _, end in simulation.frames)
         click.echo()
         show_periods(finished_s, finished_s[-1])
+
+
+def _with_frames_of(intervals: Sequence[StreamInterval], simulation: SimulationResult) -> SimulationResult:
+    """Return a simulation with the frames and spans of a stream in which devices fail."""
+    finished = sorted(frame for interval in intervals for frame in interval.frames)
+    return replace(
+        simulation,
+        frames=tuple((start, end) for _, start, end in finished),
+        spans=tuple(span for interval in intervals for span in interval.spans),
+        queued_s=(),
+    )
 
 
 def _simulate_session(
