@@ -144,7 +144,7 @@ class Tuning:
 
     @property
     def keeps_failing(self) -> bool:
-        """Whether the last MAX_FAILURES runs failed, so that the tuning must end."""
+        """True if the last MAX_FAILURES runs failed, so that the tuning must end."""
         last = self.trials[-MAX_FAILURES:]
         return len(last) == MAX_FAILURES and all(trial.state == "failed" for trial in last)
 

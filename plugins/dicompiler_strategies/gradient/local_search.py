@@ -176,7 +176,7 @@ class LocalSearch:
 
     @cached_property
     def _run_surroundings(self) -> dict[int, Selections]:
-        """For each sequence of layers, by its first layer: its layers, and all layers connected to them."""
+        """Layers of each sequence and all layers connected to them, by the first layer of the sequence."""
         return {
             path[0]: np.array(sorted({*path, *(b for a in path for b, _ in self._neighbours[a])}))
             for path in self._paths

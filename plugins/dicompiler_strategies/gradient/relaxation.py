@@ -71,12 +71,12 @@ class FlatTables:
 
     @cached_property
     def column_layers(self) -> Selections:
-        """For each of the n columns (choices of all layers), the position of its layer, shape (n,)."""
+        """Position of the layer of each of the n columns (choices of all layers), shape (n,)."""
         return np.repeat(np.arange(len(self.tables.node)), [len(costs) for costs in self.tables.node])
 
     @cached_property
     def layer_columns(self) -> tuple[slice, ...]:
-        """For each layer, the range of columns with its choices (ways to split it)."""
+        """Range of the columns with the choices (ways to split it) of each layer."""
         return tuple(
             slice(int(start), int(start) + len(costs))
             for start, costs in zip(self.first_columns, self.tables.node, strict=True)

@@ -146,7 +146,7 @@ class _PipelineSearch:
 
     @cached_property
     def sets(self) -> list[DeviceCounts]:
-        """All sets of devices, as the number of devices of each kind; the smaller sets first."""
+        """Sets of devices, each as the number of devices of each kind. Smaller sets come first."""
         every = itertools.product(*(range(count + 1) for count in self.capacity))
         return sorted(every, key=lambda counts: (sum(counts), counts))
 

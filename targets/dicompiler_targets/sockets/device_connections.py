@@ -422,7 +422,7 @@ class RunAcceptor:
 
     @property
     def refusal_text(self) -> str:
-        """Why the last connection was refused, as the end of a message; '' if none was refused."""
+        """Cause of the last refused connection, as the end of a message; '' if none was refused."""
         reason = one_line(self._acceptor.last_refusal) if self._acceptor else ""
         return f"; last refused connection: {reason}" if reason else ""
 
