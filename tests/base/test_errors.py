@@ -30,6 +30,18 @@ def test_suggests_a_near_name_or_lists_all_names(known: list[str], expected: str
     assert did_you_mean("tile-heigth", known) == expected
 
 
+@pytest.mark.parametrize(
+    ("name", "known", "expected"),
+    [
+        ("--strategy", ["--state", "--strategies"], "--strategies"),
+        ("pi02", ["pi01", "pi2"], "pi2"),
+        ("pi2", ["pi01", "pi02"], "pi02"),
+    ],
+)
+def test_suggests_the_most_similar_name(name: str, known: list[str], expected: str) -> None:
+    assert did_you_mean(name, known) == f" (did you mean {expected!r}?)"
+
+
 def test_lists_at_most_twelve_names() -> None:
     names = [f"{letter * 3}" for letter in "abcdefghijklmn"]
     assert did_you_mean("?", names[:12]) == f" (known: {', '.join(names[:12])})"

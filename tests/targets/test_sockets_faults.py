@@ -123,8 +123,9 @@ def test_enforces_timeout(tmp_path: Path) -> None:
     begun = time.monotonic()
     run.join(20)
     assert run.ended - begun < 1.0 + LIMIT_S
-    # On a busy host, the devices may need more than this time to start.
-    assert re.match(r"device '[ab]': did not (finish|connect|become ready for frames) within 1 s", str(run.outcome))
+    # On a busy host, the devices may need more than this time to start, or a tensor may be late before the frame is.
+    message = str(run.outcome)
+    assert re.match(r"device '[ab]': .*did not (finish|connect|become ready for frames).* within 1 s", message)
     assert pids(tmp_path) == {}
 
 
