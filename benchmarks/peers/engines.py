@@ -10,6 +10,7 @@ converts the network for ncnn, and MNN's own converter does for MNN. Peers that 
 
 from __future__ import annotations
 
+import itertools
 import statistics
 import subprocess
 import sys
@@ -31,7 +32,7 @@ from dicompiler.ir.onnx.model import Model
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler_targets.engines.ncnn_converter import convert_to_ncnn
-from dicompiler_targets.sockets.runtime.engine_ncnn import REDUCED_PRECISION_OPTIONS
+from dicompiler_targets.sockets.runtime.engine_ncnn import PRECISION_OPTIONS
 
 NETWORKS = ("squeezenet", "mobilenet_v2", "alexnet", "resnet18", "resnet50", "yolov8n", "vgg16")
 PAUSE_S = 0.05
@@ -63,7 +64,7 @@ def run_in_ncnn(model: Path, inputs: Inputs, threads: int) -> Frame:
     weights.write_bytes(files.weights)
     network = ncnn.Net()
     network.opt.num_threads = threads
-    for option in REDUCED_PRECISION_OPTIONS:
+    for option in itertools.chain.from_iterable(PRECISION_OPTIONS.values()):
         setattr(network.opt, option, False)
     network.load_param(str(layers))
     network.load_model(str(weights))
@@ -83,7 +84,8 @@ def run_in_mnn(model: Path, inputs: Inputs, threads: int) -> Frame:
 
     converted = model.with_suffix(".mnn")
     arguments = ["-f", "ONNX", "--modelFile", model, "--MNNModel", converted, "--bizCode", "dicompiler"]
-    code = "from MNN.tools.mnnconvert import main; main()"
+    # The module MNN.tools.mnnconvert would install a logging package, which replaces protobuf by an older version.
+    code = "import sys, _tools; _tools.mnnconvert(sys.argv)"
     subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
     runtime = MNN.nn.create_runtime_manager(({"backend": "CPU", "numThread": threads, "precision": "high"},))
     proto = onnx.load(str(model), load_external_data=False)
