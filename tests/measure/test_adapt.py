@@ -135,6 +135,11 @@ def test_session_follows_board_that_slows_down_and_recovers(compiled: Path) -> N
 EXPECTED = {"a": 0.03, "b": 0.04}
 
 
+@pytest.fixture
+def every_frame_is_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dicompiler.measure.adapt.OBSERVATION_INTERVAL_S", 0.0)
+
+
 def observe(observation: _Observation, frames: Iterable[FrameTimes]) -> list[dict[str, float]]:
     """Return the deviations that the observation finds in frames, one entry for each check."""
     found = [observation.add(times) for times in frames]
@@ -206,6 +211,14 @@ def test_frames_of_replicas_are_measured_together_in_any_order() -> None:
     assert all(found == checks[-1] for found in checks)
 
 
+@pytest.mark.parametrize("replica_count", [1, 4])
+def test_at_most_40_frames_of_a_second_are_recorded(replica_count: int) -> None:
+    observation = _Observation(Path("net"), EXPECTED, replica_count, AdaptOptions().frames)
+    due = [observation.is_due(i % replica_count, i / 1000) for i in range(10_000)]
+    assert 380 <= sum(due) <= 400 + replica_count
+    assert {i % replica_count for i in range(10_000) if due[i]} == set(range(replica_count))
+
+
 def test_difference_that_no_plan_improves_becomes_the_expectation(compiled: Path) -> None:
     """All boards are slower by the same factor, so no other plan is better.
 
@@ -254,6 +267,7 @@ def test_search_process_is_used_again_and_replaced_if_it_has_ended(compiled: Pat
     shutil.rmtree(compiled.with_name("unused"))
 
 
+@pytest.mark.usefixtures("every_frame_is_recorded")
 def test_frames_are_not_judged_while_the_search_process_prepares_itself(compiled: Path) -> None:
     """The preparation slows down the devices on the coordinator's host."""
     with open_session(compiled) as session:
@@ -297,6 +311,7 @@ def test_slow_device_of_replicas_is_found(tmp_path: Path) -> None:
         assert session.adaptations[0].ratios["pi03"] > 2.4
 
 
+@pytest.mark.usefixtures("every_frame_is_recorded")
 def test_failure_plan_in_use_starts_no_search(compiled: Path) -> None:
     """With a failure plan, the remaining devices compute more than predicted."""
     with open_session(compiled) as session:
