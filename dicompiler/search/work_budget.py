@@ -19,6 +19,8 @@ Cost tables are arrays with the predicted costs of all ways to split a layer.
 
 MAX_SLOWDOWN = 3.0
 """Factor by which a machine may be slower than the reference computer before the clock ends a search."""
+MIN_DEADLINE_S = 20.0
+"""The clock never ends a search before this number of seconds, so that small budgets suffice on busy machines too."""
 
 BUDGET_NOTE = "the search ended after its budget"
 """Beginning of the note in a plan if the search has exceeded its budget."""
@@ -56,12 +58,12 @@ class WorkBudget:
 
         Args:
             seconds: Limit of the counted work in seconds of the reference computer. The deadline is after MAX_SLOWDOWN
-                times as many seconds.
+                times as many seconds, but not before MIN_DEADLINE_S.
 
         Returns:
             The new budget.
         """
-        return WorkBudget(seconds, time.monotonic() + MAX_SLOWDOWN * seconds)
+        return WorkBudget(seconds, time.monotonic() + _clock_limit_s(seconds))
 
     def spend(self, seconds: float) -> None:
         """Add work to the counted work, even if the budget is exceeded.
@@ -154,5 +156,9 @@ class WorkBudget:
         """
         if not self._exceeded:
             return ""
-        clock = f" (the clock reached {MAX_SLOWDOWN * self.limit_s:g} s, {MAX_SLOWDOWN:g} times the budget)"
+        clock = f" (the clock reached {_clock_limit_s(self.limit_s):g} s, because this machine is slow or busy)"
         return f"{BUDGET_NOTE} of {self.limit_s:g} s{clock if self._has_clock_ended else ''}"
+
+
+def _clock_limit_s(budget_s: float) -> float:
+    return max(MIN_DEADLINE_S, MAX_SLOWDOWN * budget_s)

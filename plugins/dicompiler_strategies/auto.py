@@ -167,7 +167,8 @@ class Auto(Strategy):
     plan's note names the omitted steps.
 
     The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a slow or busy
-    machine, the search also stops after three times the budget by the clock. The plan then depends on the machine.
+    machine, the clock also stops the search, after three times the budget or 20 seconds, whichever is longer. The plan
+    then depends on the machine.
     """
 
     name: ClassVar[str] = "auto"
