@@ -51,16 +51,9 @@ def wire(names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
                 predicted.append(emulate(artifact, frames=1, slower=FRAME_SLOWDOWN).predicted_s)
                 sides.append(side(artifact, frames))
             assert sent[0] == 2 * sent[1]
-            figures.append(
-                Figure(
-                    f"{name}, {strategy}, float16, predicted",
-                    *[predicted[1] / predicted[0]] * 2,
-                    1 / MIN_FLOAT16_SPEEDUP,
-                )
-            )
-            figures.append(
-                alternately(f"{name}, {strategy}, float16, measured", *sides, rounds, 1 / MIN_FLOAT16_SPEEDUP)
-            )
+            title, ratio, goal = f"{name}, {strategy}, float16", predicted[1] / predicted[0], 1 / MIN_FLOAT16_SPEEDUP
+            figures.append(Figure(f"{title}, predicted", ratio, ratio, goal))
+            figures.append(alternately(f"{title}, measured", sides[0], sides[1], rounds, goal))
             click.echo("\n".join(map(str, figures[-2:])))
     return figures
 
@@ -107,7 +100,6 @@ def busiest(program: Program, computing: Mapping[str, Sequence[float]]) -> float
     for transfer in program.all_transfers:
         for end in (("out", transfer.sender), ("in", transfer.receiver)):
             lines[end] = lines.get(end, 0) + transfer.value.nbytes
-    rate, role_count = PAYLOAD_SHARE * BOARDS.network.bandwidth / 8, len(program.roles)
-    return max(
-        *(count / rate / role_count for count in lines.values()), *(sum(s) / role_count for s in computing.values())
-    )
+    rate = PAYLOAD_SHARE * BOARDS.network.bandwidth / 8
+    seconds = [*(count / rate for count in lines.values()), *map(sum, computing.values())]
+    return max(seconds) / len(program.roles)
