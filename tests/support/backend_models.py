@@ -84,10 +84,12 @@ def _collected() -> Iterator[Case]:
         warnings.simplefilter("ignore")
         found = collect_testcases(None)
     for case in found:
-        case.model.ir_version = min(case.model.ir_version, NEWEST_IR)
-        for entry in case.model.opset_import:
+        model = case.model
+        assert model is not None  # It is None only for tests with models in files.
+        model.ir_version = min(model.ir_version, NEWEST_IR)
+        for entry in model.opset_import:
             entry.version = min(entry.version, NEWEST_OPSET) if entry.domain in ("", "ai.onnx") else entry.version
-        yield Case(case.name, "node", case.model, _named(case.model, case.data_sets[0][0] if case.data_sets else ()))
+        yield Case(case.name, "node", model, _named(model, case.data_sets[0][0] if case.data_sets else ()))
 
 
 def _stored(kind: str) -> Iterator[Case]:

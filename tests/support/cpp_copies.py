@@ -51,12 +51,16 @@ extern "C" int run(const void* copies) {
 """
 
 
-def prepared(copies: Sequence[StridedCopy], memory: Mapping[str | int, Any]) -> Callable[[], bool]:
-    """Return a function that copies between arrays, which must not move; it returns False if a copy is refused."""
+def prepared(copies: Sequence[StridedCopy], memory: Mapping[str, Any]) -> Callable[[], bool]:
+    """Return a function that copies between arrays, which must not move; it returns False if a copy is refused.
+
+    The copies must give their sources and targets by name, not by index.
+    """
     library = load_library()
     numbers: list[int] = []
     for copy in copies:
         for name in (copy.source, copy.target):
+            assert isinstance(name, str)
             numbers += [memory[name].ctypes.data, memory[name].nbytes]
         numbers += [copy.source_offset, copy.target_offset, copy.run_bytes, len(copy.loops)]
         numbers += [number for loop in copy.loops for number in loop]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from dicompiler_targets.sockets.runtime.channel import CheckHeader, DeliverMessage
 from dicompiler_targets.sockets.runtime.device import ConnectionSettings, DeviceRun
 from dicompiler_targets.sockets.runtime.executor import Mailbox
 from dicompiler_targets.sockets.runtime.handshake import RunCredentials
@@ -203,7 +204,8 @@ class Receiver:
                 raise AssertionError(f"{length} bytes were allocated, {taken} in total, the plan allows {most}")
             return np.empty(length, np.uint8)
 
-        admit, deliver = device._check_control, device._deliver_control
+        admit: CheckHeader = device._check_control
+        deliver: DeliverMessage = device._deliver_control
         if peer is not None:
             admit, deliver, _ = device._make_peer_callbacks(peer)
         try:

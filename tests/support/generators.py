@@ -61,10 +61,10 @@ class Net:
         return name
 
     def add(self, op: str, inputs: Sequence[str], shape: Sequence[int], **attributes: Any) -> str:
-        name = f"{op.lower()}{len(self.nodes)}"
-        self.nodes.append(helper.make_node(op, inputs, [f"t{len(self.nodes)}"], name, **attributes))
-        self.live.append((self.nodes[-1].output[0], tuple(shape)))
-        return self.nodes[-1].output[0]
+        name, output = f"{op.lower()}{len(self.nodes)}", f"t{len(self.nodes)}"
+        self.nodes.append(helper.make_node(op, inputs, [output], name, **attributes))
+        self.live.append((output, tuple(shape)))
+        return output
 
     def pick(self, rank: int | None = None) -> tuple[str, tuple[int, ...]]:
         """Return a live tensor, usually a late one."""

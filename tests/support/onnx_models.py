@@ -90,12 +90,13 @@ def rich_model() -> onnx.ModelProto:
     graph.value_info.append(helper.make_tensor_value_info("h", TensorProto.FLOAT, ["N", 8], doc_string="hidden"))
     graph.value_info[0].metadata_props.add(key="v", value="1")
     graph.output[0].type.tensor_type.shape.dim[1].denotation = "DATA_FEATURE"
-    values = numpy_helper.from_array(np.float32([5, 6]), "scarce")
-    indices = numpy_helper.from_array(np.int64([1, 3]), "")
+    values = numpy_helper.from_array(np.array([5, 6], np.float32), "scarce")
+    indices = numpy_helper.from_array(np.array([1, 3], np.int64), "")
     graph.sparse_initializer.add(values=values, indices=indices, dims=[2, 4])
-    for name, op in (("half", "Cast"), ("odd", "Cast"), ("nibbles", "Cast"), ("scarce", "Identity")):
-        attributes = {"to": TensorProto.FLOAT} if op == "Cast" else {}
-        graph.node.append(helper.make_node(op, [name], [f"{name}_out"], name=f"of_{name}", **attributes))
+    for name in ("half", "odd", "nibbles"):
+        cast = helper.make_node("Cast", [name], [f"{name}_out"], name=f"of_{name}", to=TensorProto.FLOAT)
+        graph.node.append(cast)
+    graph.node.append(helper.make_node("Identity", ["scarce"], ["scarce_out"], name="of_scarce"))
     node = graph.node[0]
     node.name, node.doc_string, node.overload = "product", "a node", "v2"
     node.metadata_props.add(key="dicompiler.device", value="pi01")

@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 import onnx
 from onnx import TensorProto, helper
 
-POOL = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
-
 
 def graph(nodes: Sequence[onnx.NodeProto], outputs: Sequence[str]) -> onnx.ModelProto:
     """Return a graph of tensors of one shape, with the input t0."""
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1, 4, 8, 8]) for name in ("t0", *outputs)]
     opsets = [helper.make_opsetid("", 17)]
     return helper.make_model(helper.make_graph(nodes, "g", values[:1], values[1:]), ir_version=8, opset_imports=opsets)
+
+
+def max_pool(source: str, output: str, name: str) -> onnx.NodeProto:
+    return helper.make_node("MaxPool", [source], [output], name, kernel_shape=[3, 3], pads=[1, 1, 1, 1])
 
 
 def chain(count: int) -> onnx.ModelProto:
@@ -24,7 +26,7 @@ def chain(count: int) -> onnx.ModelProto:
 
 def pools(count: int) -> onnx.ModelProto:
     """Return as many layers as nodes."""
-    nodes = [helper.make_node("MaxPool", [f"t{i}"], [f"t{i + 1}"], f"n{i}", **POOL) for i in range(count)]
+    nodes = [max_pool(f"t{i}", f"t{i + 1}", f"n{i}") for i in range(count)]
     return graph(nodes, [f"t{count}"])
 
 
@@ -52,7 +54,7 @@ def residual(count: int) -> onnx.ModelProto:
     """Return blocks of pool, activation, and a shortcut over both."""
     nodes, last, skip = [], "t0", "t0"
     for i in range(count // 3):
-        nodes.append(helper.make_node("MaxPool", [last], [f"p{i}"], f"pool{i}", **POOL))
+        nodes.append(max_pool(last, f"p{i}", f"pool{i}"))
         nodes.append(helper.make_node("Relu", [f"p{i}"], [f"r{i}"], f"relu{i}"))
         nodes.append(helper.make_node("Add", [f"r{i}", skip], [f"a{i}"], f"add{i}"))
         skip, last = last, f"a{i}"

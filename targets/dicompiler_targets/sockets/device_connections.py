@@ -162,7 +162,7 @@ def _quote(value: Any) -> str:
     return one_line(repr(value), 100)
 
 
-RUNTIME_COMMAND = ("-P", "-m", RUNTIME)
+RUNTIME_COMMAND: tuple[str, ...] = ("-P", "-m", RUNTIME)
 """Python's arguments that run the installed runtime, and never a module in the working directory."""
 
 
