@@ -20,6 +20,7 @@ import numpy as np
 import onnx
 
 import dicompiler
+from dicompiler.cli.file_io import write_npz
 from dicompiler.networks import build
 
 
@@ -86,7 +87,7 @@ def samples(model: onnx.ModelProto, file: Path) -> None:
     (value,) = model.graph.input
     shape = tuple(dim.dim_value for dim in value.type.tensor_type.shape.dim)
     rows = np.random.default_rng(7).normal(size=(2, *shape)).astype(np.float32)
-    np.savez(file, **{value.name: rows})
+    write_npz(file, {value.name: rows})
 
 
 def digest(case: Case) -> dict[str, Any]:

@@ -235,7 +235,8 @@ def time_network(network: str) -> float:
     """Return the processor seconds of a network on one core of this host: the lower quartile of several frames."""
     model = Model.load(build_network(network))
     session = OrtSession(model.proto, model.weights, network, "all")
-    inputs, times = prepare_inputs(model, None), []
+    inputs = prepare_inputs(model, None)
+    times: list[float] = []
     end = time.monotonic() + TIMING_S
     while time.monotonic() < end or len(times) < 5:
         start = time.thread_time()

@@ -11,15 +11,23 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import click
 from support.fuzz_messages import Receiver, fuzz
-from support.handmade import halo, partial
+from support.handmade import Made, halo, partial
 from support.running import emit
 
 from dicompiler.base.schema import load_json
 
+CASES: Sequence[tuple[str, Callable[[], Made], str]] = (
+    ("halo", halo, "a"),
+    ("halo", halo, "b"),
+    ("partial", partial, "a"),
+    ("partial", partial, "b"),
+)
+"""Name and function of a program, and the device whose receiver gets the streams."""
 HANG_S = 60
 """Seconds that a thousand message streams may take. Then the stacks of all threads are printed, and the test ends."""
 
@@ -34,13 +42,12 @@ def _peak_mib() -> float:
 def main(streams: int, first: int) -> None:
     """Feed mutated message streams to receivers in memory, and print how many streams ended in which way."""
     faulthandler.enable()
-    cases = [("halo", halo, "a"), ("halo", halo, "b"), ("partial", partial, "a"), ("partial", partial, "b")]
     start = time.perf_counter()
-    for number, (name, made, device) in enumerate(cases):
+    for number, (name, build, device) in enumerate(CASES):
         with tempfile.TemporaryDirectory() as place:
-            emit(made(), Path(place))
+            emit(build(), Path(place))
             receiver = Receiver(Path(place), load_json(Path(place, device, "manifest.json")))
-            seeds = range(first + number * streams // len(cases), first + (number + 1) * streams // len(cases))
+            seeds = range(first + number * streams // len(CASES), first + (number + 1) * streams // len(CASES))
             fuzz(receiver, seeds[:1000])
             before = _peak_mib()
             for done in range(1000, len(seeds), 1000):

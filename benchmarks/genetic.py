@@ -11,6 +11,7 @@ import argparse
 import statistics
 import sys
 import time
+from dataclasses import replace
 
 import numpy as np
 from pymoo.indicators.hv import HV
@@ -27,9 +28,9 @@ from dicompiler_strategies.papers.autodice import Autodice
 PLANS = 40_000
 MIN_PLANS_PER_S = 20_000
 VARIANTS = {
-    "naive, one stage": {"encoding": "naive", "stages": 1},
-    "split points, one stage": {"encoding": "split", "stages": 1},
-    "split points, all stages": {"encoding": "split", "stages": 0},
+    "naive, one stage": Autodice(encoding="naive", stages=1),
+    "split points, one stage": Autodice(encoding="split", stages=1),
+    "split points, all stages": Autodice(encoding="split", stages=0),
 }
 
 
@@ -70,8 +71,8 @@ def main() -> int:
     for name, variant in VARIANTS.items():
         evaluations = []
         for seed in range(arguments.seeds):
-            options = Autodice(
-                population=arguments.population, generations=arguments.generations, measured=0, seed=seed, **variant
+            options = replace(
+                variant, population=arguments.population, generations=arguments.generations, measured=0, seed=seed
             )
             front = explore(problem, options)
             points = np.array([[point.objectives[name] for name in AUTODICE_OBJECTIVES] for point in front.points])

@@ -20,7 +20,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import click
 from support.failing_devices import DEVICES, Survivor, named
@@ -71,7 +71,7 @@ def loopback() -> tuple[int, int]:
     return int(count), int(size)
 
 
-def run_slice(session: dicompiler.Session, processes: Sequence[int], inputs: object, frames: int) -> Slice:
+def run_slice(session: dicompiler.Session, processes: Sequence[int], inputs: Mapping[str, Any], frames: int) -> Slice:
     """Run a slice of `frames` frames, one after another, and return the costs of a frame."""
     seconds = []
     processor_before, (packets_before, bytes_before) = processor_s(processes), loopback()

@@ -25,7 +25,8 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.partition.tiling import single_device_plan
-from dicompiler.verify.comparison import Check, Tolerance, compare_value
+from dicompiler.verify.comparison import Check, compare_value
+from dicompiler.verify.tolerances import Tolerance
 from dicompiler_targets.tflm.reference_checks import LiteRtRuntime, make_tolerances
 
 NETWORKS: Mapping[str, tuple[str, Mapping[str, Any]]] = {

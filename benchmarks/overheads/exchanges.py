@@ -8,6 +8,7 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import click
@@ -94,7 +95,7 @@ def _drawn(place: Path, frames: int) -> list[tuple[Sequence[float], Sequence[flo
         sides = []
         for keys in (None, place / "sockets.keys"):
             session = stack.enter_context(dicompiler.connect(place / "sockets", RunOptions(in_flight=1, keys=keys)))
-            sides.append(timed(lambda session=session: session.infer(inputs), frames))  # type: ignore[misc]
+            sides.append(timed(partial(session.infer, inputs), frames))
         for number in range(-1, SLICES):  # The first pair of slices, number -1, warms up and is not counted.
             first = sides[number % 2]()
             second = sides[1 - number % 2]()
@@ -122,15 +123,19 @@ def _judged(
     found = {side: (1000 * statistics.median(own), 1000 * min(own)) for side, own in seconds.items()}
     alone, clear, secure = found["onnxruntime"], found[CLEAR], found[SECURE]
     click.echo(f"{where}, onnxruntime alone: {alone[0]:.3f} ms a frame (shortest {alone[1]:.3f})")
-    figures = [Figure(f"{where}, {t}, ms a frame", *found[t], goal) for (t, n), goal in GOALS.items() if n == count]
+    figures = [
+        Figure(f"{where}, {target}, ms a frame", found[target][0], found[target][1], goal)
+        for (target, devices), goal in GOALS.items()
+        if devices == count
+    ]
     starts, slices = sorted(map(statistics.median, ratios)), sorted(one for own in ratios for one in own)
     tenth = len(slices) // 10
     spread = f"starts {starts[0]:.2f} to {starts[-1]:.2f}, slices {slices[tenth]:.2f} to {slices[-1 - tenth]:.2f}"
     figures.append(
         Figure(f"{where}, sockets, TLS by clear", statistics.median(starts), secure[1] / clear[1], TLS, spread)
     )
-    each = ((clear[i] - alone[i]) / depth for i in (0, 1))
-    figures.append(Figure(f"{where}, sockets, ms an exchange, {depth} in a row", *each, EXCHANGE))
+    median, shortest = ((clear[i] - alone[i]) / depth for i in (0, 1))
+    figures.append(Figure(f"{where}, sockets, ms an exchange, {depth} in a row", median, shortest, EXCHANGE))
     for figure in figures:
         click.echo(figure)
     return figures

@@ -15,6 +15,7 @@ import onnxruntime as ort
 
 import dicompiler
 from dicompiler import networks
+from dicompiler.cli.file_io import write_npz
 from dicompiler.driver.prepare import prepare
 from dicompiler.ir.onnx.model import Model
 from dicompiler.target.run_records import RunOptions
@@ -38,7 +39,7 @@ def build(name: str, place: Path) -> tuple[onnx.ModelProto, Path | None]:
     proto = networks.build(name.removesuffix(" int8"), size=160)
     values = graph_inputs(Model.load(proto))
     drawn = [random_inputs(values, seed) for seed in range(4)]
-    np.savez(place / "samples.npz", **{value.name: np.stack([one[value.name] for one in drawn]) for value in values})  # type: ignore[arg-type]
+    write_npz(place / "samples.npz", {value.name: np.stack([one[value.name] for one in drawn]) for value in values})
     return proto, place / "samples.npz"
 
 
@@ -64,7 +65,7 @@ def in_cpp(model: Path, frames: int, place: Path) -> Side:
     library = place / "libonnxruntime.so.1"
     library.symlink_to(found.library)
     source = Path(__file__).with_name("bare.cc")
-    line = [
+    line: list[str | Path] = [
         found.compiler,
         "-O2",
         "-std=c++17",
@@ -78,7 +79,7 @@ def in_cpp(model: Path, frames: int, place: Path) -> Side:
     subprocess.run(line, check=True)
 
     def run() -> Sequence[float]:
-        words = [program, model, str(THREADS), str(frames + WARM_UP_FRAMES)]
+        words: list[str | Path] = [program, model, str(THREADS), str(frames + WARM_UP_FRAMES)]
         done = subprocess.run(words, check=True, capture_output=True, text=True)
         return [float(line) for line in done.stdout.split()][WARM_UP_FRAMES:]
 

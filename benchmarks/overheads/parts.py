@@ -170,7 +170,7 @@ class Case:
         where = f"{name}, {STRATEGY} on {PLATFORM}, {count} segments, {operation_ratio:.3f} times the operations"
         return cls(where, made, program, inputs, values, operation_ratio)
 
-    def sides(self, level: str) -> tuple[Side, list[list[Mapping[str, Side]]], list[Side]]:
+    def sides(self, level: str) -> tuple[Side, list[list[dict[str, Side]]], list[Side]]:
         """Return functions that each run a model once and return its processor seconds, at one optimization level.
 
         The first one runs the whole network. The second value has, for each device and each of its segments, a function
@@ -182,15 +182,18 @@ class Case:
         whole = Bound(model.proto, model.weights, self.inputs, level).sides[""]
         split = [
             [
-                Bound(
-                    hoisted.segment and hoisted.segment.model, program.weights, self.values, level, (one, hoisted)
-                ).sides
-                for one, hoisted in zip(device.segments, artifact_files.hoist_device_copies(device), strict=True)
+                self._segment_sides(pair, level)
+                for pair in zip(device.segments, artifact_files.hoist_device_copies(device), strict=True)
             ]
             for device in program.devices
         ]
         models = [without_cuts(segment.model, own) for device in program.devices for segment in device.segments]
         return whole, split, [Bound(one, program.weights, self.values, level).sides[""] for one in models]
+
+    def _segment_sides(self, pair: SegmentPair, level: str) -> dict[str, Side]:
+        computing = pair[1].segment
+        model = None if computing is None else computing.model
+        return Bound(model, self.program.weights, self.values, level, pair).sides
 
     def weight_read_ratio(self) -> float:
         """Return the bytes of weights that all segments read, divided by those of the network."""

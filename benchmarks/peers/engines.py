@@ -83,7 +83,7 @@ def run_in_mnn(model: Path, inputs: Inputs, threads: int) -> Frame:
     import MNN
 
     converted = model.with_suffix(".mnn")
-    arguments = ["-f", "ONNX", "--modelFile", model, "--MNNModel", converted, "--bizCode", "dicompiler"]
+    arguments = ["-f", "ONNX", "--modelFile", str(model), "--MNNModel", str(converted), "--bizCode", "dicompiler"]
     # The module MNN.tools.mnnconvert would install a logging package, which replaces protobuf by an older version.
     code = "import sys, _tools; _tools.mnnconvert(sys.argv)"
     subprocess.run([sys.executable, "-c", code, *arguments], check=True, capture_output=True)
