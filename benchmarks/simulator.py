@@ -30,7 +30,7 @@ from dicompiler.ir.cluster import Network
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin_api.regions import tile_layer
-from dicompiler.search.problem import Problem
+from dicompiler.search.problem import Problem, plan_workload
 
 LIMIT_S = 60.0
 COSTS = RuntimeCosts(send=50e-6, receive=60e-6, per_byte=1e-9, gap=10e-6, call=20e-6, per_copied_byte=0.1e-9)
@@ -71,7 +71,7 @@ def main(layers: int, devices: int, frames: int, shares: Sequence[int]) -> None:
     problem = make_problem(layers, devices, max(64, *shares))
     for parts in shares:
         start = time.perf_counter()
-        _, work = problem.workload(plan_in_turn(problem, parts))
+        _, work = plan_workload(problem, plan_in_turn(problem, parts))
         planning = time.perf_counter() - start
         segments, messages = frames * sum(len(one.jobs) for one in work.devices), frames * len(work.messages)
         for in_flight in dict.fromkeys((1, frames)):

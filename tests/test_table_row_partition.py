@@ -22,6 +22,7 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.operator_rule import TABLE_LOOKUP_NODE_COUNT
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
+from dicompiler.search.problem import plan_workload
 from dicompiler.testing.rules import form_layers, run_split
 from dicompiler_strategies.tables.choice_footprints import build_footprint
 from dicompiler_strategies.tables.choices import Choice
@@ -106,7 +107,7 @@ def test_predicts_nodes_around_lookups() -> None:
     rows = tuple(Part(name, None, own) for name, own in (("pi01", (0, 2_000)), ("pi02", (2_000, 4_000))))
     choice = (*rows, Part("pi01"))
     plan = Plan({"found": choice}, ("pi01",), ("pi01",))
-    took = [one.workload(plan)[1].task_seconds for one in (problem, free)]
+    took = [plan_workload(one, plan)[1].task_seconds for one in (problem, free)]
     assert {task: took[0][task] - took[1][task] for task in took[0]} == pytest.approx(
         {("found", 0): TABLE_LOOKUP_NODE_COUNT, ("found", 1): TABLE_LOOKUP_NODE_COUNT, ("found", 2): 0}
     )

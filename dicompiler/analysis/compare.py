@@ -205,7 +205,7 @@ def compare(
     wire_dtype: str | Mapping[str, str] | WireFormat | None = None,
     engine: str | None = None,
     precision: str | None = None,
-    tolerate_failures: int | str | FailureSelection = 0,
+    tolerate_failures: int | str = 0,
     executor: Executor | None = None,
     progress: Callable[[str], None] | None = None,
 ) -> Comparison:
@@ -270,7 +270,7 @@ def compare_strategies(
     problem: Problem,
     strategies: Mapping[str, Strategy],
     progress: Callable[[str], None] | None = None,
-    tolerate_failures: int | str | FailureSelection = 0,
+    tolerate_failures: int | str = 0,
 ) -> Comparison:
     """Return the results of all strategies. If a strategy fails, its result contains the error.
 

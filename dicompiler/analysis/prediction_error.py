@@ -21,7 +21,7 @@ from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.ir.frame_prediction import FramePrediction
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.search.problem import Problem
+from dicompiler.search.problem import Problem, plan_workload
 
 MAX_SIMULATED_FRAMES = 1000
 """Maximum number of frames that are simulated to predict a stream."""
@@ -140,7 +140,7 @@ def expect_timing(directory: str | Path, cost: str, frames: int, in_flight: int)
     """
     compilation, _, problem = reopen_artifact(directory, cost)
     assert compilation.program is not None and compilation.plan is not None
-    workload = problem.workload(compilation.plan)[1]
+    workload = plan_workload(problem, compilation.plan)[1]
     timing = predict_timing(workload, problem.platform, frames, in_flight)
     return ExpectedTiming(str(problem.cost_model.name), compilation.program, timing)
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from types import MappingProxyType
 
-from dicompiler.ir.cluster import Device, TransferMedium
+from dicompiler.ir.cluster import Device, Link, Network
 
 REFERENCE_FLOPS_PER_S = 128e9
 """Compute rate in FLOP/s of one core of the reference host, for ResNet-50 in onnxruntime.
@@ -105,7 +105,7 @@ class RuntimeCosts:
         """
         return times * self.per_copy + nbytes * self.per_copied_byte
 
-    def link_seconds(self, link: TransferMedium, nbytes: int, message_s: float) -> float:
+    def link_seconds(self, link: Link | Network, nbytes: int, message_s: float) -> float:
         """Return the seconds for which a message from this device occupies a link.
 
         Args:

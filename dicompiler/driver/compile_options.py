@@ -20,7 +20,6 @@ from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.wire_dtype import WireFormat
 from dicompiler.plugin.pass_base import Instrument
-from dicompiler.search.failure_cases import FailureSelection
 from dicompiler.search.strategy import Strategy
 from dicompiler.target.target_base import Target
 
@@ -114,7 +113,7 @@ class CompileOptions:
     quantize_samples: str | Path | None = None
     wire_dtype: str | Mapping[str, str] | WireFormat | None = None
     wire_samples: str | Path | None = None
-    tolerate_failures: int | str | FailureSelection = 0
+    tolerate_failures: int | str = 0
     allow_worse: bool = False
     require_complete_search: bool = False
     executor: Executor | None = None

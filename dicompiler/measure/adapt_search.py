@@ -27,7 +27,7 @@ from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml
 from dicompiler.measure.calibrate import fit_rates
 from dicompiler.measure.connection_speeds import ARROW, fit_bandwidths, predict_byte_seconds
-from dicompiler.search.problem import Problem
+from dicompiler.search.problem import Problem, plan_workload
 from dicompiler.target.manifest import PLAN_FILE, PLATFORM_FILE, REFERENCE_FILE
 from dicompiler.target.target_base import Target
 
@@ -100,7 +100,7 @@ def expected_seconds(compilation: PipelineState, problem: Problem, in_flight: in
         in_flight: Number of frames in flight. Their messages share the links.
     """
     assert compilation.plan is not None
-    workload = problem.workload(compilation.plan)[1]
+    workload = plan_workload(problem, compilation.plan)[1]
     return {**_computing_seconds(workload), **predict_byte_seconds(workload, problem.platform, in_flight)}
 
 
@@ -213,7 +213,7 @@ class _MeasuredCase:
 
     def make_workload(self, platform: Platform) -> Workload:
         assert self.compilation.plan is not None
-        return self.with_platform(platform).workload(self.compilation.plan)[1]
+        return plan_workload(self.with_platform(platform), self.compilation.plan)[1]
 
     def correct_rates(self, measured_s: Mapping[str, float]) -> Platform:
         """Return the platform with device rates at which the cost model predicts the measured seconds of computing."""

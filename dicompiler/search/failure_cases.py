@@ -15,7 +15,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import Region
 from dicompiler.ir.routing import Routing
 from dicompiler.partition.routing import route_on_platform
-from dicompiler.search.problem import Problem
+from dicompiler.search.problem import Problem, plan_workload
 
 HOSTS_KEYWORD = "hosts"
 """Value of `--tolerate-failures` for the failure of all devices of any one host."""
@@ -40,17 +40,14 @@ class FailureSelection:
     devices: tuple[str, ...] = ()
 
     @classmethod
-    def parse(cls, value: int | str | FailureSelection | None) -> FailureSelection:
+    def parse(cls, value: int | str) -> FailureSelection:
         """Return the device failures to tolerate that a user's value describes.
 
-        The value is a number of devices (2 or "2"), "hosts", a comma-separated list of device names, a
-        FailureSelection, or None for an empty selection.
+        The value is a number of devices (2 or "2"), "hosts", or a comma-separated list of device names.
 
         Raises:
             UsageError: The number is negative.
         """
-        if isinstance(value, FailureSelection) or value is None:
-            return value or cls()
         text = str(value).strip()
         if text.lstrip("+-").isdecimal():
             if int(text) < 0:
@@ -192,7 +189,7 @@ def simulate_failures(
         first = next(failure for failure in plans if failure.plan == found.plan)
         if first.failed not in cases:
             remaining = remove_devices(problem, first.failed)
-            cases[first.failed] = FailureCase(first.failed, remaining.workload(first.plan)[1], remaining.platform)
+            cases[first.failed] = FailureCase(first.failed, plan_workload(remaining, first.plan)[1], remaining.platform)
         return cases[first.failed]
 
     return simulate_outages(find_case, outages, frames, in_flight, spans)

@@ -250,7 +250,7 @@ class Problem:
         return estimate_metrics(self.layers, self.platform, self.cost_model, plan, self.runtime_costs)
 
     def _simulate_metrics(self, plan: Plan) -> Metrics:
-        routing, work = self.workload(plan)
+        routing, work = plan_workload(self, plan)
         return _simulated_metrics(work, routing, self.platform, plan)
 
     def evaluate_all(self, plans: Sequence[Plan]) -> list[Metrics | DicompilerError]:
@@ -286,25 +286,7 @@ class Problem:
         Raises:
             DicompilerError: The plan does not fit the layers or names an unknown device, or the problem has no model.
         """
-        return simulate(self.workload(plan)[1], self.platform, frames, in_flight)
-
-    def workload(self, plan: Plan) -> tuple[Routing, Workload]:
-        """Return the routing and the workload of a plan, without writing ONNX models.
-
-        The routing lists the tensor regions that devices exchange. The workload has the seconds and messages of each
-        device, for the simulator.
-
-        Args:
-            plan: Plan for the problem's layers.
-
-        Returns:
-            The routing and the workload.
-
-        Raises:
-            DicompilerError: The plan does not fit the layers, or the problem has no model.
-        """
-        routing, program = build_program_only(self._model_facts, self.layers, self.platform, plan)
-        return routing, build_workload(program, routing, self.platform, self.cost_model, self.runtime_costs)
+        return simulate(plan_workload(self, plan)[1], self.platform, frames, in_flight)
 
     def simulate_compilation(
         self,
@@ -393,6 +375,19 @@ class Problem:
         if self.model is None:
             raise DicompilerError("problem: it has no model: pass model=…, or use Problem.estimate")
         return self.model
+
+
+def plan_workload(problem: Problem, plan: Plan) -> tuple[Routing, Workload]:
+    """Return the routing and the workload of a plan for a problem, without writing ONNX models.
+
+    The routing lists the tensor regions that devices exchange. The workload has the seconds and messages of each
+    device, for the simulator.
+
+    Raises:
+        DicompilerError: The plan does not fit the layers, or the problem has no model.
+    """
+    routing, program = build_program_only(problem._model_facts, problem.layers, problem.platform, plan)
+    return routing, build_workload(program, routing, problem.platform, problem.cost_model, problem.runtime_costs)
 
 
 @dataclass(frozen=True)

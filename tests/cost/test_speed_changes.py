@@ -19,6 +19,7 @@ from dicompiler.driver.prepare import make_problem, prepare
 from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.partition.tiling import single_device_plan
+from dicompiler.search.problem import plan_workload
 
 WRONG_CHANGES = ("pi02", "pi02=1", "=1@3s", "pi02=0@3s", "pi02=x@3s", "pi02=1@9s-3s", "pi02=nan@3s")
 
@@ -94,7 +95,7 @@ def test_simulated_frames_follow_the_speed() -> None:
     assert compilation.layers is not None
     problem = make_problem(replace(compilation, platform=platform))
     plan = single_device_plan(compilation.layers, "pi01")
-    work = problem.workload(plan)[1]
+    work = plan_workload(problem, plan)[1]
     (usual,) = (end - start for start, end in simulate(work, platform).frames)
     slow = simulate(work, platform, 3, speeds={"pi01": [(1.5 * usual, 0.5)]})
     durations = [end - start for start, end in slow.frames]

@@ -26,6 +26,7 @@ from dicompiler.ir.routing import Box, task_id
 from dicompiler.ir.wire_dtype import with_wire_dtypes
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.tiling import AxisLabel, tile_layer
+from dicompiler.search.problem import plan_workload
 
 
 def test_replica_has_seconds_of_its_devices() -> None:
@@ -65,7 +66,7 @@ def test_jobs_and_messages_follow_program(network: int, seed: int) -> None:
 @given(st.integers(0, 30), st.integers(0, 2**32))
 def test_task_seconds_are_cost_on_device(network: int, seed: int) -> None:
     problem = random_problem(network)
-    routing, work = problem.workload(any_plan(seed, problem))
+    routing, work = plan_workload(problem, any_plan(seed, problem))
     for task in routing.tasks:
         alone = task_seconds(routing, problem.platform, problem.cost_model, task)
         assert work.task_seconds[task_id(task)] == alone >= 0
@@ -86,7 +87,7 @@ def test_coalesced_messages_cost_a_share() -> None:
         for layer in problem.layers.layers
     ]
     plan = problem.build_plan(dict(zip((layer.name for layer in problem.layers.layers), rows, strict=True)))
-    work = problem.workload(plan)[1]
+    work = plan_workload(problem, plan)[1]
     together = [
         (work.messages[i].name, work.messages[i].is_coalesced) for job in work.devices[1].jobs for i in job.sends
     ]
@@ -100,7 +101,7 @@ def test_counts_input_and_output_time_separately() -> None:
     platform = Platform.load("rpi4-gateway-x2")
     problem = replace(load_problem(networks.build("lenet"), platform), source=("pi02",), sink=("pi01",))
     costly = replace(problem, runtime_costs={device.name: costs for device in platform.devices})
-    work = costly.workload(costly.single_device_plan("pi02"))[1]
+    work = plan_workload(costly, costly.single_device_plan("pi02"))[1]
     (came,), (went,) = (
         [raw_nbytes(tensor.dtype, tensor.shape or ()) for name in names for tensor in [problem.layers.tensors[name]]]
         for names in (problem.layers.inputs, problem.layers.outputs)
@@ -108,7 +109,7 @@ def test_counts_input_and_output_time_separately() -> None:
     line_s = 1.5 * 8 * came / platform.network.bandwidth
     assert work.input_output_s == pytest.approx(2 * 6e-3 + 1e-6 * (came + went) + line_s)
     assert costly.evaluate(costly.single_device_plan("pi02")).input_output_s == pytest.approx(work.input_output_s)
-    assert problem.workload(problem.single_device_plan("pi02"))[1].input_output_s == 0.0
+    assert plan_workload(problem, problem.single_device_plan("pi02"))[1].input_output_s == 0.0
 
 
 @pytest.mark.parametrize("label", ["height", "channel"])
@@ -158,7 +159,9 @@ def test_narrowed_tensor_is_copied_at_each_end(kind: str) -> None:
     names = [layer.name for layer in wide.layers.layers]
     layers = {name: (Part("pi01" if i < 5 else "pi02"),) for i, name in enumerate(names)}
     layers[names[0]] = tile_layer(wide.layers, wide.layers.layers[0], "height", [1.0, 1.0], ["pi01", "pi02"])
-    (seen, before), (routing, after) = (problem.workload(problem.build_plan(layers)) for problem in (wide, narrow))
+    (seen, before), (routing, after) = (
+        plan_workload(problem, problem.build_plan(layers)) for problem in (wide, narrow)
+    )
     ends, times = {"pi01": 0, "pi02": 0}, {"pi01": 0, "pi02": 0}
     for box in routing.received_boxes:  # The network's input is not narrowed, because no task computes it.
         nbytes = seen.nbytes(held(box))
@@ -197,7 +200,7 @@ def test_only_uncut_local_inputs_are_fused() -> None:
         for layer in problem.layers.layers[:4]
     }
     rest = problem.single_device_plan("pi01").layers
-    routing, work = replace(problem, cost_model=Marked()).workload(problem.build_plan({**rest, **halves}))
+    routing, work = plan_workload(replace(problem, cost_model=Marked()), problem.build_plan({**rest, **halves}))
     fused = {(task.layer, task.device) for task in routing.tasks if work.task_seconds[task_id(task)] >= 1}
     # The two parts of pool2 compute 3 and 2 of 5 rows. Each needs rows of conv2 from both devices, so pool2 is not
     # fused with conv2.

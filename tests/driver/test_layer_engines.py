@@ -29,6 +29,7 @@ from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import plan_to_text
 from dicompiler.ir.platform import Platform
+from dicompiler.search.problem import plan_workload
 
 SECONDS = st.sampled_from([0.0, 1.0, 1.5, 2.0, 4.0, math.inf])
 
@@ -219,7 +220,7 @@ def test_searches_count_the_calls_of_switches(tmp_path: Path) -> None:
     cost = profile_with_ncnn(tmp_path, "lenet", fast_if_winograd)
     engine = "ncnn{layers=conv1,fc*}"
     result = compile_network("lenet", cost, engine=engine)
-    _, work = result.problem.workload(result.plan)
+    _, work = plan_workload(result.problem, result.plan)
     assert [job.calls for device in work.devices for job in device.jobs] == [3]
     assert [len(device.segments) for device in result.program.devices] == [3]
     assert result.problem.evaluate(result.plan).latency_s == pytest.approx(result.metrics.latency_s)

@@ -30,6 +30,7 @@ from dicompiler.measure.calibrate import scale_rates
 from dicompiler.measure.connection_speeds import name_connection
 from dicompiler.measure.emulation.emulate import with_failure_segments
 from dicompiler.measure.search_process import SearchProcess
+from dicompiler.search.problem import plan_workload
 from dicompiler.target.manifest import load_artifact
 from dicompiler.target.run_records import Emulation, FrameTimes, ReceivedBytes, RunEvent, RunOptions
 
@@ -67,7 +68,7 @@ def emulate_speeds(
     def specialize(directory: Path, options: RunOptions) -> RunOptions:
         compilation, _, problem = reopen_artifact(directory, platform=PLATFORM)
         assert compilation.plan is not None and compilation.program is not None
-        seconds = segment_seconds(problem.workload(compilation.plan)[1])
+        seconds = segment_seconds(plan_workload(problem, compilation.plan)[1])
         seconds = with_failure_segments(seconds, compilation.program)
         addresses = dict.fromkeys(seconds, "127.0.0.1")
         emulation = Emulation(lambda _: contextlib.nullcontext(), addresses, addresses, seconds, speeds)

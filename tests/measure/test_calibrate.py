@@ -25,6 +25,7 @@ from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.calibrate import Calibration, calibrate
 from dicompiler.measure.emulation.boards import measure_runtime_costs
+from dicompiler.search.problem import plan_workload
 from dicompiler.target.run_records import RunEvent
 
 FAILURE = asdict(RunEvent("failure", "pi02", "it ended", ("pi02",), 0.1, 1))
@@ -83,8 +84,8 @@ def test_finds_slower_network_and_predicts_another_plan(tmp_path: Path) -> None:
     other = ran(tmp_path / "other", "squeezenet", guess, truth, strategy="dp")
     compilation, target, problem = reopen_artifact(other.log.with_name("net"), "analytic", calibration.platform)
     assert compilation.program is not None and compilation.plan is not None
-    work = on_emulation_host(problem, measure_runtime_costs(target.name), compilation.program).workload(
-        compilation.plan
+    work = plan_workload(
+        on_emulation_host(problem, measure_runtime_costs(target.name), compilation.program), compilation.plan
     )[1]
     seen = measured_timing(load_json(other.log), compilation.program)
     assert predict_timing(work, problem.platform, 1, 1).frame_s == pytest.approx(seen.frame_s, rel=0.1)

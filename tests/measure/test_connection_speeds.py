@@ -15,6 +15,7 @@ from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.prepare import on_platform
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.connection_speeds import ARROW, fit_bandwidths, name_connection, predict_byte_seconds
+from dicompiler.search.problem import plan_workload
 
 STATED = dicompiler.Platform.load('rpi5x4{bandwidth="100 Mbit/s"}')
 
@@ -48,7 +49,7 @@ def test_slow_link_and_its_recovery_are_found(compiled: Path, host: str, in_flig
     plan = compilation.plan
 
     def predict(platform: Platform) -> Mapping[str, float]:
-        workload = on_platform(problem, platform, target).workload(plan)[1]
+        workload = plan_workload(on_platform(problem, platform, target), plan)[1]
         return predict_byte_seconds(workload, platform, in_flight)
 
     measured = predict(with_bandwidth(host, 30e6))

@@ -14,7 +14,7 @@ from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.platform import Platform
-from dicompiler.search.problem import Problem
+from dicompiler.search.problem import Problem, plan_workload
 from dicompiler.testing import make_cluster
 from dicompiler_strategies.genetic.batched_model import build_batched_model
 from dicompiler_strategies.tables.choices import ChoiceSet
@@ -44,7 +44,7 @@ def test_alternating_segments_cost_the_same_as_in_the_simulator(costs: RuntimeCo
     count = len(posed.layers.layers)
     fro = [i % 2 for i in range(count)]
     plan = build_batched_model(posed).plan(np.array(fro))
-    jobs = [len(device.jobs) for device in posed.workload(plan)[1].devices]
+    jobs = [len(device.jobs) for device in plan_workload(posed, plan)[1].devices]
     # There is one more job than layers, because an extra last segment returns the output.
     assert min(jobs) > 1 and sum(jobs) == count + 1
     simulated = posed.evaluate(plan).latency_s

@@ -21,6 +21,7 @@ from dicompiler.driver.run_log import run_document
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.emulation.emulate import emulate
+from dicompiler.search.problem import plan_workload
 from dicompiler.target.run_records import TimelineEntry
 
 FRAMES = 8
@@ -75,7 +76,7 @@ def ran(
     compilation, _, problem = reopen_artifact(directory, cost or "analytic", truth)
     assert compilation.program is not None and compilation.plan is not None
     problem = on_emulation_host(problem, run.runtime, compilation.program)
-    simulated = with_simulated_times(log, problem.workload(compilation.plan)[1], truth)
+    simulated = with_simulated_times(log, plan_workload(problem, compilation.plan)[1], truth)
     write_json(place / "run.json", simulated | {"location": "emulated"})
     return Ran(place / "run.json", truth)
 

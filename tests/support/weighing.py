@@ -13,7 +13,7 @@ from dicompiler.ir.routing import Routing
 from dicompiler.partition.placed_graph import ModelFacts
 from dicompiler.partition.placement import place_parts
 from dicompiler.partition.segmentation import build_program
-from dicompiler.search.problem import Problem
+from dicompiler.search.problem import Problem, plan_workload
 
 
 def check_unwritten(model: Model, routing: Routing, plan: Plan, program: Program) -> None:
@@ -32,7 +32,7 @@ def check_weighed(problem: Problem, plan: Plan) -> SimulationResult:
     sketched = problem.draft_program(plan)
     assert sketched.program is not None and sketched.routing is not None
     written = build_workload(sketched.program, sketched.routing, problem.platform, problem.cost_model)
-    routing, work = problem.workload(plan)
+    routing, work = plan_workload(problem, plan)
     assert routing == sketched.routing
     assert work == written
     assert repr(problem.evaluate(plan)) == repr(problem.program_metrics(sketched))

@@ -41,6 +41,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
 from dicompiler.measure.emulation.boards import measure_runtime_costs, open_boards, options_on_boards
 from dicompiler.measure.profile_package import empty_model
+from dicompiler.search.problem import plan_workload
 from dicompiler.target.run_records import RunOptions, RunResult, SegmentCall
 from dicompiler.target.target_base import Target
 from dicompiler.verify.executor import OrtSession, ProgramExecutor
@@ -249,11 +250,11 @@ def emulate(
     boards = _open_artifact(directory, platform, cost, frames, options or RunOptions(), dilation)
     log.info("timing %d segments on this host", sum(len(device.segments) for device in boards.program.devices))
     host_s = boards.measure_host_seconds(inputs, is_long=slower is not None)
-    workload = boards.problem.workload(boards.plan)[1]
+    workload = plan_workload(boards.problem, boards.plan)[1]
     board_s = segment_seconds(workload) if slower is None else board_segment_seconds(host_s, boards.platform, slower)
     simulated = boards.predict(with_segment_seconds(workload, board_s))
     predicted = boards.predict(workload) if cost or slower is None else simulated
-    on_boards = boards.board_problem.workload(boards.plan)[1]
+    on_boards = plan_workload(boards.board_problem, boards.plan)[1]
     if slower is not None and not cost:
         on_boards = with_segment_seconds(on_boards, board_s)
     host_s = _scale_seconds(host_s, 1 / dilation)

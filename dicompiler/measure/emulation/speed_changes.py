@@ -20,6 +20,7 @@ from dicompiler.ir.platform import Platform
 from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, SpeedTrial
 from dicompiler.measure.emulation.boards import open_boards, options_on_boards
 from dicompiler.measure.emulation.emulate import with_failure_segments
+from dicompiler.search.problem import plan_workload
 from dicompiler.target.run_records import Emulation, RunOptions
 
 START_S = 5.0
@@ -147,5 +148,5 @@ def segment_times(artifact: str | Path, cost: str, platform: Platform) -> dict[s
     """
     compilation, _, problem = reopen_artifact(artifact, cost, platform)
     assert compilation.plan is not None and compilation.program is not None
-    seconds = segment_seconds(problem.workload(compilation.plan)[1])
+    seconds = segment_seconds(plan_workload(problem, compilation.plan)[1])
     return dict(with_failure_segments(seconds, compilation.program))
