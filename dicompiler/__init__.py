@@ -18,11 +18,12 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 TYPE_CHECKING = False  # Importing `typing` would take longer than the rest of this module.
 if TYPE_CHECKING:
     from dicompiler.analysis.compare import Comparison, StrategyResult, compare
+    from dicompiler.analysis.prediction_error import DeviceTiming, ExpectedTiming, RunTiming
     from dicompiler.analysis.report.write_report import write_report
     from dicompiler.base.errors import DicompilerError, PluginError, RunError, UsageError
     from dicompiler.driver.artifact import run
     from dicompiler.driver.compile_options import CompileOptions
-    from dicompiler.driver.compile_result import CompileResult
+    from dicompiler.driver.compile_result import CompileResult, CompileSummary
     from dicompiler.driver.compiler import compile, plan
     from dicompiler.driver.deployment import Deployment, deploy
     from dicompiler.driver.executors import open_executor
@@ -33,17 +34,19 @@ if TYPE_CHECKING:
     from dicompiler.ir.pipeline_state import PipelineState
     from dicompiler.ir.plan import Part, Plan
     from dicompiler.ir.platform import Platform
-    from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, connect_adaptive
+    from dicompiler.measure.adapt import Adaptation, AdaptiveSession, AdaptOptions, connect_adaptive
     from dicompiler.measure.emulation.emulate import EmulationResult, emulate
     from dicompiler.target.client import Session, connect
     from dicompiler.target.run_records import RunOptions
+    from dicompiler.verify.comparison import Verification
 
     __version__: str
 
 __all__ = [
-    "AdaptOptions", "AdaptiveSession", "Comparison", "CompileOptions", "CompileResult", "Deployment",
-    "DicompilerError", "EmulationResult", "MetricsServer", "Model", "Part", "PipelineState", "Plan", "Platform",
-    "PluginError", "RunError", "RunOptions", "Session", "StrategyResult", "Swap", "SwappableSession", "UsageError",
+    "AdaptOptions", "Adaptation", "AdaptiveSession", "Comparison", "CompileOptions", "CompileResult",
+    "CompileSummary", "Deployment", "DeviceTiming", "DicompilerError", "EmulationResult", "ExpectedTiming",
+    "MetricsServer", "Model", "Part", "PipelineState", "Plan", "Platform", "PluginError", "RunError", "RunOptions",
+    "RunTiming", "Session", "StrategyResult", "Swap", "SwappableSession", "UsageError", "Verification",
     "__version__", "compare", "compile", "connect", "connect_adaptive", "connect_swappable", "deploy", "emulate",
     "open_executor", "opt", "plan", "run", "write_report",
 ]  # fmt: skip

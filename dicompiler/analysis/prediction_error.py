@@ -100,7 +100,11 @@ class ExpectedTiming:
     timing: RunTiming
 
     def document(self) -> dict[str, Any]:
-        """Return the value of the key `predicted` in a run log (schema `run`)."""
+        """Return the value of the key `predicted` in a run log (schema `run`).
+
+        Returns:
+            The cost model and the times, in a form that `json.dumps` accepts.
+        """
         devices = [{"device": name, **asdict(timing)} for name, timing in self.timing.devices.items()]
         frame = {"frame_s": self.timing.frame_s, "input_output_s": self.timing.input_output_s}
         return {"cost_model": self.cost_model, **frame, "devices": devices}

@@ -59,6 +59,16 @@ class Spec:
         """Return a Spec from the value or values of each option, by option name.
 
         `Spec.from_mapping("lop", {"layers": ("fc6", "fc7"), "parts": "4"})` is `lop{layers=fc6,fc7 parts=4}`.
+
+        Args:
+            name: Name of the pass, strategy or target.
+            options: One value, or several values, of each option, as texts.
+
+        Returns:
+            The Spec, with the options in the order of the mapping.
+
+        Raises:
+            ValueError: A name contains a character that the text form does not allow.
         """
         return cls(name, tuple((key, (v,) if isinstance(v, str) else tuple(v)) for key, v in options.items()))
 

@@ -40,6 +40,7 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
+        """Bytes of weights, activations, buffers and the target's runtime together."""
         return self.weights + self.activations + self.buffers + self.added
 
 

@@ -204,6 +204,7 @@ class Span(NamedTuple):
 
     @property
     def seconds(self) -> float:
+        """Length of the period in seconds."""
         return self.end - self.start
 
 
@@ -243,6 +244,7 @@ class SimulationResult:
 
     @property
     def frame(self) -> FramePrediction:
+        """The predicted time of the first frame."""
         return FramePrediction(self.latency_s, self.input_output_s)
 
     @property
@@ -263,9 +265,15 @@ class SimulationResult:
         return max(mean_s, busiest_s)
 
     def total_seconds(self, kind: str, device: str, as_receiver: bool = False) -> float:
-        """Return the total seconds of all "compute", "handle", "message" or "occupied" periods of a device.
+        """Return the total seconds of all periods of one kind on a device.
 
-        For "message", they are those of messages from the device, or to it with `as_receiver`.
+        Args:
+            kind: "compute", "handle", "message" or "occupied" (the device computes, sends or receives).
+            device: Name of the device.
+            as_receiver: True for messages to the device, False for those from it. Other kinds need False.
+
+        Returns:
+            Seconds of all frames together.
         """
         return self.totals[kind, as_receiver].get(device, 0.0)
 

@@ -257,7 +257,12 @@ Measured in onnxruntime on an x86 server with cold caches: encoding and decoding
 
 
 class CopyCounts(NamedTuple):
-    """The number of copies (slices, joins and casts) in one device's share of a layer, and their bytes."""
+    """The copies (slices, joins and casts) in one device's share of a layer.
+
+    Attributes:
+        copies: Number of copies.
+        nbytes: Bytes of all copies together.
+    """
 
     copies: int
     nbytes: int

@@ -75,20 +75,24 @@ class CompileSummary:
 
     @property
     def plan_origin(self) -> str:
+        """Origin of the plan as text: "by auto, which chose modnn", or "given" if the user supplied it."""
         if not self.strategy:
             return "given"
         return f"by {self.strategy}" + (f", which chose {self.chosen_strategy}" if self.chosen_strategy else "")
 
     @property
     def frame(self) -> FramePrediction:
+        """The predicted time of a frame with the plan."""
         return FramePrediction(self.latency_s, self.input_output_s)
 
     @property
     def single_device_frame(self) -> FramePrediction:
+        """The predicted time of a frame on the best single device."""
         return FramePrediction(self.single_device_s, self.single_device_input_output_s)
 
     @property
     def prediction(self) -> str:
+        """The predicted times as text; if several devices compute, also those of the best single device."""
         text = _format_times(self.frame, self.period_s)
         if self.device_count < 2:
             return text
@@ -96,6 +100,7 @@ class CompileSummary:
 
     @property
     def lines(self) -> tuple[str, ...]:
+        """The lines that `dicompiler compile` prints: the plan's origin, engines, times, bottleneck and advice."""
         return (
             f"plan: {self.plan_origin}",
             *([f"engines: {describe_engines(self.engines)}"] if self.engines else []),
@@ -105,7 +110,11 @@ class CompileSummary:
         )
 
     def document(self) -> dict[str, Any]:
-        """Return the content of the key `summary` in provenance.json, which states the strategies under other keys."""
+        """Return the content of the key `summary` in provenance.json, which states the strategies under other keys.
+
+        Returns:
+            The values by attribute name, in a form that `json.dumps` accepts.
+        """
         omitted = ("strategy", "chosen_strategy", *([] if self.engines else ["engines"]))
         return {key: value for key, value in asdict(self).items() if key not in omitted}
 

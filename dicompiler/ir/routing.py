@@ -118,6 +118,10 @@ class AssemblyConcat(NamedTuple):
     """Inner node of an assembly tree: the concatenation of its children along an axis.
 
     By an assembly tree, a device puts a region of a tensor together from boxes (regions) that it stores.
+
+    Attributes:
+        axis: Axis of the concatenation.
+        children: Trees of the regions that are concatenated, in the order of their positions on the axis.
     """
 
     axis: int

@@ -115,12 +115,20 @@ class Registry:
     load_errors: tuple[str, ...] = ()
 
     def entries(self, kind: str) -> Mapping[str, RegistryEntry]:
-        """Return the registered things of one kind by name. `kind` is a key of PLUGIN_KINDS, such as "passes"."""
+        """Return the registered things of one kind by name.
+
+        Args:
+            kind: "passes", "strategies", "targets", "engines", "operators", "cost_models" or "platforms".
+
+        Returns:
+            The entries by name.
+        """
         entries: Mapping[str, RegistryEntry] = getattr(self, kind)
         return entries
 
     @property
     def operator_rules(self) -> Mapping[tuple[str, str], OperatorRule]:
+        """The operator rules by domain and type of the operator, such as ("", "Conv")."""
         rules = [entry.value for entry in self.operators.values()]
         return {(rule.domain, rule.op): rule for rule in rules}
 
@@ -128,8 +136,11 @@ class Registry:
         """Return the entry of a kind with this name.
 
         Args:
-            kind: A key of PLUGIN_KINDS, such as "passes".
+            kind: "passes", "strategies", "targets", "engines", "operators", "cost_models" or "platforms".
             name: Name of the pass, strategy or other thing.
+
+        Returns:
+            The entry, with the class, rule or family.
 
         Raises:
             UsageError: The name is unknown. The message suggests the nearest one.
@@ -161,10 +172,17 @@ class Registry:
     def make(self, kind: str, spec: str | Spec) -> Any:
         """Create a pass, strategy, target, engine or cost model from its text or Spec, such as "tile-height{parts=2}".
 
-        `kind` is a key of PLUGIN_KINDS, such as "passes".
+        Args:
+            kind: "passes", "strategies", "targets", "engines" or "cost_models".
+            spec: Name and options.
+
+        Returns:
+            The instance. If a third-party plugin provides its class, invalid results and exceptions of its methods
+            become errors that name the plugin.
 
         Raises:
-            UsageError: The text or the Spec is invalid.
+            UsageError: The name is unknown, or the text or the Spec is invalid.
+            PluginError: The class raised an exception, or the name is unknown and some plugins could not be loaded.
         """
         parsed = parse_spec(spec, PLUGIN_KINDS[kind].noun) if isinstance(spec, str) else spec
         return plugin_wrappers.make_instance(self.find(kind, parsed.name).value, instantiate, parsed)
@@ -172,8 +190,17 @@ class Registry:
     def resolve(self, kind: str, given: Any) -> Any:
         """Return an instance of a pass, strategy, target, engine or cost model, given as a text, a Spec or an instance.
 
-        The instance is wrapped: invalid results are reported, and exceptions become errors that name the plugin. If no
-        plugin provides its class, exceptions are passed on unchanged.
+        Args:
+            kind: "passes", "strategies", "targets", "engines" or "cost_models".
+            given: The text, the Spec or the instance.
+
+        Returns:
+            The instance. If a third-party plugin provides its class, invalid results and exceptions of its methods
+            become errors that name the plugin. Exceptions of classes that no plugin provides are passed on unchanged.
+
+        Raises:
+            UsageError: The name is unknown, or the text or the Spec is invalid.
+            PluginError: The class raised an exception, or the name is unknown and some plugins could not be loaded.
         """
         if isinstance(given, str | Spec):
             return self.make(kind, given)
@@ -183,7 +210,15 @@ class Registry:
         return plugin_wrappers.with_wrapped_class(given, cls)
 
     def describe(self, kind: str, thing: Any) -> str:
-        """Return kind, name and origin of a plugin object: "pass 'acme' of acme 1.2 (plugin 'acme')"."""
+        """Return kind, name and origin of a plugin object: "pass 'acme' of acme 1.2 (plugin 'acme')".
+
+        Args:
+            kind: "passes", "strategies", "targets", "engines", "operators", "cost_models" or "platforms".
+            thing: An instance of the pass, strategy or other thing.
+
+        Returns:
+            The text for error messages.
+        """
         return plugin_wrappers.CallGuard(PLUGIN_KINDS[kind].noun, self._find_entry(kind, thing).origin).describe(thing)
 
     def _find_entry(self, kind: str, thing: Any) -> RegistryEntry:

@@ -5,11 +5,11 @@
 Functions and less common records are in submodules by topic:
 
     regions     regions of tensors, tilings of layers, and a plan's computations and transfers
-    costs       operation counts, cost models, memory and metrics
+    costs       operation counts, cost models, memory, metrics, simulated times, wire formats
     onnx        ONNX graphs and weights; running models and comparing their outputs
     artifacts   files of artifacts, engines, run records, and access to remote devices
     search      work budgets, memory constraints, objectives and Pareto fronts
-    utilities   error texts, captured output of processes, memoization
+    utilities   error texts, captured output of processes, memoization, the registry of plugins
 
 The other public packages are `dicompiler`, `dicompiler.testing` and `dicompiler.networks`. All other modules are
 internal and may change at any time. A name is imported when it is first used, so that plugins load fast.

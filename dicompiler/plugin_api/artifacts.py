@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from dicompiler.base.input_arrays import check_index_range, coerce_input
     from dicompiler.ir.cluster import DEFAULT_ENGINE
     from dicompiler.ir.plan import load_user_plan, plan_file_in_errors
-    from dicompiler.ir.program import DeviceState
+    from dicompiler.ir.program import DeviceState, Step
     from dicompiler.target.engine import (
         FULL_PRECISION,
         BoardPackage,
@@ -76,6 +76,7 @@ __all__ = [
     "ReceivedBytes",
     "RunEvent",
     "SegmentCall",
+    "Step",
     "TimelineEntry",
     "UnsupportedByEngine",
     "allowed_difference",

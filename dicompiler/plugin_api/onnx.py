@@ -34,16 +34,17 @@ if TYPE_CHECKING:
     from dicompiler.partition.operators.window_geometry import onnx_window_attributes, onnxruntime_output_shape
     from dicompiler.verify.calibration_samples import Samples, read_samples
     from dicompiler.verify.comparison import Check, compare_value, graph_inputs, random_inputs
-    from dicompiler.verify.executor import ProgramExecutor, run_model
+    from dicompiler.verify.executor import Execution, ProgramExecutor, SegmentRunner, run_model
     from dicompiler.verify.tolerances import Tolerance, quantized_tolerances
 
 __all__ = [
-    "STAND_IN_DOMAIN", "Check", "ConstantValues", "ModelGraph", "Node", "NodeOrigins", "OpaqueAttribute",
-    "Optimization", "ProgramExecutor", "Samples", "TensorInfo", "Tolerance", "Variable", "Weight", "array_dtype",
-    "captured_names", "check_tensor_size", "compare_value", "copy_without", "dtype_name", "export_node",
-    "graph_inputs", "is_fixed_size", "is_placeholder", "is_random", "names_read", "onnx_window_attributes",
-    "onnxruntime_output_shape", "quantized_tolerances", "random_inputs", "raw_nbytes", "read_output_names",
-    "read_samples", "read_states", "run_model", "to_dense", "unique_name", "write_output_names", "write_states",
+    "STAND_IN_DOMAIN", "Check", "ConstantValues", "Execution", "ModelGraph", "Node", "NodeOrigins",
+    "OpaqueAttribute", "Optimization", "ProgramExecutor", "Samples", "SegmentRunner", "TensorInfo", "Tolerance",
+    "Variable", "Weight", "array_dtype", "captured_names", "check_tensor_size", "compare_value", "copy_without",
+    "dtype_name", "export_node", "graph_inputs", "is_fixed_size", "is_placeholder", "is_random", "names_read",
+    "onnx_window_attributes", "onnxruntime_output_shape", "quantized_tolerances", "random_inputs", "raw_nbytes",
+    "read_output_names", "read_samples", "read_states", "run_model", "to_dense", "unique_name",
+    "write_output_names", "write_states",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers must not see `__getattr__`, because they would then accept unknown names.

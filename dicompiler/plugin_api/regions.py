@@ -11,6 +11,7 @@ from dicompiler.base.lazy_module import lazy_module
 
 if TYPE_CHECKING:
     from dicompiler.ir.layers import TensorKey
+    from dicompiler.ir.plan import FailurePlan
     from dicompiler.ir.regions import (
         bounding_region,
         contains,
@@ -22,7 +23,19 @@ if TYPE_CHECKING:
         volume,
         with_interval,
     )
-    from dicompiler.ir.routing import Box, Routing, ShareTask, Task, TaskId, TaskNode, assembly_leaves
+    from dicompiler.ir.routing import (
+        AssemblyConcat,
+        AssemblyLeaf,
+        Box,
+        OutputDelivery,
+        Routing,
+        ShareTask,
+        StateRetention,
+        Task,
+        TaskId,
+        TaskNode,
+        assembly_leaves,
+    )
     from dicompiler.partition.bounds_inference import (
         align_region,
         cuttable_axes,
@@ -48,12 +61,13 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "AxisLabel", "Box", "Routing", "ShareTask", "Task", "TaskId", "TaskNode", "TensorKey", "align_cuts",
-    "align_region", "assembly_leaves", "bounding_region", "contains", "cuttable_axes", "exit_layer", "full_region",
-    "fused_regions", "grid_tiles", "intersect", "is_empty", "is_read_only_within", "labelled_axis", "lower",
-    "make_share_task", "named_axes", "output_shape", "partition", "read_part", "reduction_length", "region_shape",
-    "remove_annotations", "route_on_platform", "single_device_plan", "split_axis", "split_proportionally",
-    "tile_layer", "volume", "with_interval",
+    "AssemblyConcat", "AssemblyLeaf", "AxisLabel", "Box", "FailurePlan", "OutputDelivery", "Routing", "ShareTask",
+    "StateRetention", "Task", "TaskId", "TaskNode", "TensorKey", "align_cuts", "align_region", "assembly_leaves",
+    "bounding_region", "contains", "cuttable_axes", "exit_layer", "full_region", "fused_regions", "grid_tiles",
+    "intersect", "is_empty", "is_read_only_within", "labelled_axis", "lower", "make_share_task", "named_axes",
+    "output_shape", "partition", "read_part", "reduction_length", "region_shape", "remove_annotations",
+    "route_on_platform", "single_device_plan", "split_axis", "split_proportionally", "tile_layer", "volume",
+    "with_interval",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers must not see `__getattr__`, because they would then accept unknown names.

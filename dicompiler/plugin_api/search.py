@@ -11,6 +11,7 @@ from dicompiler.base.lazy_module import lazy_module
 
 if TYPE_CHECKING:
     from dicompiler.base.objectives import OBJECTIVES, objective_terms
+    from dicompiler.ir.pipeline_state import Decision
     from dicompiler.search.constraints import (
         check_constraints,
         check_measured_memory,
@@ -39,10 +40,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AUTODICE_OBJECTIVES", "DEFAULT_BUDGET_S", "INTERRUPTED_NOTE", "MIN_SPLIT_GAIN", "OBJECTIVES", "BudgetExceeded",
-    "MeasuredMetrics", "ParetoFront", "ParetoPoint", "ProgressCallback", "WorkBudget", "check_constraints",
-    "check_measured_memory", "check_objectives", "check_plan_devices", "describe_missing_memory",
-    "describe_plan_memory", "fits_constraints", "free_memory", "missing_memory", "needed_memory", "objective_bound",
-    "objective_terms", "objective_values", "used_memory",
+    "Decision", "MeasuredMetrics", "ParetoFront", "ParetoPoint", "ProgressCallback", "WorkBudget",
+    "check_constraints", "check_measured_memory", "check_objectives", "check_plan_devices",
+    "describe_missing_memory", "describe_plan_memory", "fits_constraints", "free_memory", "missing_memory",
+    "needed_memory", "objective_bound", "objective_terms", "objective_values", "used_memory",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers must not see `__getattr__`, because they would then accept unknown names.

@@ -1,4 +1,4 @@
-"""Error texts, host names, captured output of processes, memoization and file reading.
+"""Error texts, host names, captured output of processes, memoization, file reading, registry of plugins.
 
 This module is part of the public API for plugin authors. A name is imported when it is first used.
 """
@@ -14,14 +14,18 @@ if TYPE_CHECKING:
     from dicompiler.base.captured_output import CapturedOutput
     from dicompiler.base.errors import check_type, did_you_mean, one_line
     from dicompiler.base.memoize import Memoizing, memoized
+    from dicompiler.base.option_specs import Spec
     from dicompiler.base.process import memory_limit
     from dicompiler.base.schema import load_json, read_text
     from dicompiler.base.units import format_bytes, format_needed_bytes
     from dicompiler.base.version import package_version, parse_release
+    from dicompiler.plugin.entry_points import Plugin
+    from dicompiler.plugin.registry import Registry, RegistryEntry
 
 __all__ = [
-    "CapturedOutput", "Memoizing", "check_type", "did_you_mean", "format_bytes", "format_needed_bytes", "load_json",
-    "memoized", "memory_limit", "one_line", "package_version", "parse_release", "read_text", "resolve_host",
+    "CapturedOutput", "Memoizing", "Plugin", "Registry", "RegistryEntry", "Spec", "check_type", "did_you_mean",
+    "format_bytes", "format_needed_bytes", "load_json", "memoized", "memory_limit", "one_line", "package_version",
+    "parse_release", "read_text", "resolve_host",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers must not see `__getattr__`, because they would then accept unknown names.

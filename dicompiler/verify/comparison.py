@@ -40,12 +40,17 @@ class Check:
 
 @dataclass(frozen=True)
 class Verification:
-    """All checks of one artifact, in the order in which they ran."""
+    """Result of the verification of one artifact.
+
+    Attributes:
+        checks: All checks, in the order in which they ran.
+    """
 
     checks: tuple[Check, ...]
 
     @property
     def passed(self) -> bool:
+        """True if all checks passed."""
         return all(check.passed for check in self.checks)
 
 

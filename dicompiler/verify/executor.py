@@ -37,7 +37,14 @@ class SegmentRunner(Protocol):
     """A segment (ONNX submodel) that is loaded into a runtime such as onnxruntime."""
 
     def run(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """Run the segment on the inputs, and return every output by name."""
+        """Run the segment on the inputs, and return every output by name.
+
+        Args:
+            inputs: Arrays by name of the segment's inputs.
+
+        Returns:
+            Arrays by name of the segment's outputs.
+        """
 
 
 class OrtSession:

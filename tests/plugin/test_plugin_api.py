@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support import public_api
+from support import public_api, public_types
 
 from dicompiler import plugin_api
 
@@ -44,6 +44,19 @@ def test_names_are_complete_and_unique(module: str) -> None:
 def test_name_is_in_one_module() -> None:
     names = [name for module in public_api.PLUGIN_API for name in importlib.import_module(module).__all__]
     assert len(names) == len(set(names))
+
+
+def test_types_in_public_signatures_and_fields_are_public() -> None:
+    hint = "export these types in a topic of plugin_api or in dicompiler, or simplify the signatures"
+    assert not public_types.find_unexported_types(public_api.PUBLIC), hint
+
+
+def test_finds_types_that_are_not_exported() -> None:
+    found = public_types.find_unexported_types(["dicompiler.plugin_api"])
+    assert "dicompiler.plugin_api.Plan.failures" in found["dicompiler.ir.plan.FailurePlan"]
+    assert "dicompiler.plugin_api.registry(return)" in found["dicompiler.plugin.registry.Registry"]
+    assert "dicompiler.plugin_api.Problem.program_metrics(memory)" in found["dicompiler.cost.memory.MemoryUse"]
+    assert "dicompiler.ir.plan.Plan" not in found
 
 
 def test_unknown_name_is_an_error_that_names_it() -> None:
