@@ -6,6 +6,8 @@ from pathlib import Path
 
 import click
 
+from dicompiler.base.errors import UsageError
+from dicompiler.cli.diagnostics import is_quiet
 from dicompiler.cli.options import (
     StreamOptions,
     cost_option,
@@ -66,6 +68,8 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
 
     if stream.log is None:
         refuse_options("only the log of --log needs a cost model", "cost")
+    if options.start_manually and is_quiet():
+        raise UsageError("run: --quiet hides the commands that --start-manually prints: omit --quiet")
     stream.check_paths()
     warn_of_expiry(options.keys)
     expected = stream.predict(directory, cost, options)

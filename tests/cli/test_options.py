@@ -50,6 +50,10 @@ class TestCommandLines:
             ("run a --timeout soon", "run: invalid value for '--timeout': 'soon' is not a number"),
             ("run a --heartbeat nan", "run: the heartbeat must be between 0.05 and 3600 s, not nan"),
             ("run a --start-manually pi09", "run: there is no device 'pi09' (did you mean 'pi02'?)"),
+            (
+                "run a --quiet --start-manually pi02",
+                "run: --quiet hides the commands that --start-manually prints: omit",
+            ),
             ("run a --listen pi01:port", "run: 'pi01:port' is not an address: expected HOST or HOST:PORT"),
             ("run a --keys none", "run: keys: none/coordinator/ca.pem is missing: create keys with 'dicompiler keys'"),
             ("deploy a --hosts no --stop --frames 3 --log x", "--stop runs nothing: remove --frames and --log"),
