@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator
-from functools import partial
+from functools import lru_cache, partial
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -284,6 +284,7 @@ def _check_versions(model: onnx.ModelProto, place: str) -> None:
         )
 
 
+@lru_cache
 def is_accepted_by_ort(ir_version: int, opset: int) -> bool:
     """Return True if the installed onnxruntime accepts models with this IR version and this opset.
 
