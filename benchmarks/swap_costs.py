@@ -5,13 +5,15 @@ device or a link becomes slower.
 
     PYTHONPATH=tests python benchmarks/swap_costs.py                  all figures (root, ten minutes)
     PYTHONPATH=tests python benchmarks/swap_costs.py --figure idle
+    PYTHONPATH=tests python benchmarks/swap_costs.py --figure "slow link" --dilation 3
 
 - **idle**: the additional time of a frame in an adaptive session with nothing to do, for a small network.
 - **crossing**: the seconds of the frames around a swap, as a multiple of those of other frames.
 - **copying**: the time between frames while a swap copies files to the boards, as a multiple of that before.
 - **slow board**, **slow link**: seconds until another plan is in force, and the time between frames then, as a multiple
   of that of the plan that `auto` makes for the slow board or link. Each step of the adaptation is listed with its
-  seconds, and with the processor seconds of all processes of the benchmark.
+  seconds, and with the processor seconds of all processes of the benchmark. With `--dilation N`, boards and links are N
+  times slower, and all times are divided by N, as on a host that is N times faster.
 """
 
 from __future__ import annotations
@@ -53,16 +55,19 @@ INPUT = {"input": np.zeros((1, 3, 224, 224), np.float32)}
 
 def main() -> None:
     """Measure the chosen figures and print them as JSON."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--figure", action="append")
+    parser.add_argument("--dilation", type=float, default=1.0)
+    options = parser.parse_args()
+    dilation = options.dilation
     figures: dict[str, Callable[[Path], Mapping[str, Any]]] = {
         "idle": measure_idle_session,
         "crossing": measure_crossing,
         "copying": measure_copying,
-        "slow board": lambda place: measure_adaptation(place, "pi03=0.4@15s", "replicate", "throughput"),
-        "slow link": lambda place: measure_adaptation(place, "link:pi03=0.333@15s", "modnn", "latency"),
+        "slow board": lambda place: measure_adaptation(place, "pi03=0.4@15s", "replicate", "throughput", dilation),
+        "slow link": lambda place: measure_adaptation(place, "link:pi03=0.333@15s", "modnn", "latency", dilation),
     }
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--figure", choices=figures, action="append")
-    for name in parser.parse_args().figure or figures:
+    for name in options.figure or figures:
         with tempfile.TemporaryDirectory() as place:
             print(json.dumps({name: figures[name](Path(place))}, indent=1), flush=True)
 
@@ -119,13 +124,14 @@ class StepRecorder(logging.Handler):
     def record_frame(self, _times: FrameTimes) -> None:
         self.first_frame_at = self.first_frame_at or time.perf_counter()
 
-    def list_steps(self, trial: SpeedTrial, change_s: float) -> Iterator[str]:
-        """Yield the seconds of each step of the first adaptation."""
-        start = self.first_frame_at - trial.finished_s[0]
+    def list_steps(self, trial: SpeedTrial, change_s: float, dilation: float) -> Iterator[str]:
+        """Yield the seconds of each step of the first adaptation, divided by the dilation."""
+        start = self.first_frame_at / dilation - trial.finished_s[0]
         before_s, before_cpu_s = change_s, math.nan
-        for step, at, cpu_s in self.points[: len(self.STEPS)]:
-            yield f"{step}: {at - start - before_s:.1f} s, {cpu_s - before_cpu_s:.1f} processor seconds"
-            before_s, before_cpu_s = at - start, cpu_s
+        for step, ended_at, cpu_s in self.points[: len(self.STEPS)]:
+            ended_s = ended_at / dilation - start
+            yield f"{step}: {ended_s - before_s:.1f} s, {cpu_s - before_cpu_s:.1f} processor seconds"
+            before_s, before_cpu_s = ended_s, cpu_s
         swap = next((found.swap for found in trial.adaptations if found.swap), None)
         if swap is not None:
             yield f"old frames: {trial.finished_s[swap.first_frame] - before_s:.1f} s"
@@ -236,7 +242,7 @@ def measure_copying(place: Path) -> Mapping[str, Any]:
     }
 
 
-def measure_adaptation(place: Path, text: str, strategy: str, objective: str) -> Mapping[str, Any]:
+def measure_adaptation(place: Path, text: str, strategy: str, objective: str, dilation: float) -> Mapping[str, Any]:
     """Let a board or link become slower in a stream, and compare the time between frames with that of the best plan."""
     change = SpeedChange.parse(text)
     directory = compile_network(place / "net", strategy=strategy, objective=objective)
@@ -247,7 +253,7 @@ def measure_adaptation(place: Path, text: str, strategy: str, objective: str) ->
     # Only the changed link should start a search. One host computes for all boards, so boards may seem slower than
     # predicted; they may therefore deviate by 100 %.
     adapt = AdaptOptions(deviation=1.0) if text.startswith("link:") else AdaptOptions()
-    trial = emulate_speed_changes(directory, [change], adapt, duration_s=45, options=options)
+    trial = emulate_speed_changes(directory, [change], adapt, duration_s=45, options=options, dilation=dilation)
     load = os.getloadavg()[0]
     log.removeHandler(recorder)
     swaps = [found for found in trial.adaptations if found.swap is not None]
@@ -256,11 +262,13 @@ def measure_adaptation(place: Path, text: str, strategy: str, objective: str) ->
     dicompiler.compile(
         networks.build("resnet18", 0), slow_platform, "auto{budget=10}", objective=objective, output=best
     )
-    expected = emulate_speed_changes(best, [replace(change, start_s=0.0)], platform=PLATFORM, duration_s=20)
+    expected = emulate_speed_changes(
+        best, [replace(change, start_s=0.0)], platform=PLATFORM, duration_s=20, dilation=dilation
+    )
     period_s = mean_period([at for at in trial.finished_s if at > 30])
     figures = {
         "searches": len(trial.adaptations),
-        "steps": list(recorder.list_steps(trial, change.start_s)),
+        "steps": list(recorder.list_steps(trial, change.start_s, dilation)),
         "load average": load,
         "ms between frames": round(1000 * period_s, 1),
         "ratio": round(period_s / mean_period([at for at in expected.finished_s if at > 3]), 3),

@@ -105,8 +105,8 @@ def command(
     stream.check_paths()
     warn_of_expiry(options.keys)
     if changes or stream.adapt:
-        if slower is not None or dilation != 1.0 or stream.log is not None:
-            raise UsageError("emulate: --slow and --adapt exclude --slower, --dilation and --log: omit these")
+        if slower is not None or stream.log is not None:
+            raise UsageError("emulate: --slow and --adapt exclude --slower and --log: omit these")
         refuse_options("--slow and --adapt run frames for the seconds of --duration", "frames")
         with progress(f"{directory}: frames for {duration:g} s"):
             trial = emulate_speed_changes(
@@ -118,6 +118,7 @@ def command(
                 duration_s=duration,
                 cost=cost or "",
                 options=options,
+                dilation=dilation,
             )
         show_trial(trial, duration, as_json)
         return

@@ -393,6 +393,7 @@ class AdaptiveSession(SwappableSession):
     def _with_observer(self, directory: Path, options: RunOptions) -> RunOptions:
         """Return an artifact's options, with functions that record the times of its frames."""
         on_event, on_frame = options.on_event, options.on_frame
+        dilation = 1.0 if options.emulation is None else options.emulation.dilation
         down: list[str] = []
 
         def record_event(event: RunEvent) -> None:
@@ -415,7 +416,7 @@ class AdaptiveSession(SwappableSession):
                 return
             if not observation.is_due(times.role, time.monotonic()):
                 return
-            measured = observation.add(times)
+            measured = observation.add(times.divided_by(dilation))
             if measured is not None and time.monotonic() > self._next_search_at and not self._is_adapting:
                 self._is_adapting = True
                 self._measurements.put((observation, measured))

@@ -271,6 +271,27 @@ class FrameTimes:
     received: Mapping[tuple[str, str], ReceivedBytes] = field(default_factory=dict)
     boards: Mapping[str, BoardState] = field(default_factory=dict)
 
+    def divided_by(self, dilation: float) -> FrameTimes:
+        """Return the times on boards, given those of an emulation in which everything is slower.
+
+        Args:
+            dilation: Factor by which the emulation is slower.
+
+        Returns:
+            The divided times.
+        """
+        if dilation == 1:
+            return self
+        return replace(
+            self,
+            frame_s=self.frame_s / dilation,
+            compute_s={name: seconds / dilation for name, seconds in self.compute_s.items()},
+            received={
+                devices: replace(received, timed_s=received.timed_s / dilation)
+                for devices, received in self.received.items()
+            },
+        )
+
 
 @dataclass(frozen=True)
 class Emulation:
@@ -287,6 +308,7 @@ class Emulation:
             the original speed).
         scale_links: Function (host, factor) that limits the links of a host to a multiple of their original rates. The
             host `*` means a medium that all hosts share. None if the network is not emulated.
+        dilation: Factor by which the network and all segments are slower than on the boards.
     """
 
     enter_network: Callable[[str], AbstractContextManager[None]]
@@ -295,6 +317,7 @@ class Emulation:
     min_segments_s: Mapping[str, tuple[float, ...]]
     speeds: Mapping[str, Sequence[tuple[float, float]]] = field(default_factory=dict)
     scale_links: Callable[[str, float], None] | None = None
+    dilation: float = 1.0
 
 
 IN_FLIGHT_PER_DEVICE = 3

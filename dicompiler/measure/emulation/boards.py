@@ -61,6 +61,7 @@ def open_boards(
             {name: network.namespaces[host] for name, host in hosts.items()},
             min_segments_s,
             scale_links=network.scale_links,
+            dilation=dilation,
         )
         with network.enter_host(hosts[first]):
             yield emulation

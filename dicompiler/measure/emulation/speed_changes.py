@@ -37,6 +37,7 @@ def emulate_speed_changes(
     duration_s: float = 60.0,
     cost: str = "",
     options: RunOptions | None = None,
+    dilation: float = 1.0,
 ) -> SpeedTrial:
     """Stream frames on emulated boards and links that change their speed.
 
@@ -52,9 +53,11 @@ def emulate_speed_changes(
         duration_s: Seconds in which frames are sent.
         cost: The cost model that predicts how long boards compute. Default: that of the artifact.
         options: Options of the session. Default: three frames in flight for each device.
+        dilation: Factor of at least 1 by which computing and links are slowed; measured times are divided by it. A
+            search for another plan is not slowed, so it seems faster than it is.
 
     Returns:
-        The times of the frames, and the searches for another plan.
+        The times of the frames, and the searches for another plan. All times are times on the boards.
 
     Raises:
         DicompilerError: This host cannot emulate these boards.
@@ -71,24 +74,27 @@ def emulate_speed_changes(
     assert compilation.reference is not None and compilation.program is not None
     frame = prepare_inputs(compilation.reference, inputs)
     start = time.perf_counter() + START_S
-    speeds = list_speeds(changes, [device.name for device in boards.devices], start)
-    link_changes = sorted(
-        (at, host, speed) for host, found in list_host_speeds(changes, boards, start).items() for at, speed in found
-    )
+    dilated_changes = [
+        replace(change, start_s=dilation * change.start_s, end_s=dilation * change.end_s) for change in changes
+    ]
+    speeds = list_speeds(dilated_changes, [device.name for device in boards.devices], start)
+    host_speeds = list_host_speeds(dilated_changes, boards, start)
+    link_changes = sorted((at, host, speed) for host, found in host_speeds.items() for at, speed in found)
     first = compilation.program.devices[0].device
     finished: list[float] = []
 
     def with_segment_times(artifact: Path, session_options: RunOptions) -> RunOptions:
         emulation = session_options.emulation
         assert emulation is not None
-        return replace(
-            session_options,
-            emulation=replace(emulation, min_segments_s=segment_times(artifact, cost, boards), speeds=speeds),
-        )
+        min_segments_s = {
+            name: tuple(dilation * seconds for seconds in call_times)
+            for name, call_times in segment_times(artifact, cost, boards).items()
+        }
+        return replace(session_options, emulation=replace(emulation, min_segments_s=min_segments_s, speeds=speeds))
 
     with (
         # Each artifact has its own seconds of computing. They are {} here, and `with_segment_times` sets them later.
-        open_boards(boards, {}, first) as emulation,
+        open_boards(boards, {}, first, dilation) as emulation,
         _change_links(emulation, link_changes),
     ):
         session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))
@@ -96,16 +102,18 @@ def emulate_speed_changes(
         if adapt is None:
             session = SwappableSession(Path(directory), session_options, with_segment_times)
         else:
+            adapt = replace(adapt, min_interval_s=dilation * adapt.min_interval_s)
             session = AdaptiveSession(Path(directory), session_options, adapt, with_segment_times)
         with session:
             time.sleep(max(0.0, start - time.perf_counter()))
 
             def frames() -> Any:
-                while time.perf_counter() < start + duration_s:
+                while time.perf_counter() < start + dilation * duration_s:
                     yield frame
 
-            finished.extend(time.perf_counter() - start for _ in session.stream(frames()))
-    return SpeedTrial(tuple(finished), tuple(session.adaptations) if isinstance(session, AdaptiveSession) else ())
+            finished.extend((time.perf_counter() - start) / dilation for _ in session.stream(frames()))
+    adaptations = session.adaptations if isinstance(session, AdaptiveSession) else ()
+    return SpeedTrial(tuple(finished), tuple(replace(found, at_s=found.at_s / dilation) for found in adaptations))
 
 
 @contextlib.contextmanager

@@ -13,6 +13,7 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.cost.speed_changes import SpeedChange
 from dicompiler.ir.platform import Platform
+from dicompiler.measure.adapt import AdaptOptions
 from dicompiler.measure.emulation.speed_changes import emulate_speed_changes
 
 
@@ -35,6 +36,20 @@ def test_board_slows_down_and_recovers(compiled: Path) -> None:
         sum(start < seconds < start + 2 for seconds in trial.finished_s) for start in (0.5, 3.7, 6.9)
     )
     assert during < 0.7 * before and during < 0.7 * after
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_dilation_slows_everything_down_and_divides_the_times(compiled: Path) -> None:
+    """A board at a tenth of its speed is found, and no board seems slow because of the dilation."""
+    changes = [SpeedChange("pi02", 0.1, 3)]
+    trial = emulate_speed_changes(compiled, changes, AdaptOptions(), duration_s=9, dilation=2)
+    before, during = (sum(start < seconds < start + 2 for seconds in trial.finished_s) for start in (0.5, 3.2))
+    normal = emulate_speed_changes(compiled, [], duration_s=4)
+    assert before > 0.7 * sum(0.5 < seconds < 2.5 for seconds in normal.finished_s)
+    assert during < 0.7 * before
+    assert trial.adaptations[0].at_s > 3
+    assert list(trial.adaptations[0].ratios) == ["pi02"]
 
 
 @pytest.mark.slow
@@ -64,5 +79,5 @@ def test_rejects_unknown_devices_and_options_that_exclude_each_other(compiled: P
     assert "slow: there is no device 'pi03' (did you mean 'pi02'?)" in message
     message = failed(2, "emulate", compiled, "--slow", "link:pi03=0.5@3s")
     assert "slow: there is no host 'pi03' (did you mean 'pi02'?)" in message
-    message = failed(2, "emulate", compiled, "--adapt", "--dilation", 2)
-    assert "--slow and --adapt exclude --slower, --dilation and --log" in message
+    message = failed(2, "emulate", compiled, "--adapt", "--slower", 2)
+    assert "--slow and --adapt exclude --slower and --log" in message
