@@ -55,18 +55,21 @@ INPUT = {"input": np.zeros((1, 3, 224, 224), np.float32)}
 
 def main() -> None:
     """Measure the chosen figures and print them as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--figure", action="append")
-    parser.add_argument("--dilation", type=float, default=1.0)
-    options = parser.parse_args()
-    dilation = options.dilation
+    parser = argparse.ArgumentParser(description=__doc__)
     figures: dict[str, Callable[[Path], Mapping[str, Any]]] = {
         "idle": measure_idle_session,
         "crossing": measure_crossing,
         "copying": measure_copying,
-        "slow board": lambda place: measure_adaptation(place, "pi03=0.4@15s", "replicate", "throughput", dilation),
-        "slow link": lambda place: measure_adaptation(place, "link:pi03=0.333@15s", "modnn", "latency", dilation),
+        "slow board": lambda place: measure_adaptation(
+            place, "pi03=0.4@15s", "replicate", "throughput", options.dilation
+        ),
+        "slow link": lambda place: measure_adaptation(
+            place, "link:pi03=0.333@15s", "modnn", "latency", options.dilation
+        ),
     }
+    parser.add_argument("--figure", choices=figures, action="append")
+    parser.add_argument("--dilation", type=float, default=1.0)
+    options = parser.parse_args()
     for name in options.figure or figures:
         with tempfile.TemporaryDirectory() as place:
             print(json.dumps({name: figures[name](Path(place))}, indent=1), flush=True)
