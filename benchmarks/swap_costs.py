@@ -270,7 +270,7 @@ def measure_adaptation(place: Path, text: str, strategy: str, objective: str, di
     )
     period_s = mean_period([at for at in trial.finished_s if at > 30])
     figures = {
-        "searches": len(trial.adaptations),
+        "searches": [f"{found.at_s:.1f} s: {found.message}" for found in trial.adaptations],
         "steps": list(recorder.list_steps(trial, change.start_s, dilation)),
         "load average": load,
         "ms between frames": round(1000 * period_s, 1),
