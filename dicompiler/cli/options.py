@@ -195,8 +195,8 @@ engine_options = combine(
         "--engine",
         metavar="NAME",
         shell_complete=complete_names("engines"),
-        help="Compute with this engine: onnxruntime, ncnn (see 'dicompiler list engines'), or auto (the fastest engine "
-        "of each device). Default: the engines in the plan or the platform, otherwise onnxruntime.",
+        help="Compute with this engine: onnxruntime, ncnn, mnn (see 'dicompiler list engines'), or auto (the fastest "
+        "engine of each device). Default: the engines in the plan or the platform, otherwise onnxruntime.",
     ),
     click.option(
         "--precision",

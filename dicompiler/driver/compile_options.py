@@ -70,7 +70,7 @@ class CompileOptions:
         strategy: The strategy that makes the plan. Default: "auto".
         plan: A plan to use instead of a strategy, as a file or a Plan.
         target: The target that writes the programs.
-        engine: The engine that computes on devices with CPU cores: "onnxruntime", "ncnn", another one from a plugin, or
+        engine: The engine that computes on devices with CPU cores: "onnxruntime", "ncnn", "mnn", one from a plugin, or
             "auto" (the fastest one of each device). Default: the engines in the plan or the platform.
         precision: The precision of engines other than onnxruntime, which always computes in the types of the model:
             "fp32", "fp16" or "bf16". Default: the precisions in the plan or the platform, otherwise "fp32".

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import itertools
 import json
 import os
@@ -187,7 +188,7 @@ def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
                 _measurement_entry(task, merge_passes(times[task["file"]])) for task in layer["measurements"]
             ]
             profile["layers"].append({**layer, "measurements": measurements})
-    profile["engines"] = [engine.profile_entry(tasks) for engine in engines.values()]
+    profile["engines"] = [engine.profile_entry(tasks) for engine in engines.values() if engine.times]
     costs, reasons = measure_runtimes(tasks["runtimes"])
     unmeasured = [{"target": target, "reason": reason} for target, reason in reasons.items()]
     return profile | fastest_network_pass(network_passes) | {"runtime_costs": costs, "unmeasured_runtimes": unmeasured}
@@ -411,8 +412,9 @@ def find_network_class(engine: dict[str, Any]) -> Any:
         engine: The engine's entry in tasks.json.
     """
     try:
-        for package in engine["packages"]:
-            importlib.import_module(package)
+        # The packages are not imported, because MNN then prints to stdout. The engine's own module prevents this.
+        if any(importlib.util.find_spec(package) is None for package in engine["packages"]):
+            return None
         return importlib.import_module(f"dicompiler_engine_{engine['name']}").EngineNetwork
     except ImportError:
         return None

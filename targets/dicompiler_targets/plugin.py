@@ -24,7 +24,8 @@ def dicompiler_targets() -> Iterable[type[Target]]:
 
 @hookimpl
 def dicompiler_engines() -> Iterable[type[Engine]]:
+    from dicompiler_targets.engines.mnn import MnnEngine
     from dicompiler_targets.engines.ncnn import NcnnEngine
     from dicompiler_targets.engines.onnxruntime import OnnxruntimeEngine
 
-    return [OnnxruntimeEngine, NcnnEngine]
+    return [OnnxruntimeEngine, NcnnEngine, MnnEngine]

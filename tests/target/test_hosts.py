@@ -146,6 +146,7 @@ def test_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 
 
 def test_versions_that_boards_need_are_those_of_this_project() -> None:
+    from dicompiler_targets.engines.mnn import MnnEngine
     from dicompiler_targets.engines.ncnn import NcnnEngine
     from dicompiler_targets.engines.onnxruntime import OnnxruntimeEngine
     from dicompiler_targets.sockets.artifact import RUNTIME_PACKAGES
@@ -153,9 +154,11 @@ def test_versions_that_boards_need_are_those_of_this_project() -> None:
 
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     stated = {"Python": project["requires-python"].removeprefix(">=")}
-    entries = (*project["dependencies"], *project["optional-dependencies"]["ncnn"])
+    extras = project["optional-dependencies"]
+    entries = (*project["dependencies"], *extras["ncnn"], *extras["mnn"])
     stated |= dict(entry.split(">=") for entry in entries)
-    engines = {package.name: package.min_version for e in (NcnnEngine, OnnxruntimeEngine) for package in e.packages}
+    classes = (MnnEngine, NcnnEngine, OnnxruntimeEngine)
+    engines = {package.name: package.min_version for engine in classes for package in engine.packages}
     needed = {"Python": MIN_PYTHON, **RUNTIME_PACKAGES}
     assert engines["onnxruntime"] == needed["onnxruntime"]
     needed |= engines

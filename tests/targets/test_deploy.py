@@ -426,13 +426,16 @@ def test_compares_onnxruntime_with_the_needs_of_the_model(
     assert not any(device_directory(boards, name, net).exists() for name in NAMES)
 
 
-def test_names_board_without_the_engine(boards: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    net = tmp_path / "in_ncnn"
-    dicompiler.compile(networks.build("lenet"), "rpi4x2", "modnn", engine="ncnn", output=net)
-    script = 'shift; exec $PYTHON -c "import sys; sys.modules[\'ncnn\'] = None; exec(sys.stdin.read())" "$@"'
+@pytest.mark.parametrize(("engine", "package"), [("ncnn", "ncnn"), ("mnn", "MNN")])
+def test_names_board_without_the_engine(
+    engine: str, package: str, boards: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    net = tmp_path / "net"
+    dicompiler.compile(networks.build("lenet"), "rpi4x2", "modnn", engine=engine, output=net)
+    script = f'shift; exec $PYTHON -c "import sys; sys.modules[\'{package}\'] = None; exec(sys.stdin.read())" "$@"'
     own = write_python_wrapper(tmp_path / "own", script)
     line = error_line(deploy_command(boards, net, "root@10.77.0.2", f'root@10.77.0.2"\npython = "{own}'), capfd)
-    expected = r"its Python has no ncnn \(.*\): run '.* install numpy onnxruntime ncnn' there"
+    expected = rf"its Python has no {package} \(.*\): run '.* install numpy onnxruntime {package}' there"
     assert re.match(rf"device 'pi01' on root@10\.77\.0\.2: {expected}", line)
     assert not any(device_directory(boards, name, net).exists() for name in NAMES)
 

@@ -200,7 +200,8 @@ def test_digest_includes_weights(tmp_path: Path) -> None:
 
 def test_runtime_imports_only_numpy_and_engines() -> None:
     for path in RUNTIME.glob("*.py"):
-        allowed = {*sys.stdlib_module_names, "numpy", "onnxruntime", *(["ncnn"] if path.stem == "engine_ncnn" else [])}
+        engine = {"engine_ncnn": ["ncnn"], "engine_mnn": ["MNN"]}.get(path.stem, [])
+        allowed = {*sys.stdlib_module_names, "numpy", "onnxruntime", *engine}
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Import):
                 assert {alias.name.split(".")[0] for alias in node.names} <= allowed, path

@@ -106,10 +106,16 @@ def find_files(target, expected):
         if os.path.getsize(path) >= MIN_PIECED_BYTES]
     return {"path": target, "stamp": read(target, STAMP), "intact": intact,
         "elsewhere": find_elsewhere(missing, lasting), "old_files": old_files}
+def find_version(name):
+    module = __import__(name)
+    if not hasattr(module, "__version__"):
+        from importlib.metadata import version
+        return version(name)
+    return module.__version__
 versions, errors = {"Python": ".".join(map(str, sys.version_info[:3]))}, {}
 for name in PACKAGES:
     try:
-        versions[name] = __import__(name).__version__
+        versions[name] = find_version(name)
     except Exception as error:
         errors[name] = str(error)
 def field(number, content):

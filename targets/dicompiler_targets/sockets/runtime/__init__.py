@@ -13,7 +13,7 @@ A frame (one inference request) passes through these modules:
    `protocol` describes and checks.
 3. `device` puts announced frames and received tensors into the mailbox.
 4. `executor` takes them out and runs the steps of the frame: segments (ONNX submodels) and sends. `segments` calls
-   onnxruntime or another engine (`engine_ncnn`).
+   onnxruntime or another engine (`engine_ncnn`, `engine_mnn`).
 5. `device` queues the computed transfers and outputs in a channel, and the event loop sends them.
 
 `daemon` replaces `__main__` in a resident device. `protocol.RoleSchedule` selects the plan of each frame. `value_codec`

@@ -121,7 +121,9 @@ def check_packages(packages: Iterable[Mapping[str, str]]) -> None:
         name, oldest = package["name"], package["min_version"]
         try:
             found = metadata.version(name)
-            importlib.import_module(name)
+            # The package is not imported, because MNN then prints to stdout. The engine's own module prevents this.
+            if importlib.util.find_spec(name) is None:
+                raise ImportError(f"No module named {name!r}")
         except ImportError as error:
             raise ValueError(f"the package {name} is not installed ({error}): run 'pip install {name}'") from error
         if _parse_release(found) < _parse_release(oldest):
