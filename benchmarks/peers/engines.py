@@ -38,7 +38,7 @@ NETWORKS = ("squeezenet", "mobilenet_v2", "alexnet", "resnet18", "resnet50", "yo
 PAUSE_S = 0.05
 """Seconds of pause before an engine is measured, so that the threads of the previous engine no longer busy-wait."""
 WARM_UP_FRAMES = 3
-OWN_ENGINES = ("onnxruntime", "ncnn")
+OWN_ENGINES = ("onnxruntime", "ncnn", "mnn")
 
 Frame = Callable[[], object]
 """A function that computes one frame with an engine."""

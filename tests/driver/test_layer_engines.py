@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -60,14 +60,34 @@ def profile_with_ncnn(directory: Path, network: str, factor: Factor, unit_s: flo
 
     ncnn does not compute a layer if its factor is None. All times are multiplied by `unit_s`.
     """
+    return profile_with_engines(directory, network, {"ncnn": factor}, unit_s)
+
+
+def profile_with_engines(directory: Path, network: str, factors: Mapping[str, Factor], unit_s: float = 1.0) -> str:
+    """Write a profile as `profile_with_ncnn` does, with the times of several engines."""
     layers = prepare(Model.load(networks.build(network, 0)), state="none").layers
     assert layers is not None
     content: dict[str, Any] = document(layers)
     for entry in content["layers"]:
         for piece in entry["measurements"]:
             piece.update({key: unit_s * piece[key] for key in ("median_s", "min_s", "max_s")})
-    factors = {layer_signature(layers, layer): factor(layers, layer) for layer in layers.layers}
-    measured = [
+    engines = [
+        {
+            "name": name,
+            "versions": {name: "1.0"},
+            "call_s": 0.0,
+            "whole_model_s": None,
+            "layers": _scaled_layers(
+                content, {layer_signature(layers, layer): factor(layers, layer) for layer in layers.layers}
+            ),
+        }
+        for name, factor in factors.items()
+    ]
+    return f"profile{{file={written(directory, content | {'engines': engines})} others=true}}"
+
+
+def _scaled_layers(content: dict[str, Any], factors: Mapping[str, float | None]) -> list[dict[str, Any]]:
+    return [
         {
             "signature": entry["signature"],
             "measurements": [
@@ -78,8 +98,6 @@ def profile_with_ncnn(directory: Path, network: str, factor: Factor, unit_s: flo
         for entry in content["layers"]
         if (value := factors[entry["signature"]]) is not None
     ]
-    engine = {"name": "ncnn", "versions": {"ncnn": "1.0"}, "call_s": 0.0, "whole_model_s": None, "layers": measured}
-    return f"profile{{file={written(directory, content | {'engines': [engine]})} others=true}}"
 
 
 def fast_if_winograd(layers: LayerGraph, layer: Layer) -> float | None:
@@ -159,6 +177,22 @@ def test_engine_of_the_device_is_kept_if_switches_do_not_pay(
     assert result.plan.engines in engines
     by_device = [compile_network("lenet", cost, engine=engine).metrics for engine in ("onnxruntime", "ncnn")]
     assert result.metrics in by_device
+
+
+@pytest.mark.parametrize(
+    ("ncnn", "mnn", "target", "chosen"),
+    [
+        (0.5, 0.4, "sockets", "mnn"),
+        (0.4, 0.5, "sockets", "ncnn"),
+        (0.5, 0.4, "mpi", "ncnn"),  # Target mpi cannot use MNN.
+        (1.2, 1.1, "sockets", None),
+    ],
+)
+def test_fastest_of_several_engines_is_chosen(
+    ncnn: float, mnn: float, target: str, chosen: str | None, tmp_path: Path
+) -> None:
+    cost = profile_with_engines(tmp_path, "lenet", {"ncnn": lambda *_: ncnn, "mnn": lambda *_: mnn})
+    assert compile_network("lenet", cost, target=target).plan.engines == ({} if chosen is None else {"pi01": chosen})
 
 
 def test_layers_without_measurements_stay_with_onnxruntime(tmp_path: Path) -> None:

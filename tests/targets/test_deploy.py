@@ -430,7 +430,7 @@ def test_compares_onnxruntime_with_the_needs_of_the_model(
 def test_names_board_without_the_engine(
     engine: str, package: str, boards: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    net = tmp_path / "net"
+    net = tmp_path / f"in_{engine}"
     dicompiler.compile(networks.build("lenet"), "rpi4x2", "modnn", engine=engine, output=net)
     script = f'shift; exec $PYTHON -c "import sys; sys.modules[\'{package}\'] = None; exec(sys.stdin.read())" "$@"'
     own = write_python_wrapper(tmp_path / "own", script)
@@ -438,6 +438,7 @@ def test_names_board_without_the_engine(
     expected = rf"its Python has no {package} \(.*\): run '.* install numpy onnxruntime {package}' there"
     assert re.match(rf"device 'pi01' on root@10\.77\.0\.2: {expected}", line)
     assert not any(device_directory(boards, name, net).exists() for name in NAMES)
+    assert main(deploy_command(boards, net, "root", "root")) == 0
 
 
 def test_full_disk_leaves_no_files(boards: Cluster, net: Path, small: Path, capfd: pytest.CaptureFixture[str]) -> None:

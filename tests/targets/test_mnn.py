@@ -22,6 +22,7 @@ from dicompiler import networks
 from dicompiler.base.errors import UsageError
 from dicompiler.base.schema import load_json
 from dicompiler.cost.memory import program_memory
+from dicompiler.cost.profile import load_profile
 from dicompiler.driver.artifact import run, verify
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import load_plan
@@ -435,6 +436,18 @@ def test_target_mpi_refuses_mnn_and_names_ncnn(tmp_path: Path) -> None:
         dicompiler.compile(
             networks.build("lenet", 0), "rpi4x2", "single", target="mpi", engine="mnn", output=tmp_path / "a"
         )
+
+
+@pytest.mark.slow
+def test_profile_measures_mnn_without_prints(tmp_path: Path) -> None:
+    onnx.save(networks.build("lenet", 0), tmp_path / "lenet.onnx")
+    options = ["--tiles", "1", "--repeat", "1", "--threads", "1", "--target", "none", "--json"]
+    command = [sys.executable, "-m", "dicompiler", "profile", "lenet.onnx", "-o", "lenet.json", *options]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True)
+    assert json.loads(done.stdout) and "device supports" not in done.stderr
+    profile = load_profile(tmp_path / "lenet.json")
+    measured = profile.engines["mnn"]
+    assert measured.layers.keys() == profile.layers.keys() and measured.whole_model_s
 
 
 @pytest.mark.slow
