@@ -302,6 +302,19 @@ def test_finds_networks_that_compute_something_else() -> None:
     assert difference == float("inf") and reason.startswith("MNN cannot load network: ")
 
 
+def test_accurate_computation_has_small_rounding_errors(tmp_path: Path) -> None:
+    model = parsed("y = Conv <pads = [1, 1, 1, 1]> (x, w)", "1, 64, 28, 28", w=floats(64, 64, 3, 3))
+    inputs = {"x": floats(1, 64, 28, 28, seed=1)}
+    accurate = MnnEngine(accurate=True)
+    differences = [
+        measure_difference(engine, Model(model), engine.convert(model, {}), inputs)[0] for engine in (MNN, accurate)
+    ]
+    assert differences[1] < EXACT < differences[0] < TOLERANCE
+    directory = compile_network(tmp_path / "a", engine="mnn{accurate=true}")
+    assert all(engines(directory)) and verify(directory).passed
+    assert load_plan(directory / "plan.json").engines["pi01"] == "mnn{accurate=true}"
+
+
 def test_network_without_weights_has_only_operators() -> None:
     """`profile` writes only the network and the length of the weights."""
     name, size = "w", (32, 8, 3, 3)
@@ -359,7 +372,7 @@ def test_tiles_are_computed_by_mnn_and_verified(tmp_path: Path) -> None:
     assert [SocketsArtifact.load(directory).required_packages(f"pi0{i}")["MNN"] for i in (1, 2)] == [(3, 6), (3, 6)]
     assert load_plan(directory / "plan.json").engines == {"pi01": "mnn", "pi02": "mnn"}
     verified = verify(directory)
-    assert verified.passed and "allowed: 2e-03" in str(verified.checks)
+    assert verified.passed and "allowed: 5e-03" in str(verified.checks)
 
 
 def test_frames_differ_from_those_of_onnxruntime_only_by_rounding(tmp_path: Path) -> None:

@@ -19,6 +19,11 @@ STDOUT = 1
 SESSION_OPTIONS = {"backend": "CPU", "precision": "high"}
 """Options of MNN's sessions. With another precision than "high", MNN may compute in fp16 or bf16."""
 
+ACCURATE_MARK = b"\naccurate\n"
+"""End of the file of a network that is computed more accurately. MNN ignores bytes after the network."""
+WINOGRAD_MEMORY_LEVEL, SMALL_TILES = 3, 1
+"""Number of a hint for MNN's sessions, and its value for which Winograd's algorithm computes tiles of 2×2 values."""
+
 
 class MnnNetwork:
     """A network that MNN has loaded. Its inputs have the names in0, in1, …, and its outputs out0, out1, …."""
@@ -36,6 +41,8 @@ class MnnNetwork:
             try:
                 self._interpreter = MNN.Interpreter(str(network))
                 self._interpreter.setExternalFile(str(weights))
+                if network.read_bytes().endswith(ACCURATE_MARK):
+                    self._interpreter.setSessionHint(WINOGRAD_MEMORY_LEVEL, SMALL_TILES)
                 self._session = self._interpreter.createSession({**SESSION_OPTIONS, "numThread": threads})
                 inputs = self._interpreter.getSessionInputAll(self._session)
                 outputs = self._interpreter.getSessionOutputAll(self._session)
