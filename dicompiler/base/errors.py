@@ -114,10 +114,16 @@ def _common_prefix_length(first: str, second: str) -> int:
     return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False)))
 
 
-def _common_ends_length(first: str, second: str) -> int:
-    """Return how many letters two names have in common at their beginning and, after that, at their end."""
-    start = _common_prefix_length(first, second)
-    return start + _common_prefix_length(first[start:][::-1], second[start:][::-1])
+def _similarity(name: str, known_name: str) -> tuple[int, float, int]:
+    """Return a key for comparisons that is larger for more similar names.
+
+    It contains the number of common letters at both ends, the share of common letters, and the length of the common
+    beginning. "--strategy" is therefore more similar to "--strategies" than to "--state", "pi02" to "pi2" than to
+    "pi01", and "rpi44" to "rpi4x44" than to "rpi5x44".
+    """
+    start = _common_prefix_length(name, known_name)
+    end = _common_prefix_length(name[start:][::-1], known_name[start:][::-1])
+    return start + end, difflib.SequenceMatcher(None, known_name, name).ratio(), start
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
@@ -137,9 +143,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     longer = [known_name for known_name in by_lower_case if len(name) > 2 and known_name.startswith(name.lower())]
     close = [min(longer, key=len)] if longer else difflib.get_close_matches(name.lower(), by_lower_case, 3, 0.6)
     if close:
-        # Of the names with similar letters, "--strategy" means "--strategies" rather than "--state", and "pi02" means
-        # "pi2" rather than "pi01": both have three letters in common with it, and "pi2" is more similar.
-        closest = max(close, key=lambda known_name: _common_ends_length(name.lower(), known_name))
+        closest = max(close, key=lambda known_name: _similarity(name.lower(), known_name))
         return f" (did you mean {by_lower_case[closest]!r}?)"
     if not names:
         return " (there are none)"

@@ -36,6 +36,7 @@ def test_suggests_a_near_name_or_lists_all_names(known: list[str], expected: str
         ("--strategy", ["--state", "--strategies"], "--strategies"),
         ("pi02", ["pi01", "pi2"], "pi2"),
         ("pi2", ["pi01", "pi02"], "pi02"),
+        ("rpi44", ["rpi5x44", "rpi4x44"], "rpi4x44"),
     ],
 )
 def test_suggests_the_most_similar_name(name: str, known: list[str], expected: str) -> None:
