@@ -52,19 +52,23 @@ def open_boards(
         first: Name of the device on whose network the calling thread is.
         dilation: Factor by which everything runs slower than on the boards.
     """
-    min_segments_s = {name: tuple(dilation * value for value in call_times) for name, call_times in segments_s.items()}
     with emulate_network(dilate_network(platform, dilation)) as network:
         hosts = platform.host_of
         emulation = Emulation(
             lambda device: network.enter_host(hosts[device]),
             {name: network.addresses[host] for name, host in hosts.items()},
             {name: network.namespaces[host] for name, host in hosts.items()},
-            min_segments_s,
+            scale_seconds(segments_s, dilation),
             scale_links=network.scale_links,
             dilation=dilation,
         )
         with network.enter_host(hosts[first]):
             yield emulation
+
+
+def scale_seconds(segments_s: Mapping[str, tuple[float, ...]], factor: float) -> dict[str, tuple[float, ...]]:
+    """Return the seconds of segments (ONNX submodels), by device name, multiplied by a factor."""
+    return {name: tuple(factor * seconds for seconds in call_times) for name, call_times in segments_s.items()}
 
 
 def dilate_network(platform: Platform, factor: float) -> Platform:

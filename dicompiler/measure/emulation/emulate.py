@@ -39,7 +39,7 @@ from dicompiler.driver.prepare import resolve_platform
 from dicompiler.driver.run_log import frames_in_flight
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.measure.emulation.boards import measure_runtime_costs, open_boards, options_on_boards
+from dicompiler.measure.emulation.boards import measure_runtime_costs, open_boards, options_on_boards, scale_seconds
 from dicompiler.measure.profile_package import empty_model
 from dicompiler.search.problem import plan_workload
 from dicompiler.target.run_records import RunOptions, RunResult, SegmentCall
@@ -257,7 +257,7 @@ def emulate(
     on_boards = plan_workload(boards.board_problem, boards.plan)[1]
     if slower is not None and not cost:
         on_boards = with_segment_seconds(on_boards, board_s)
-    host_s = _scale_seconds(host_s, 1 / dilation)
+    host_s = scale_seconds(host_s, 1 / dilation)
     _check_speed(host_s, board_s, predicted.frame_s, boards.replica_count)
 
     result = boards.run(Path(directory), inputs, board_s)
@@ -386,10 +386,6 @@ def with_failure_segments(board_s: SegmentSeconds, program: Program) -> SegmentS
         count = sum(len(role.devices[i].segments) for role in failure_roles)
         times[name] = (*seconds, *count * (0.0,))
     return times
-
-
-def _scale_seconds(times: SegmentSeconds, factor: float) -> SegmentSeconds:
-    return {name: tuple(factor * value for value in seconds) for name, seconds in times.items()}
 
 
 def board_segment_seconds(host_s: SegmentSeconds, platform: Platform, slower: float) -> SegmentSeconds:

@@ -18,7 +18,7 @@ from dicompiler.driver.prepare import resolve_platform
 from dicompiler.driver.swap import SwappableSession
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, SpeedTrial
-from dicompiler.measure.emulation.boards import open_boards, options_on_boards
+from dicompiler.measure.emulation.boards import open_boards, options_on_boards, scale_seconds
 from dicompiler.measure.emulation.emulate import with_failure_segments
 from dicompiler.search.problem import plan_workload
 from dicompiler.target.run_records import Emulation, RunOptions
@@ -86,10 +86,7 @@ def emulate_speed_changes(
     def with_segment_times(artifact: Path, session_options: RunOptions) -> RunOptions:
         emulation = session_options.emulation
         assert emulation is not None
-        min_segments_s = {
-            name: tuple(dilation * seconds for seconds in call_times)
-            for name, call_times in segment_times(artifact, cost, boards).items()
-        }
+        min_segments_s = scale_seconds(segment_times(artifact, cost, boards), dilation)
         return replace(session_options, emulation=replace(emulation, min_segments_s=min_segments_s, speeds=speeds))
 
     with (
