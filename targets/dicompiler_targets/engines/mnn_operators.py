@@ -12,12 +12,12 @@ from typing import Any
 
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper
 
 from dicompiler.plugin_api.artifacts import UnsupportedByEngine
 from dicompiler.plugin_api.onnx import Weight, is_placeholder
+from dicompiler_targets.engines.static_shapes import infer_values, static_shapes
 
-Shape = tuple[int, ...]
 MAX_AXES = 6
 """Largest number of axes of a tensor."""
 
@@ -35,14 +35,9 @@ class SubmodelFacts:
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
         self.model, self.weights = model, weights
         self.opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
-        self.shapes: dict[str, Shape] = {}
-        self.types: dict[str, int] = {}
-        graph = shape_inference.infer_shapes(model, data_prop=True).graph
-        for value in (*graph.input, *graph.value_info, *graph.output):
-            dims = value.type.tensor_type.shape.dim
-            self.types[value.name] = value.type.tensor_type.elem_type
-            if value.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
-                self.shapes[value.name] = tuple(dim.dim_value for dim in dims)
+        values = infer_values(model)
+        self.shapes = static_shapes(values)
+        self.types: dict[str, int] = {value.name: value.type.tensor_type.elem_type for value in values}
         self._initializers = {tensor.name: tensor for tensor in model.graph.initializer}
         for tensor in model.graph.initializer:
             self.types[tensor.name], self.shapes[tensor.name] = tensor.data_type, tuple(tensor.dims)

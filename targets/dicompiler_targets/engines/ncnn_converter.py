@@ -18,10 +18,11 @@ from typing import Any
 import numpy as np
 import onnx
 from numpy.typing import NDArray
-from onnx import helper, numpy_helper, shape_inference
+from onnx import helper, numpy_helper
 
 from dicompiler.plugin_api.artifacts import EngineFiles, UnsupportedByEngine
 from dicompiler.plugin_api.onnx import Weight, is_placeholder
+from dicompiler_targets.engines.static_shapes import Shape, infer_values, static_shapes
 
 FLOAT32_MARK = bytes(4)
 """Bytes in the .bin file before the kernel of a convolution or inner product, which mean that it is in float32."""
@@ -43,7 +44,6 @@ They are used for a scalar first operand, because ncnn's scalar is always the se
 """
 
 Parameter = int | float | Sequence[int] | Sequence[float]
-Shape = tuple[int, ...]
 Array = NDArray[np.float32]
 
 
@@ -97,7 +97,7 @@ class _Converter:
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
         self.graph = model.graph
         self.constants = {tensor.name: _read_constant(tensor, weights) for tensor in model.graph.initializer}
-        self.shapes = _infer_shapes(model) | {name: array.shape for name, array in self.constants.items()}
+        self.shapes = static_shapes(infer_values(model)) | {name: array.shape for name, array in self.constants.items()}
         self.readers = Counter(name for node in model.graph.node for name in node.input if name)
         self.readers.update(value.name for value in model.graph.output)
         self.layers: list[_NcnnLayer] = []
@@ -231,16 +231,6 @@ def _read_constant(tensor: onnx.TensorProto, weights: Mapping[str, Weight]) -> N
     if tensor.data_type != onnx.TensorProto.FLOAT:
         return weight.array()
     return np.frombuffer(weight.data, np.float32).reshape(weight.shape)
-
-
-def _infer_shapes(model: onnx.ModelProto) -> dict[str, Shape]:
-    graph = shape_inference.infer_shapes(model, data_prop=True).graph
-    shapes = {}
-    for value in (*graph.input, *graph.value_info, *graph.output):
-        dims = value.type.tensor_type.shape.dim
-        if value.type.tensor_type.HasField("shape") and all(dim.HasField("dim_value") for dim in dims):
-            shapes[value.name] = tuple(dim.dim_value for dim in dims)
-    return shapes
 
 
 def _attributes(node: onnx.NodeProto) -> dict[str, Any]:
