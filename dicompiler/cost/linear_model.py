@@ -68,8 +68,10 @@ class LinearModel(ProfileBasedModel):
     def __post_init__(self) -> None:
         if bool(self.file) == bool(self.coefficients):
             raise ValueError("give either file=PROFILE.json or coefficients=KIND:A:B:C,…")
-        if self.rate and (self.file or not parse_quantity(self.rate, COMPUTE_RATE, "option 'rate' of 'linear'")):
-            raise ValueError("rate: give a rate above 0, together with coefficients=KIND:A:B:C,…")
+        if self.rate and self.file:
+            raise ValueError("rate is only used together with coefficients=KIND:A:B:C,…: remove it")
+        if self.rate and not parse_quantity(self.rate, COMPUTE_RATE, "option 'rate' of 'linear'"):
+            raise ValueError(f"rate is {self.rate}: give a rate above 0")
         for text in self.coefficients:
             _parse_coefficients(text)
 

@@ -107,9 +107,10 @@ class Workload:
     """The work of one frame on every device.
 
     Attributes:
-        devices: Work of each device.
+        devices: Work of each device that the plan or one of its replicas uses.
         messages: Messages, in the order of the program's transfers.
-        other_replicas: Workloads of the other replicas (the same plan on other devices). Each lists the same devices.
+        other_replicas: Workloads of the other replicas (copies of the plan on other devices). Their `devices` are for
+            the same devices as those of this workload, also if a device has no work.
         task_seconds: Seconds of each task (one device's share of a layer); empty if the workload was written by hand.
         input_output_s: Seconds to bring the inputs to their devices and the outputs to the caller. A frame's latency
             excludes them.

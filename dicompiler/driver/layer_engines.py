@@ -159,7 +159,10 @@ def _simulate_objective(compilation: PipelineState, problem: Problem, engines: M
 
 
 def _choose_by_layer(compilation: PipelineState, problem: Problem, precision: str | None) -> dict[str, str]:
-    """Return the engines of those devices that are predicted to be faster with another choice than with their own."""
+    """Return, by device name, the new engine of each device that is predicted to be faster with it.
+
+    The new engine may compute only some of the device's layers; onnxruntime computes the others.
+    """
     assert compilation.plan is not None
     used = [device for device in list_cpu_devices(problem.platform) if device.name in compilation.plan.devices]
     choices = [

@@ -523,7 +523,8 @@ def connect_swappable(
         in_flight: Maximum number of frames in flight. Default: `options.in_flight`.
         on_event: Function that is called with each failure, takeover and return, in the thread that uses the session.
             It is also called after each swap, in the thread that has called `swap`.
-        follow: True to swap when `directory`, which is then a symbolic link, points to another artifact.
+        follow: True to swap to another artifact when `directory` points to it. `directory` must then be a symbolic
+            link.
 
     Returns:
         The session. Use it as a context manager, or close it.

@@ -126,10 +126,10 @@ class Plan:
 
     @property
     def roles(self) -> tuple[Plan, ...]:
-        """Plan of each role (one way in which the devices can compute a frame), without replicas and failure plans.
+        """Plan of each role (one way in which the devices can compute a frame).
 
         The order is: the replicas (copies on other devices) of this plan, or else the plan itself; then the failure
-        plans.
+        plans. The returned plans themselves have no replicas and no failure plans.
         """
         plans = (self, *(failure.plan for failure in self.failures))
         return tuple(role_plan for plan in plans for role_plan in plan.replica_roles)

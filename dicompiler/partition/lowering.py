@@ -53,7 +53,7 @@ def partition(state: PipelineState, quiet: bool = False, check_narrowing: bool =
 
 
 def _partition_whole_model(state: PipelineState, quiet: bool = True, check_narrowing: bool = True) -> PipelineState:
-    """Partition a model that is known not to be split yet, because it was prepared for a strategy."""
+    """Do the same as `partition`, but do not check whether the model is already split."""
     layers, platform = state.layers, state.platform
     assert layers is not None
     plan = state.plan or single_device_plan(layers, "d0")

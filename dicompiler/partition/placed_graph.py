@@ -396,7 +396,8 @@ class PlacedGraphBuilder:
             result = PlacedTensor(self.unique_tensor_name(f"{output.name}?"), indices.region, dtype)
             return self.add_node(op, names, result, place, node).name
 
-        # In the exact check of `verify`, small integers replace the indices, so they wrap around at the table's end.
+        # In the exact check of `verify`, small integers replace the indices. They can be beyond the table's end, so
+        # they are taken modulo the number of rows.
         is_exact_check = self.facts.nodes[node].domain.startswith(STAND_IN_DOMAIN)
         raw, boolean = indices.name, onnx.TensorProto.BOOL
         if is_exact_check:

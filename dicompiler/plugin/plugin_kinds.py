@@ -95,23 +95,23 @@ def check_rule_fields(rule: Any) -> None:
     for field in fields(rule):
         value = getattr(rule, field.name)
         if isinstance(field.default, str | bool | int) and type(value) is not type(field.default):
-            raise TypeError(f"its {field.name} is {value!r}: give a value of type {type(field.default).__name__}")
+            raise TypeError(f"{field.name} is {value!r}: give a value of type {type(field.default).__name__}")
         if field.default is None and value is not None and not callable(value):
-            raise TypeError(f"its {field.name} is {value!r}: give a function or None")
+            raise TypeError(f"{field.name} is {value!r}: give a function or None")
     if rule.merge_operator not in MERGE_OPERATORS:
-        raise ValueError(f"its merge_operator is {rule.merge_operator!r}: expected {' or '.join(MERGE_OPERATORS)}")
+        raise ValueError(f"merge_operator is {rule.merge_operator!r}: expected {' or '.join(MERGE_OPERATORS)}")
     bodies = sorted(BODIES)
     if rule.stand_in and rule.stand_in not in bodies and not onnx.defs.has(rule.stand_in):
         known = f"an operator of ONNX or one of {', '.join(bodies)}"
-        raise ValueError(f"its stand_in is {rule.stand_in!r}{did_you_mean(rule.stand_in, bodies)}: expected {known}")
+        raise ValueError(f"stand_in is {rule.stand_in!r}{did_you_mean(rule.stand_in, bodies)}: expected {known}")
     for kind in rule.constant_stand_ins.split():
         if kind not in ("-", *CONSTANT_KINDS):
             known = f"'-' or one of {', '.join(CONSTANT_KINDS)}"
             hint = did_you_mean(kind, CONSTANT_KINDS)
-            raise ValueError(f"its constant_stand_ins have the unknown kind {kind!r}{hint}: expected {known}")
+            raise ValueError(f"constant_stand_ins has the unknown kind {kind!r}{hint}: expected {known}")
     for pair in rule.attribute_stand_ins.split():
         if not all(pair.partition("=")):
-            raise ValueError(f"its attribute_stand_ins have {pair!r}: expected ATTRIBUTE=VALUE")
+            raise ValueError(f"attribute_stand_ins has the entry {pair!r}: expected ATTRIBUTE=VALUE")
 
 
 def get_valid_name(kind: PluginKind, value: Any) -> str:
@@ -136,7 +136,7 @@ def _get_instance_name(kind: PluginKind, value: Any) -> str:
         raise TypeError(f"{kind.hook} yields {value!r}, which is not of type {base.__name__}{instance}")
     for name in kind.functions:
         if not callable(function := getattr(value, name)):
-            raise TypeError(f"its {name} is {function!r}: give a function")
+            raise TypeError(f"{name} is {function!r}: give a function")
     if kind.noun != "operator rule":
         return str(value.name)
     return f"{value.domain}::{value.op}" if value.domain else str(value.op)

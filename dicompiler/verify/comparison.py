@@ -203,10 +203,13 @@ def _check_seed(
 ) -> tuple[Relaxation, ReadMasks, list[Sequence[str]], tuple[int, str] | None]:
     """Compare the results of one check model with those of its split version.
 
+    A check model is the network's graph with small integers instead of the real weights. A role is the plan, a replica
+    (copy on other devices) or a failure plan.
+
     Returns:
-        - The changes that make the check model's numbers exact.
+        - The changes to the network's graph that keep all numbers of the check model exact.
         - `masks`, joined with the weight positions that this check model reads.
-        - The failed devices of each role (the plan, a replica or a failure plan).
+        - For each role, the devices whose failure it is for; () for the plan and its replicas.
         - The index of the first role with wrong results and a description of the difference, or None.
     """
     reference = run_model(check_model.model, check_model.inputs, is_single_use=True)

@@ -244,8 +244,8 @@ def split_products(graph: ModelGraph, tensors: Mapping[str, TensorInfo], cuts: S
 def _product_chain(graph: ModelGraph, split: gs.Node, columns: int) -> list[gs.Node]:
     """Return the nodes from a matrix product with `columns` columns to `split`, without the Split itself.
 
-    The result is [] if there is no such product, or if other nodes read tensors in between or prevent a split by
-    columns.
+    The result is [] if there is no such product, if a tensor between the nodes has other readers or is an output, or if
+    a node between product and Split cannot be split by columns.
     """
     chain: list[gs.Node] = []
     tensor, outputs = split.inputs[0], {output.name for output in graph.outputs}

@@ -319,7 +319,7 @@ class _AutoSearch:
 
     def _search_tables(self) -> None:
         """Try plans from the cost tables: optimal ones, and small changes of the best plan."""
-        # These plans are by the method of cpsat, so that they are only tried if the option `strategies` names it.
+        # These plans come from the method of cpsat, so they are tried only if the option `strategies` names cpsat.
         is_requested = "cpsat" in self.options.strategies and self.refined is None
         if is_requested and self._has_time("optima with cheaper messages"):
             self.search.try_optima(self.tables)

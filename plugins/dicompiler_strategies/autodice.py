@@ -187,7 +187,9 @@ def _check_key(key: MappingKey, hosts: Mapping[str, AutodiceHost], place: str) -
             f"{place}: host {key.host!r} has no GPU in the platform file (it has {_describe_cores(host)})"
         )
     if key.kind == "arm" and not host.architecture.lower().startswith(("arm", "aarch")):
-        raise DicompilerError(f"{place}: host {key.host!r} is {host.architecture}, not arm: write cpu for arm")
+        raise DicompilerError(
+            f"{place}: the processor of host {key.host!r} is {host.architecture}, not arm: write 'cpu' instead of 'arm'"
+        )
     for core in key.cores:
         if core not in host.cores:
             raise DicompilerError(f"{place}: host {key.host!r} has no core {core} (it has {_describe_cores(host)})")

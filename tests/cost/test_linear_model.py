@@ -82,7 +82,7 @@ class TestLinear:
             ("linear{coefficients=Conv:1:1}", "KIND:A:B:C"),
             ("linear{coefficients=Conv:1:-1:0}", "at least zero"),
             ("linear{coefficients=Conv:1:nan:0}", "at least zero"),
-            ('linear{file=a.json rate="1 GFLOP/s"}', "rate: give a rate above 0, together with coefficients=KIND"),
+            ('linear{file=a.json rate="1 GFLOP/s"}', "rate is only used together with coefficients=KIND"),
             ("profile", "needs option 'file'"),
             ("profile{file=}", "at least one profile"),
         ],

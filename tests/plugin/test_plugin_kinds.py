@@ -91,18 +91,12 @@ def test_class_attribute_of_wrong_type_is_refused(base: type, attributes: dict[s
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"is_elementwise": 1}, "its is_elementwise is 1: give a value of type bool"),
-        ({"read_share": 0.5}, "its read_share is 0.5: give a function or None"),
-        ({"merge_operator": "Mul"}, "its merge_operator is 'Mul': expected Add or Max or Min"),
-        (
-            {"stand_in": "softmx"},
-            "its stand_in is 'softmx' (did you mean 'softmax'?): expected an operator of ONNX or ",
-        ),
-        (
-            {"constant_stand_ins": "- gian"},
-            "its constant_stand_ins have the unknown kind 'gian' (did you mean 'gain'?)",
-        ),
-        ({"attribute_stand_ins": "alpha"}, "its attribute_stand_ins have 'alpha': expected ATTRIBUTE=VALUE"),
+        ({"is_elementwise": 1}, "is_elementwise is 1: give a value of type bool"),
+        ({"read_share": 0.5}, "read_share is 0.5: give a function or None"),
+        ({"merge_operator": "Mul"}, "merge_operator is 'Mul': expected Add or Max or Min"),
+        ({"stand_in": "softmx"}, "stand_in is 'softmx' (did you mean 'softmax'?): expected an operator of ONNX or "),
+        ({"constant_stand_ins": "- gian"}, "constant_stand_ins has the unknown kind 'gian' (did you mean 'gain'?)"),
+        ({"attribute_stand_ins": "alpha"}, "attribute_stand_ins has the entry 'alpha': expected ATTRIBUTE=VALUE"),
     ],
 )
 def test_rule_with_wrong_field_is_refused(fields: dict[str, Any], message: str) -> None:
@@ -115,4 +109,4 @@ def test_rule_with_wrong_field_is_refused(fields: dict[str, Any], message: str) 
 
 def test_record_without_its_function_is_refused() -> None:
     family = PlatformFamily("badxN", "none", None)  # type: ignore[arg-type]
-    assert refusal(family) == "its make is None: give a function"
+    assert refusal(family) == "make is None: give a function"

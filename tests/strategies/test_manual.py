@@ -175,7 +175,7 @@ def test_platform_txt_alone_gives_one_device_for_cores_and_gpu(files: tuple[Path
         ("nx03_gpu", r"unknown host 'nx03' \(did you mean 'nx0"),
         ("nx02_gpu", r"host 'nx02' has no GPU in the platform file \(it has cores 0 to 11\)"),
         ("nx01_arm6", r"host 'nx01' has no core 6 \(it has cores 0 to 5\)"),
-        ("old_arm2", r"host 'old' is x86, not arm: write cpu for arm"),
+        ("old_arm2", r"processor of host 'old' is x86, not arm: write 'cpu' instead of 'arm'"),
         ("old_cpu0", r"host 'old' has no core 0 \(it has core 2\)"),
     ],
 )

@@ -74,7 +74,7 @@ __all__ = [
 
 
 class NotExactError(DicompilerError):
-    """Error if no integer variant of the network is exact, or if onnxruntime refuses it."""
+    """Error if no check model of the network is exact, or if onnxruntime cannot run one."""
 
 
 NO_RELAXATION = Relaxation()
@@ -87,7 +87,7 @@ class CheckModel:
     Attributes:
         model: The check model.
         inputs: Integer inputs by name.
-        relaxation: The changes that made all numbers exact.
+        relaxation: The changes to the network's graph that keep all numbers of the check model exact.
     """
 
     model: Model
@@ -211,7 +211,10 @@ def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Re
 
 
 def measure_peak(model: Model, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """Run a check model, and return the upper bound of numbers that is nearest to the limit of exact integers."""
+    """Run a check model, and return the upper bound with the largest share of the limit of exact integers.
+
+    Each tensor has an upper bound of its magnitudes, and a limit that depends on its type.
+    """
     return largest_peak(gather_facts(model), inputs)
 
 

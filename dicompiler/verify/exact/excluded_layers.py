@@ -27,9 +27,10 @@ _MIN_ADD_OPSET = 7
 
 
 def _why_no_add(node: NodeProto, facts: GraphFacts) -> str:
-    """Return the reason why no Add can follow a node that the exact check replaces by zeros; "" if one can.
+    """Return the reason why no Add of random integers can follow an excluded node; "" if one can.
 
-    An Add is possible only if it becomes one more element-wise node in the layer of the replaced node.
+    The Add must become one more element-wise node in the layer of the excluded node, so that it is split like this
+    node.
     """
     rule, add_rule = facts.rule(node), facts.rules.get(("", "Add"))
     if len(node.output) != 1:

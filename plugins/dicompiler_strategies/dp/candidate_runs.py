@@ -54,10 +54,10 @@ class CandidateRules:
     """Rules for the candidate runs (ways to compute some consecutive layers) of a search.
 
     Attributes:
-        allow_blocks: Allow partial sums, and fused blocks with more than one layer with weights. CoopAI's method MLS
-            allows them, its baseline SLS does not.
+        allow_blocks: Allow fused blocks with more than one layer with weights, and layers that are split into partial
+            sums. CoopAI's method MLS allows both, its baseline SLS neither.
         max_block_layers: Largest number of layers in a block.
-        allow_channels: Allow layers that have rows to be split by channels as well.
+        allow_channels: Also allow splits by channels for layers that can be split by rows.
     """
 
     allow_blocks: bool = True

@@ -40,6 +40,7 @@ TensorForm = Literal["rows", "channels", "everywhere", "whole", "source"]
 """
 
 _PROBED_LAYERS = 8
+"""Largest number of layers by which the speeds of devices are compared."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,7 +57,10 @@ class ProblemFacts:
 
     @cached_property
     def _probe_seconds(self) -> Mapping[str, tuple[float, ...]]:
-        """For each device, the seconds for up to eight whole layers of the network; infinite if it cannot compute."""
+        """By device name, the seconds of each of up to _PROBED_LAYERS layers, computed whole on this device.
+
+        The layers are at equal distances in the network. All seconds of a device without compute are infinite.
+        """
         layers, cost = self.problem.layers, self.problem.cost_model
         probed = layers.layers[:: -(-len(layers.layers) // _PROBED_LAYERS)]
         return {
@@ -75,7 +79,7 @@ class ProblemFacts:
 
     @cached_property
     def speeds(self) -> Mapping[str, float]:
-        """Speed of each device by name: 1 / (seconds for up to eight layers of the network); 0 if it cannot compute."""
+        """Speed of each device by name: 1 / (sum of its `_probe_seconds`); 0 for a device without compute."""
         most = max(
             (seconds for row in self._probe_seconds.values() for seconds in row if seconds < math.inf), default=0.0
         )

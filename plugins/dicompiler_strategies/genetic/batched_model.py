@@ -359,7 +359,8 @@ class _Batch:
 
     def _find_peaks(self) -> None:
         """Compute the largest number of bytes of tensors on each device at any time."""
-        # The buffers of received tensors exist from the start of the frame. Other changes are at computed layers.
+        # The buffers of received tensors exist from the start of the frame. After that, a device's memory use changes
+        # only when it computes a layer, or when it has forwarded the inputs (after the first layer).
         used_bytes = self.input_bytes + self.received + self.forwarded_inputs
         produced = dict.fromkeys(self.model.flows.live_layers, 0)
         for flow in self.model.flows.flows:

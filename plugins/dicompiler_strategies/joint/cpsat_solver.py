@@ -79,7 +79,8 @@ def solve_remaining(relaxed: RelaxedProblem, effort: SolverEffort, is_wide: bool
     """
     half = replace(effort, deterministic_s=effort.deterministic_s / 2)
     first = _solve_once(relaxed, half, FIRST_MAX_PAIRS)
-    # The bounds of a wide graph exclude hardly any choice. A model with all pairs would take gigabytes.
+    # The lower bounds of a wide graph exclude hardly any choice. The model of a second search would therefore have
+    # nearly all pairs of choices, and would take gigabytes.
     if first.interrupted or (is_wide and first.best is not None):
         return first
     if first.best is None:

@@ -98,7 +98,10 @@ def predict_mnn_bytes(segments: Sequence[Segment]) -> int:
 
 
 def _count_kept_values(node: onnx.NodeProto, shape: Sequence[int]) -> int:
-    """Return an upper bound of the number of values that MNN keeps for a weight; 0 if it has no layout of its own."""
+    """Return an upper bound of the number of values in MNN's own copy of a node's weight.
+
+    The result is 0 if MNN uses the weight as it is.
+    """
     if node.op_type in ("Gemm", "MatMul") and len(shape) == 2:
         return math.prod(map(_round_up, shape))
     if node.op_type not in ("Conv", "ConvTranspose") or len(shape) != 4:

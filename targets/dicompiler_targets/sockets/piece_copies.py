@@ -56,8 +56,7 @@ class PieceCopier:
 
         Returns:
             The names of the assembled files. A file is missing if the host has no piece of it, or if an old file has
-            changed
-            meanwhile.
+            changed meanwhile.
         """
         found = self._find({name: pieces.cut_file(path) for name, path in files.items()})
         useful = {

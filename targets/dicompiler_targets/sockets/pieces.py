@@ -95,7 +95,10 @@ def _hash_windows(words: NDArray[np.uint32]) -> NDArray[np.uint32]:
 
 
 def join_ranges(ranges: Sequence[Range]) -> list[Range]:
-    """Join consecutive ranges of a new file that are also adjacent in their source (an old file or SENT_SOURCE)."""
+    """Join consecutive ranges of a new file that are also adjacent in one source.
+
+    A source is an old file on the host, or the stream of sent bytes (SENT_SOURCE).
+    """
     joined: list[Range] = []
     for source, offset, length in ranges:
         previous = joined[-1] if joined else None

@@ -118,7 +118,7 @@ def make_program_source(
         layout: Memory layout of the device: the offsets of tensors and arenas.
         models: The distinct models of the device.
         peers: The devices that this device exchanges tensors with.
-        segment_copies: The copies of each segment.
+        segment_copies: For each segment, the copies of tensor regions before and after its model runs.
     """
     numbers = {other.device: number for number, other in enumerate(program.devices)}
     tensors = {name: i for i, name in enumerate(layout.buffers)}

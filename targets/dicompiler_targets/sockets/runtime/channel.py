@@ -59,7 +59,7 @@ class EventSource(Protocol):
         """Send queued data, as far as the kernel accepts it."""
 
     def pause_s(self) -> float:
-        """Return the seconds until `push` should be called again, after the channel has paused sending."""
+        """Return the seconds until `push` should be called again; only called while the channel has paused sending."""
 
     def tick(self, tick_s: float, interval_s: float) -> None:
         """Send a heartbeat every `interval_s` seconds, and end the connection if the other end has failed.
@@ -525,7 +525,7 @@ class MessageChannel:
         return self._connection.fileno()
 
     def pause_s(self) -> float:
-        """Return the seconds after which to call `push` again, if too many bytes are unacknowledged."""
+        """Return the seconds until `push` should be called again; valid only while the limit has stopped sending."""
         return self._pacing.pause_s
 
     def receive(self) -> None:

@@ -627,9 +627,9 @@ class DeviceRun:
         self._resume_peers()
 
     def _resume_peers(self) -> None:
-        """Resume reading from peers that changed to a new plan before this device did.
+        """Resume reading from peers that changed to the new plan before this device, which has now changed too.
 
-        A peer is skipped if it has applied a change that this device has not applied yet.
+        A peer that has already changed to a later plan stays paused.
         """
         for peer, channel in self.peers.channels.items():
             if self._early_changes.get(peer, 0) <= self._last_change:
