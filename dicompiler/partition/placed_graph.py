@@ -29,7 +29,8 @@ StepKey = tuple[int, int, int, int]
 """Sort key of a node: (period, lane, position in layer order, phase).
 
 A lane is a group of a device's parts, which the device computes before the next group. A period lasts from one exchange
-of tensors between lanes or devices to the next. The phase is 0 for slices that are sent, whose lane is -1, and else 1.
+of tensors between lanes or devices to the next. Slices that are sent have lane -1 and phase 0; all other nodes have
+phase 1.
 """
 NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
 FROM_INPUT = -1
@@ -67,7 +68,7 @@ class PlacedTensor(NamedTuple):
 
 
 TensorDescription = onnx.ValueInfoProto | PlacedTensor
-"""Type and shape of a tensor. They are a ValueInfoProto if they are the same as in the original model."""
+"""Type and shape of a tensor: a ValueInfoProto of the original model, or a PlacedTensor for a new tensor."""
 
 
 class NodePlacement(NamedTuple):

@@ -89,8 +89,8 @@ def _group_into_segments(graph: PlacedGraph) -> list[list[int]]:
     encoder_starts = _find_encoder_starts(graph)
     groups: list[list[int]] = []
     current: dict[str, list[int]] = {}  # The segment (submodel) of each device to which nodes are being added.
-    # For each device, True if the last node of its segment leads to a tensor that is sent. Other nodes would delay it,
-    # because it is sent when the segment has ended.
+    # For each device, True if the last node of its segment leads to a tensor that is sent. Further nodes in this
+    # segment would delay the tensor, because it is sent when the segment has ended.
     sending: dict[str, bool] = {}
     products = _find_products(graph, sends, encoder_starts)
     last: dict[str, str] = {}  # The operand of the last matrix product with a result that is sent, by device.

@@ -308,7 +308,7 @@ def check_wire_dtypes(routing: Routing, wire: WireFormat, opset: int) -> None:
         kind, name = dtypes[key.tensor], range_name(key)
         if 0 < opset < MIN_OPSET_BY_DTYPE.get(kind, 0):
             raise DicompilerError(
-                f"wire: {kind} needs opset {MIN_OPSET_BY_DTYPE[kind]}, but the model has {opset}: convert it "
+                f"wire: {kind} needs opset {MIN_OPSET_BY_DTYPE[kind]}, but the model has {opset}: convert the model "
                 "(onnx.version_converter), or use another type"
             )
         if kind == "int8" and name not in wire.ranges:

@@ -165,7 +165,7 @@ def _rotary_positions(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
 
 
 def _sequence_length(node: onnx.NodeProto, inputs: InputTensors) -> int | None:
-    """Return the number n of time steps, or None. Sequence lengths of 0 to n-1 are then used as inputs."""
+    """Return n, the number of time steps, so that sequence lengths are drawn from 0 … n-1; None if it is unknown."""
     axes = {attribute.name: attribute.i for attribute in node.attribute}
     return input_extent(0, axes.get("time_axis", axes.get("layout", 0)))(node, inputs)
 

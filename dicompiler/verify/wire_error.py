@@ -98,7 +98,7 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
     """Check that the wire types (element types in which tensors are sent) can represent the values sent for one frame.
 
     The check fails if a finite value becomes infinite in float16, or if a tensor sent as int8 contains NaN or infinity.
-    The type int8-block is not checked, because such values end its run with an error.
+    Tensors sent as int8-block are not checked, because NaN and infinity in them end the run with an error.
 
     Args:
         program: A program that sends values in their own types, compiled with `WireFormat.with_exact_stand_ins`.

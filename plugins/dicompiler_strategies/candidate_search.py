@@ -438,8 +438,8 @@ class CandidateSearch:
     def reduce_weights(self, tables: CostTables) -> None:
         """Reduce the weights on the fullest device, if the objective grows by at most the factor MAX_SPARING_LOSS.
 
-        It tries the MAX_SPARED_LAYERS layers with the most to save, one after another, and splits each in the way with
-        the fewest bytes of weights per device.
+        It tries the MAX_SPARED_LAYERS layers with the most bytes to save, one after another, and splits each in the way
+        with the fewest bytes of weights per device.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":

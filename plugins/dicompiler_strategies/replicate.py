@@ -69,8 +69,8 @@ def candidate_plans(problem: Problem, size: int) -> Iterator[Plan]:
     devices = sorted(problem.platform.computing_devices, key=lambda device: sum(seconds[device.name]))
     # Other groups would lack the states (caches) of the previous frame.
     groups = 1 if problem.layers.states else min(MAX_ROUND_FRAMES, len(devices) // size)
-    # Devices with the same position in their groups get the same layers. They are therefore as similar in speed as
-    # possible.
+    # Devices with the same position in their groups get the same layers, so devices of similar speed are put at the
+    # same position.
     teams = [[devices[place * groups + group] for place in range(size)] for group in range(groups)]
     yield _replicated_plan(problem, teams, range(groups), seconds)
     if size == 1 and groups > 1:

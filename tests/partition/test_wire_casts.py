@@ -132,8 +132,8 @@ def test_narrowed_results_are_close_to_the_reference(wire: str, close: float) ->
     ("wire", "opset", "ranges", "expected"),
     [
         ("int8", 17, False, "wire: the value range of 'b', which is sent as int8, is unknown: give sample inputs"),
-        ("int8", 9, True, "wire: int8 needs opset 10, but the model has 9: convert it (onnx.version_converter), or"),
-        ("int8-block", 12, True, "wire: int8-block needs opset 13, but the model has 12: convert it"),
+        ("int8", 9, True, "wire: int8 needs opset 10, but the model has 9: convert the model (onnx.version_converter)"),
+        ("int8-block", 12, True, "wire: int8-block needs opset 13, but the model has 12: convert the model"),
         ("bfloat16", 12, True, "wire: bfloat16 needs opset 13, but the model has 12"),
     ],
 )

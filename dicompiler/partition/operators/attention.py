@@ -113,7 +113,8 @@ def multi_head(operation: Operation, region: Region, reduce: Interval | None) ->
 def grouped_query(operation: Operation, region: Region, reduce: Interval | None) -> Piece:
     """Split a GroupQueryAttention: by batch, and by groups of query heads that share a key head.
 
-    The node stays whole if one tensor contains query, key and value, or if it has an input with an index above 10.
+    The node stays whole if one tensor contains query, key and value, or if it has inputs after the attention bias
+    (input 10), which this rule does not know.
     """
     is_packed = not (operation.has_input(1) and operation.has_input(2))
     if is_packed or any(operation.has_input(i) for i in range(11, len(operation.inputs))):

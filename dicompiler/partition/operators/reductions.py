@@ -36,7 +36,7 @@ UNMERGEABLE_REDUCTIONS = "ReduceL2 ReduceLogSum ReduceLogSumExp ReduceMean Reduc
 def lrn(operation: Operation, region: Region, reduce: Interval | None) -> Piece:  # noqa: ARG001
     """Split an LRN: each part also reads the channels next to its output channels (a halo).
 
-    The node of a part also writes the halo, so `out` is sliced from its output.
+    The node of a part also writes the halo, so the region `out` of the part is sliced from the node's output.
     """
     size, channels = operation.attribute("size"), operation.input_shape(0)[1]
     start, stop = region[1]

@@ -30,7 +30,7 @@ COORDINATE_SHIFTS = {
 }
 """Position of coordinate i within input element i, by coordinate mode: 0 is the start of the element, 1/2 its center.
 
-In all other modes, a tile would not be resampled like the whole tensor.
+Axes with other modes are not split, because a tile would not be resampled like the whole tensor.
 """
 ElementFunction = Callable[[Fraction], int]
 """Function that returns the index of an input element for a coordinate."""

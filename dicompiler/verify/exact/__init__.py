@@ -17,7 +17,7 @@ The check model has the nodes, names, attributes and shapes of the network. It d
 * A node without a possible stand-in is excluded: random integers replace its output (`excluded_layers`).
 
 Exactness: `exactness_check` runs the check model with every tensor as output and computes upper bounds of all sums.
-`build_check_model` starts with dense filters and the original operators. It relaxes the model step by step
+`build_check_model` starts with the densest filters and the original operators. It relaxes the model step by step
 (`Relaxation`) until every sum is exact. The steps are: take the inputs of products modulo 15 (3 in 16-bit types),
 use sparser filters, replace operators by generic stand-ins, and exclude nodes.
 

@@ -77,7 +77,7 @@ def compute_all_tensors(model: Model, inputs: Mapping[str, NDArray[Any]]) -> dic
 
 
 def largest_peak(facts: GraphFacts, inputs: Mapping[str, NDArray[Any]]) -> Peak:
-    """Return the Peak (upper bound of a tensor's numbers) nearest to the limit of exact integers."""
+    """Return the Peak (upper bound of a tensor's numbers) with the largest share of the limit of exact integers."""
     peaks = (peak for _, peak in _iterate_peaks(facts, inputs))
     return max((Peak("", 0.0, 0.0), *peaks), key=lambda peak: peak.share)
 

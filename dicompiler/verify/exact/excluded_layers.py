@@ -1,9 +1,9 @@
 """Replacement of nodes that are excluded from the exact check.
 
-The exact check compares a split on small integers. A node is excluded if its numbers cannot be exact, or are random. If
-no plan splits the node, its outputs become integers that differ by position. Otherwise a function returns zeros, and a
-new Add after it adds random integers. Each piece of the node adds its region of these integers, so a piece at a wrong
-place changes the result.
+The exact check runs the split and the whole network on small integers, and compares the results. A node is excluded if
+its numbers cannot be exact, or are random. If no plan splits the node, its outputs become integers that differ by
+position. Otherwise the node returns zeros, and a new Add after it adds random integers. Each piece of the node adds its
+region of these integers, so a piece at a wrong place changes the result.
 """
 
 from __future__ import annotations

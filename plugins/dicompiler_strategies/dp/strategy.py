@@ -64,7 +64,7 @@ class Dp(Strategy):
     channels: bool = field(
         default=False,
         metadata={
-            "help": "also split layers by channels that can be split by rows (always done if memory is short)"
+            "help": "also split by channels those layers that can be split by rows (always done if memory is short)"
         },
     )
     budget: float = field(

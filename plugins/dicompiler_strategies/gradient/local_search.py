@@ -22,8 +22,8 @@ from dicompiler_strategies.tables.cost_tables import LayerEdge
 
 _MAX_SWEEPS = 50
 _PRICE_ROUNDS = 16
-# Largest number of layers that change together. Fused layers must, because their extra rows (halos) depend on each
-# other.
+# Largest number of layers that change together. Fused layers must change together, because their extra rows (halos)
+# depend on each other.
 _MAX_RUN_LAYERS = 6
 # Largest number of elements of a temporary array. Larger computations are done in blocks.
 _MAX_BLOCK_ELEMENTS = 1 << 22

@@ -105,7 +105,7 @@ class FlatTables:
 
         Args:
             p: The probabilities.
-            memory: On a host with too many weights, the additional cost of weights as large as the host's limit.
+            memory: Price of memory. On a host with too many weights, a byte of weights costs `memory` / (the limit).
         """
         g = np.repeat(self._node[None], len(p), axis=0)
         for (a, b), table in self.tables.edge.items():

@@ -200,7 +200,7 @@ def _small_first(factors: Sequence[_TableFactor]) -> list[_TableFactor]:
 
 
 def _align_axes(scope: tuple[int, ...], factor: _TableFactor) -> Floats:
-    """Return the table with one axis for each variable of `scope`; of length 1 if it does not depend on it."""
+    """Return the table with one axis for each variable of `scope`, of length 1 for variables that it lacks."""
     order = sorted(range(len(factor.scope)), key=lambda axis: scope.index(factor.scope[axis]))
     lengths = dict(zip(factor.scope, factor.table.shape, strict=True))
     return factor.table.transpose(order).reshape([lengths.get(v, 1) for v in scope])

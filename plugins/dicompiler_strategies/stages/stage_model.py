@@ -281,8 +281,8 @@ class _ModelBuilder:
         shares = [turns.count(i) / len(turns) for i in range(len(members))]
         pairs = dict.fromkeys(zip(members, shares, strict=True))
         load = np.max([self._kind_load(kind, share) for kind, share in pairs], axis=0)
-        # `feeding` is the fraction of frames with inputs that are sent to the device, `draining` that of frames with
-        # outputs that are sent to a sink.
+        # `feeding` is the fraction of frames for which inputs are sent to a device of the unit, and `draining` the
+        # fraction for which a device of the unit sends outputs to a sink.
         feeding = sum(share for kind, share in zip(members, shares, strict=True) if not kind.is_source)
         draining = sum(share for kind, share in zip(members, shares, strict=True) if not kind.is_sink)
         times = self._link_times(members[0].names[0])

@@ -454,8 +454,8 @@ def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes]
     # Elements of a sender's share that the receiver stores too, so that they are not sent. The shape is (producer
     # choices, senders, receivers, axes, 2).
     both = common_boxes(shares[:, :, None], held[:, None, :])
-    # Only a few combinations (p: producer choice, s: sender, r: receiver) have elements that both devices store. Their
-    # elements are subtracted; for all other combinations, there is nothing to subtract.
+    # These elements exist only for few combinations (p: producer choice, s: sender, r: receiver), and are subtracted
+    # only for these combinations.
     p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & ~np.eye(devices, dtype=bool))
     # Numbers of sent elements, of shape (producer choices, senders, consumer choices, receivers).
     sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)

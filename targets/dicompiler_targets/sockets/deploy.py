@@ -203,7 +203,7 @@ class DeployedState:
 
 
 def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]:
-    """Copy those files and TLS keys of an artifact to the devices' hosts that the hosts lack.
+    """Copy the files and TLS keys of an artifact to the devices' hosts, except those that the hosts already have.
 
     Return a record for each device, with the copied bytes and the versions. `Target.install` calls this function.
     """

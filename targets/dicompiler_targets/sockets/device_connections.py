@@ -150,7 +150,7 @@ def _read_timeline_entry(name: str, entry: Any) -> TimelineEntry:
         raise ProtocolError(
             f"field {name!r} of the report is {_quote(entry)}: expected [kind, index, frame, start, end]"
         )
-    # The index is -1 if the device waited for an input of the network; else it is a transfer or segment.
+    # The index is -1 if the device waited for an input of the network; else it is that of a transfer or segment.
     index = -1 if entry[1] == -1 else int(_check_number(name, entry[1]))
     frame, start, end = (_check_number(name, value) for value in entry[2:])
     return TimelineEntry(entry[0], index, int(frame), start, end)

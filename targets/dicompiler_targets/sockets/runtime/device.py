@@ -274,7 +274,7 @@ class PeerConnections:
 
         Raises:
             ProtocolError: The peer is not expected or cannot prove its identity.
-            DeviceError: The peer has another artifact; it was told so.
+            DeviceError: The peer has another artifact; this reason was sent to the peer.
         """
         peer = str(hello.get("device"))
         if peer not in expected:

@@ -31,7 +31,7 @@ def role_manifests(manifest: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]
 def active_roles(manifest: Mapping[str, Any]) -> tuple[bool, ...]:
     """Return, for each role (normal plan, replica or failure plan), True if its frames are announced to the device.
 
-    They are, if the device has work in this role or in another role for the same failed devices.
+    This is so if the device has work in this role, or in another role for the same failed devices.
     """
     work = [
         (role.get("failed", ()), role["inputs"] or role["steps"] or role["outputs"])
