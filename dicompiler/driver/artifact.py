@@ -388,7 +388,7 @@ def verify_run(
     """Compare the outputs of a run's first frame with those of onnxruntime.
 
     Plans may have replicas, i.e. copies on other devices that compute frames in turn. Each replica's first frame is
-    compared. If the result has fewer frames with outputs, a check that does not apply names the other replicas.
+    compared. If the result has no outputs of some replicas, a check that does not apply names these replicas.
 
     Args:
         directory: The artifact that was run.

@@ -61,7 +61,10 @@ def check_engine(engine: str | None, target: Target | None, place: str = "engine
     except UsageError as error:
         raise UsageError(f"{place}: {error}") from None
     if made.name == DEFAULT_ENGINE and made.layers:
-        raise UsageError(f"{place}: {DEFAULT_ENGINE} computes all other layers: give the layers of another engine")
+        raise UsageError(
+            f"{place}: option 'layers' is only for other engines, because {DEFAULT_ENGINE} computes all layers that they "
+            "omit: give the layers of another engine"
+        )
     _check_precision(made, place)
     if target is not None and not _can_use(target, engine):
         usable = (DEFAULT_ENGINE, *target.usable_engines)
@@ -222,8 +225,8 @@ def find_fastest_engine(layers: LayerGraph, device: Device, cost: CostModel, tar
         if cost.is_measured or _has_only_one_rate(with_engine):
             seconds[name] = _network_seconds(layers, with_engine, cost)
         elif _stated_share(layers, with_engine) >= MIN_STATED_SHARE:
-            # The platform states a rate of this engine for each kind of layer, but one rate of onnxruntime for all
-            # kinds, which can be wrong by a factor of 4. The engine is therefore preferred (0 s).
+            # The platform states several rates of this engine, one for each kind of layer, but only one rate of
+            # onnxruntime for all kinds, which can be wrong by a factor of 4. The engine is therefore preferred (0 s).
             seconds[name] = 0.0
     return min(seconds, key=lambda name: seconds[name])
 
@@ -233,7 +236,7 @@ def _network_seconds(layers: LayerGraph, device: Device, cost: CostModel) -> flo
 
 
 def _has_only_one_rate(device: Device) -> bool:
-    """Return True if the platform states at most one rate of the device's engine, for all kinds of layers."""
+    """Return True if the platform states no separate rates of the device's engine for different kinds of layers."""
     return {entry.kind for entry in device.engine_rates if entry.engine == device.engine} <= {OTHER_KINDS}
 
 

@@ -28,7 +28,7 @@ def parse_executor(text: str) -> tuple[str, str]:
     if kind not in EXECUTOR_FORMS:
         raise UsageError(f"executor {text!r}: unknown kind {kind!r}{did_you_mean(kind, EXECUTOR_FORMS)}")
     if bool(value) != ("=" in EXECUTOR_FORMS[kind]) or bool(sign) != bool(value):
-        raise UsageError(f"executor {text!r}: write {EXECUTOR_FORMS[kind]}")
+        raise UsageError(f"executor {text!r}: wrong form: write {EXECUTOR_FORMS[kind]}")
     if kind == "processes" and not (value.isascii() and value.isdigit() and 1 <= int(value[:5]) <= MAX_PROCESSES):
         raise UsageError(f"executor {text!r}: {value!r} is not a valid number of processes: use 1 to {MAX_PROCESSES}")
     if kind == "dask" and not re.fullmatch(r"((tcp|tls)://)?[^/@ ]+:\d{1,5}", value):

@@ -1,11 +1,11 @@
 """The choice of an engine for each layer of a plan, with the option `engine=auto`.
 
-PipelineState with plan + Problem + measured times of layers ⇒ the same with the option `layers` of engines
+PipelineState with plan + Problem + measured times of layers ⇒ PipelineState + Problem, some engines with `layers=…`
 
 An engine is the library that computes segments (ONNX submodels) on a device. A network may have layers that ncnn
 computes faster than onnxruntime, and others that it computes slower or not at all. Each change of the engine costs a
-call and copies of tensors. Dynamic programming over the layers of a device finds the cheapest choice. It is used only
-if the objective of the simulated plan becomes better by at least 10 %.
+call and copies of tensors. Dynamic programming over the layers of a device finds the cheapest choice. This choice is
+used only if the objective of the simulated plan becomes better by at least 10 %.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def improve_engines(
 
     Returns:
         The pipeline state and the problem with the engines that are best by a simulation of the program. They are
-        unchanged if the cost model has no times of layers in several engines.
+        unchanged if the gain is too small, or if the cost model has no times of single layers in several engines.
     """
     choices = _choose_by_layer(compilation, problem, precision)
     if not choices:
@@ -237,7 +237,7 @@ class _EngineChoice:
     layers: frozenset[str]
 
     def choose(self, problem: Problem, roles: Sequence[tuple[Routing, Program]]) -> tuple[float, str]:
-        """Return the seconds of the device's layers in a frame of each role, and the engine with its option `layers`.
+        """Return the seconds of the device's layers, summed over the roles, and the engine with its option `layers`.
 
         If several roles place a layer on the device, the first one decides.
         """

@@ -178,7 +178,7 @@ def read_log(path: Path) -> dict[str, Any]:
 
 
 def _name_logged_artifact(path: Path, log: Mapping[str, Any], artifact: Path) -> str:
-    """Return the advice to use the artifact that a log states; "" if it is missing, or `artifact` in a new version."""
+    """Return the advice to use the artifact that a log names; "" if its directory is missing or is `artifact`."""
     logged = Path(os.path.normpath(path.parent / log["artifact_directory"]))
     if not logged.is_dir() or logged.resolve() == artifact.resolve():
         return ""

@@ -258,9 +258,9 @@ class Suspicions:
     def find_due(self, up: Collection[str]) -> list[DeviceFailure]:
         """Return the suspicions that must be resolved now, in the order of their arrival.
 
-        An ended process is due after CAUSE_WAIT_S; if there are such suspicions, only they are returned. Otherwise, all
-        reports that one device cannot reach another are returned if the first is old enough, or if all peers of a
-        device report it.
+        The suspicion about an ended process is due after CAUSE_WAIT_S. If any of these is due, only they are returned.
+        Otherwise, all reports that one device cannot reach another are returned if the first is old enough, or if all
+        peers of one device report that they cannot reach this device.
 
         Args:
             up: Names of the devices that are up.
