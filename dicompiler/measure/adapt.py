@@ -58,7 +58,7 @@ MAX_DRIFT = 0.1
 If the difference is larger, the speed of the device is still changing, so the session waits.
 """
 MAX_LINK_DRIFT = 0.25
-"""The same limit for the seconds per byte of a connection. They vary more, because messages share the links."""
+"""Limit like MAX_DRIFT for the seconds per byte of a connection, which vary more, because messages share the links."""
 LARGE_DEVIATION = 0.5
 """If a device's seconds of computing deviate by more than this fraction from the prediction, a search starts at once.
 
@@ -561,7 +561,8 @@ def connect_adaptive(
         in_flight: Maximum number of frames in flight. Default: `options.in_flight`.
         on_event: Function that is called with each failure, takeover and return, and after each swap and each search
             (in the thread that searches). Default: `options.on_event`.
-        follow: True to swap when `directory`, which is then a symbolic link, points to another artifact.
+        follow: True to swap to another artifact when `directory` points to it. `directory` must then be a symbolic
+            link.
 
     Returns:
         The session. Use it as a context manager, or close it.

@@ -220,8 +220,8 @@ class _LinkFit:
     def find_undetermined(self, coordinates: NDArray[np.float64]) -> dict[str, str]:
         """Return the reasons why observed pauses do not determine some bandwidths and latencies, by their names.
 
-        One is undetermined if it hardly affects the simulated pauses at the point `coordinates`. So is a latency that
-        affects them as a bandwidth does.
+        A value is undetermined if it hardly affects the simulated pauses at the point `coordinates`, or if it is a
+        latency that affects them as a bandwidth does.
         """
         import numpy as np
 

@@ -165,7 +165,7 @@ def _speed_at(speeds: Speeds, at_s: float) -> float:
 
 
 def _find_ratios(assumed: Platform, changed: Platform, adapt: AdaptOptions) -> Mapping[str, float]:
-    """Return how many times longer devices compute and hosts send than assumed, if `adapt` requires a search for it.
+    """Return how many times longer devices compute and hosts send than assumed, if it is more than `adapt` allows.
 
     Args:
         assumed: The platform of the last search.

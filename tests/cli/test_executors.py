@@ -50,11 +50,11 @@ def boards(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     ("text", "line"),
     [
         ("proceses=2", "executor 'proceses=2': unknown kind 'proceses' (did you mean 'processes'?)"),
-        ("processes", "executor 'processes': write processes=N"),
+        ("processes", "executor 'processes': wrong form: write processes=N"),
         ("processes=0", "executor 'processes=0': '0' is not a valid number of processes: use 1 to 1024"),
         ("processes=two", "executor 'processes=two': 'two' is not a valid number of processes: use 1 to 1024"),
-        ("mpi=3", "executor 'mpi=3': write mpi"),
-        ("dask=", "executor 'dask=': write dask=HOST:PORT"),
+        ("mpi=3", "executor 'mpi=3': wrong form: write mpi"),
+        ("dask=", "executor 'dask=': wrong form: write dask=HOST:PORT"),
         (
             "dask=foo://x:1",
             "executor 'dask=foo://x:1': 'foo://x:1' is not an address: write it as 10.0.0.1:8786 or tls://",

@@ -36,7 +36,7 @@ ETHERNET_FRAME_BYTES = 1514
 MAX_PIECE_BYTES = 8 * 65535
 """Largest number of bytes that the kernel can pass to a network device at once."""
 MAX_BURST_S = 250e-6
-"""Maximum seconds that a link needs to send one piece of data that the kernel passes to it (at least a frame)."""
+"""Maximum seconds that a link needs to send the data that the kernel passes to it at once (at least one packet)."""
 TIMER_DELAY_S = 80e-6
 """Seconds by which the kernel's timers may be late. A link may send data for this time without waiting for a timer."""
 
