@@ -168,7 +168,7 @@ class Comparison:
             return "the best plan reaches the bound, so that no plan is better"
         terms = tuple(objective_terms(self.problem.objective))
         if len(terms) > 1:
-            return "the bound adds the bounds of all terms, which rarely are reached by the same plan"
+            return "the bound is the sum of the bounds of all terms, and one plan rarely reaches all of them"
         return _describe_gap(terms[0], best.metrics)
 
 

@@ -58,8 +58,8 @@ class SplitReason:
 
     Attributes:
         strategy: The strategy that made the plan.
-        break_even_bandwidth: Bandwidth in bit/s above which the plan is better; None if it never is.
-        wire_dtypes: Types for sending tensors, such as "float16", with which the plan is better at the platform's
+        break_even_bandwidth: Bandwidth in bit/s above which the plan is 3 % better; None if it never is.
+        wire_dtypes: Types for sending tensors, such as "float16", with which the plan is 3 % better at the platform's
             bandwidth.
     """
 
@@ -270,7 +270,7 @@ def _evaluate_split(problem: Problem, layer: Layer, home: str, operator: str, pa
         wire_dtypes = tuple(dtype for dtype, factor in WIRE_COMPRESSION.items() if 1 < missing_factor <= factor)
     reason = f"too little work for its bytes: {format_seconds(saved_s)} saved, {format_bytes(sent_bytes)} sent"
     if missing_factor <= 1:
-        reason = "splitting this layer alone would be faster, but not the plan as a whole"
+        reason = "splitting this layer alone would be faster, but the best plan as a whole does not split it"
     return LayerReason(layer.name, operator, reason, saved_s, sent_bytes, bandwidth, wire_dtypes)
 
 
@@ -295,7 +295,7 @@ def _is_worthwhile(problem: Problem, plan: Plan) -> bool:
 
 
 def _break_even_bandwidth(problem: Problem, plan: Plan) -> float | None:
-    """Return the bandwidth in bit/s above which the plan is better than one device; None if there is none."""
+    """Return the bandwidth in bit/s above which the plan is 3 % better than one device; None if there is none."""
     network, hosts = problem.platform.network, problem.platform.hosts
 
     def pays(factor: float) -> bool:

@@ -34,7 +34,7 @@ class CostModel(ABC):
         name: Name of the model, as in `--cost NAME`.
         is_measured: Whether predictions depend on measurements, so that they may differ after the next measurement.
         runtime: Factor by which the target's stated times of messages and calls are multiplied (0: both are free, as
-            papers assume). None derives it from the speed of the device's cores.
+            papers assume). None: the factor is derived from the speed of the device's cores.
     """
 
     name: ClassVar[str]

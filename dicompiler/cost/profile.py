@@ -248,9 +248,9 @@ class Profile(Memoizing):
     def fusing_s(self, layers: LayerGraph, unmeasured_s: float) -> float:
         """Return the seconds saved for each byte that two layers exchange, if both run in one session.
 
-        With it, the predicted seconds of all layers add up to those of the whole network. It is negative if the network
-        takes longer than the sum of its layers, and 0 if it is unknown. `unmeasured_s` is the part of the layers
-        without measurement.
+        The predicted seconds of all layers, minus these savings, add up to those of the whole network. The result is
+        negative if the network takes longer than the sum of its layers, and 0 if it is unknown. `unmeasured_s` is the
+        part of the layers without measurement.
         """
         whole_s = max(0.0, (self.whole_model_s or 0.0) - self.call_s)
         if self.whole_model_s is None or 0 < whole_s <= unmeasured_s:

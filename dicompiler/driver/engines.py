@@ -62,8 +62,8 @@ def check_engine(engine: str | None, target: Target | None, place: str = "engine
         raise UsageError(f"{place}: {error}") from None
     if made.name == DEFAULT_ENGINE and made.layers:
         raise UsageError(
-            f"{place}: option 'layers' is only for other engines, because {DEFAULT_ENGINE} computes all layers that they "
-            "omit: give the layers of another engine"
+            f"{place}: option 'layers' is only for other engines, because {DEFAULT_ENGINE} computes all layers that "
+            "they omit: give the layers of another engine"
         )
     _check_precision(made, place)
     if target is not None and not _can_use(target, engine):

@@ -278,8 +278,8 @@ class OperatorRule:
         attribute_stand_ins: Replacements of attributes in the exact check, separated by spaces: "offset=shift scale=one
             post_transform=NONE". A list of weights is replaced by integers of a kind (one, which are all 1, or shift or
             gain), and any other attribute by the value.
-        replaces: True if the rule replaces an existing rule for the same operator. False: the rule is ignored with a
-            warning if there is one, unless only this rule can split the operator.
+        replaces: True if the rule replaces an existing rule for the same operator. False: if there is an existing rule,
+            this one is ignored with a warning, unless only this one can split the operator.
     """
 
     op: str

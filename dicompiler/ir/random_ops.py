@@ -37,7 +37,7 @@ def is_random(node: NodeProto, model: onnx.ModelProto | None = None) -> bool:
 
 
 def random_layers(layers: LayerGraph) -> Mapping[str, Node]:
-    """Return the first node that draws random numbers of each layer that has one, by layer name."""
+    """Return, for each layer with nodes that draw random numbers, the first of these nodes, by layer name."""
     names = layers.random_nodes
     nodes = {layer.name: [node for node in layer.nodes if node.name in names] for layer in layers.layers}
     return {layer_name: random_nodes[0] for layer_name, random_nodes in nodes.items() if random_nodes}

@@ -1,7 +1,7 @@
 """Routing: the tasks (computations) that a plan requires, and the regions of tensors that devices exchange for them.
 
-The module `partition.routing` derives it from layers and plan alone. Cost models and the partitioned model both use it,
-so predicted bytes are equal to sent bytes.
+The module `partition.routing` derives tasks and regions from layers and plan alone. Cost models and the partitioned
+model both use them, so predicted bytes are equal to sent bytes.
 """
 
 from __future__ import annotations
@@ -177,8 +177,9 @@ class Routing:
         deliveries: The model outputs that each sink delivers (each device that receives model outputs).
         received_boxes: All boxes that are sent between devices, as they are stored on the receiver.
         dropped_tasks: Tasks of the plan whose results nothing reads.
-        periods: Number of the period of each live task. Within a period, no lane (group of a device's parts) reads a
-            tensor that another lane or device computes, so each device can compute one lane after another.
+        periods: Number of the period of each live task. No lane (group of a device's parts) reads a tensor that another
+            lane or device computes in the same period, so in each period, a device can compute its lanes one after
+            another.
         other_roles: Routings of further roles (replicas and failure plans). All other attributes belong to the first
             role (the plan itself, or its first replica).
         failed: Names of the failed devices for which this routing is used; () if it is used while no device is down.

@@ -547,8 +547,8 @@ def number_lane_periods(
 ) -> dict[TaskId, int]:
     """Return the number of the period in which each task (computation of a part of a layer) is computed.
 
-    A lane is a group of a device's parts. Within a period, no lane reads a tensor that another lane or device computes,
-    so each device can compute its lanes one after another. `tasks` must be in layer order.
+    A lane is a group of a device's parts. No lane reads a tensor that another lane or device computes in the same
+    period, so in each period, a device can compute its lanes one after another. `tasks` must be in layer order.
     """
     periods, current = dict[TaskId, int](), 0
     for _, group in itertools.groupby(tasks, key=lambda task: (task.layer, task.kind == "partial")):

@@ -129,11 +129,15 @@ class Engine(ABC):
     extra_call_s: ClassVar[float] = 0.0
     precisions: ClassVar[Mapping[str, float]] = MappingProxyType({})
 
-    precision: Precision = field(default=FULL_PRECISION, kw_only=True)
+    precision: Precision = field(
+        default=FULL_PRECISION,
+        kw_only=True,
+        metadata={"help": "type in which the engine stores values; only some engines support fp16 and bf16"},
+    )
     layers: tuple[str, ...] = field(
         default=(),
         kw_only=True,
-        metadata={"help": "names or patterns (conv*) of the layers that it computes; default: all"},
+        metadata={"help": "names or patterns (conv*) of the layers that the engine computes; default: all"},
     )
 
     @abstractmethod

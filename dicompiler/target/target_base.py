@@ -227,7 +227,10 @@ class Target(ABC):
         Raises:
             UsageError: The target does not support an option, or (by default) has no resident devices.
         """
-        raise UsageError(f"deploy: target {self.name!r} does not support resident devices")
+        raise UsageError(
+            f"deploy: target {self.name!r} does not support resident devices: compile for another target "
+            "(--target sockets)"
+        )
 
     def memory_overhead(self, program: Program) -> Mapping[str, int]:
         """Predict the memory that a run needs in addition to weights, activations and buffers. Default: 0.

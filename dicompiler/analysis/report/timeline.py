@@ -1,7 +1,7 @@
 """Timeline of a frame: computing, sending and waiting of each device, as simulated and as measured.
 
-Each device has a row for each of the two. The upper half of a row shows computing and waiting, the lower half sending
-in the colour of the receiver.
+Each device has a row of simulated and a row of measured times. The upper half of a row shows computing and waiting, the
+lower half sending in the colour of the receiver.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from dicompiler.ir.onnx.graph_structure import graph_and_bodies, produced_names,
 RESERVED_PREFIX = "InsertedPrecisionFreeCast_"
 """Prefix of tensor names that onnxruntime uses for casts around operators without a float16 kernel.
 
-If the model has a tensor of the same name, onnxruntime defines it twice without a check.
+onnxruntime does not check whether the model has a tensor with the name of such a cast: it then defines it twice.
 """
 
 

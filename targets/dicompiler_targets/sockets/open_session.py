@@ -96,7 +96,7 @@ def _needs_process(options: RunOptions) -> bool:
 
 
 MAX_PAUSE_SHARE = 0.25
-"""Share of a run's time limit. If a frame was finished in this last part of the time, the run is slow, but not stuck."""
+"""Share of a run's time limit. If a frame was finished in this last part of it, the run is slow, but not stuck."""
 
 
 def run_artifact(

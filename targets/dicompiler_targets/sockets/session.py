@@ -205,8 +205,8 @@ class InFlightFrame:
 class FrameReader:
     """Reads the frames that the user passes to `Session.stream`.
 
-    A list or tuple is read directly. For any other iterable, a thread reads and checks at most `limit` frames ahead, and
-    copies them, because an iterator may reuse its arrays. The thread calls `notify` after each frame and at the end.
+    A list or tuple is read directly. For any other iterable, a thread reads and checks at most `limit` frames ahead.
+    It copies them, because an iterator may reuse its arrays. It calls `notify` after each frame and at the end.
 
     Attributes:
         queue: The frames that were read, until `take` returns them.
