@@ -66,6 +66,12 @@ def open_boards(
             yield emulation
 
 
+def check_dilation(dilation: float) -> None:
+    """Raise UsageError if a dilation (the factor by which an emulation is slowed) is below 1 or infinite."""
+    if not 1 <= dilation < float("inf"):
+        raise UsageError(f"emulate: dilation must be at least 1, not {dilation!r}")
+
+
 def scale_seconds(segments_s: Mapping[str, tuple[float, ...]], factor: float) -> dict[str, tuple[float, ...]]:
     """Return the seconds of segments (ONNX submodels), by device name, multiplied by a factor."""
     return {name: tuple(factor * seconds for seconds in call_times) for name, call_times in segments_s.items()}

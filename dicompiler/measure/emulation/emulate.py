@@ -39,7 +39,13 @@ from dicompiler.driver.prepare import resolve_platform
 from dicompiler.driver.run_log import frames_in_flight
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program
-from dicompiler.measure.emulation.boards import measure_runtime_costs, open_boards, options_on_boards, scale_seconds
+from dicompiler.measure.emulation.boards import (
+    check_dilation,
+    measure_runtime_costs,
+    open_boards,
+    options_on_boards,
+    scale_seconds,
+)
 from dicompiler.measure.profile_package import empty_model
 from dicompiler.search.problem import plan_workload
 from dicompiler.target.run_records import RunOptions, RunResult, SegmentCall
@@ -245,8 +251,7 @@ def emulate(
         UsageError: An argument is invalid.
     """
     check_frame_count(frames)
-    if not 1 <= dilation < float("inf"):
-        raise UsageError(f"emulate: dilation must be at least 1, not {dilation!r}")
+    check_dilation(dilation)
     boards = _open_artifact(directory, platform, cost, frames, options or RunOptions(), dilation)
     log.info("timing %d segments on this host", sum(len(device.segments) for device in boards.program.devices))
     host_s = boards.measure_host_seconds(inputs, is_long=slower is not None)

@@ -18,7 +18,7 @@ from dicompiler.driver.prepare import resolve_platform
 from dicompiler.driver.swap import SwappableSession
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, SpeedTrial
-from dicompiler.measure.emulation.boards import open_boards, options_on_boards, scale_seconds
+from dicompiler.measure.emulation.boards import check_dilation, open_boards, options_on_boards, scale_seconds
 from dicompiler.measure.emulation.emulate import with_failure_segments
 from dicompiler.search.problem import plan_workload
 from dicompiler.target.run_records import Emulation, RunOptions
@@ -62,17 +62,11 @@ def emulate_speed_changes(
     Raises:
         DicompilerError: This host cannot emulate these boards.
         RunError: A device failed; the message names it.
-        UsageError: A change names an unknown device or host, or the target of the artifact supports no sessions.
+        UsageError: A change names an unknown device or host, the target of the artifact supports no sessions, or the
+            dilation is below 1.
     """
-    from dicompiler.verify.run_inputs import prepare_inputs
-
-    own_platform = None if platform is None else resolve_platform(platform)
-    compilation, target, problem = reopen_artifact(directory, cost, own_platform, will_run=True)
-    if not target.can_emulate or target.name == "mpi":
-        raise UsageError(f"emulate: boards of target {target.name!r} cannot change their speed: compile for sockets")
-    boards = problem.platform
-    assert compilation.reference is not None and compilation.program is not None
-    frame = prepare_inputs(compilation.reference, inputs)
+    check_dilation(dilation)
+    boards, first, frame = _load_artifact(directory, platform, inputs, cost)
     start = time.perf_counter() + START_S
     dilated_changes = [
         replace(change, start_s=dilation * change.start_s, end_s=dilation * change.end_s) for change in changes
@@ -80,8 +74,6 @@ def emulate_speed_changes(
     speeds = list_speeds(dilated_changes, [device.name for device in boards.devices], start)
     host_speeds = list_host_speeds(dilated_changes, boards, start)
     link_changes = sorted((at, host, speed) for host, found in host_speeds.items() for at, speed in found)
-    first = compilation.program.devices[0].device
-    finished: list[float] = []
 
     def with_segment_times(artifact: Path, session_options: RunOptions) -> RunOptions:
         emulation = session_options.emulation
@@ -102,15 +94,57 @@ def emulate_speed_changes(
             adapt = replace(adapt, min_interval_s=dilation * adapt.min_interval_s)
             session = AdaptiveSession(Path(directory), session_options, adapt, with_segment_times)
         with session:
-            time.sleep(max(0.0, start - time.perf_counter()))
+            finished = _stream_frames(session, frame, start, dilation * duration_s)
+    return _make_trial(session, finished, dilation)
 
-            def frames() -> Any:
-                while time.perf_counter() < start + dilation * duration_s:
-                    yield frame
 
-            finished.extend((time.perf_counter() - start) / dilation for _ in session.stream(frames()))
+def _load_artifact(
+    directory: str | Path, platform: str | Path | Platform | None, inputs: dict[str, Any] | None, cost: str
+) -> tuple[Platform, str, dict[str, Any]]:
+    """Return the boards to emulate, the name of the artifact's first device, and the inputs of a frame.
+
+    Raises:
+        UsageError: The target of the artifact supports no sessions.
+    """
+    from dicompiler.verify.run_inputs import prepare_inputs
+
+    own_platform = None if platform is None else resolve_platform(platform)
+    compilation, target, problem = reopen_artifact(directory, cost, own_platform, will_run=True)
+    if not target.can_emulate or target.name == "mpi":
+        raise UsageError(f"emulate: boards of target {target.name!r} cannot change their speed: compile for sockets")
+    assert compilation.reference is not None and compilation.program is not None
+    frame = prepare_inputs(compilation.reference, inputs)
+    return problem.platform, compilation.program.devices[0].device, frame
+
+
+def _stream_frames(session: SwappableSession, frame: dict[str, Any], start: float, duration_s: float) -> list[float]:
+    """Stream the same frame for some seconds, and return the time at which each frame was finished.
+
+    Args:
+        session: The open session.
+        frame: Arrays by the names of the graph inputs.
+        start: Time (`time.perf_counter`) at which the stream starts.
+        duration_s: Seconds in which frames are sent.
+
+    Returns:
+        Seconds from the start.
+    """
+    time.sleep(max(0.0, start - time.perf_counter()))
+
+    def repeat_frame() -> Iterator[dict[str, Any]]:
+        while time.perf_counter() < start + duration_s:
+            yield frame
+
+    return [time.perf_counter() - start for _ in session.stream(repeat_frame())]
+
+
+def _make_trial(session: SwappableSession, finished: Sequence[float], dilation: float) -> SpeedTrial:
+    """Return the result of a stream, with all times divided by the dilation."""
     adaptations = session.adaptations if isinstance(session, AdaptiveSession) else ()
-    return SpeedTrial(tuple(finished), tuple(replace(found, at_s=found.at_s / dilation) for found in adaptations))
+    return SpeedTrial(
+        tuple(at_s / dilation for at_s in finished),
+        tuple(replace(found, at_s=found.at_s / dilation) for found in adaptations),
+    )
 
 
 @contextlib.contextmanager

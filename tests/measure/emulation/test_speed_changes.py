@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from support.commands import command, failed
 
 import dicompiler
 from dicompiler import networks
+from dicompiler.base.errors import UsageError
 from dicompiler.cost.speed_changes import SpeedChange
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.adapt import AdaptOptions
@@ -72,6 +74,12 @@ def test_command_prints_times_and_adaptations(compiled: Path) -> None:
     output = command("emulate", compiled, "--slow", "pi02=0.5@1s", "--duration", 3).stdout
     assert output.splitlines()[0].split() == ["from", "frames", "time", "between", "frames"]
     assert [line.split()[0] for line in output.splitlines()[1:4]] == ["0", "1", "2"]
+
+
+@pytest.mark.parametrize("dilation", [0.5, -1.0, math.inf, math.nan])
+def test_rejects_a_dilation_that_makes_boards_faster(dilation: float, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=f"^emulate: dilation must be at least 1, not {dilation}$"):
+        emulate_speed_changes(tmp_path, [], dilation=dilation)
 
 
 def test_rejects_unknown_devices_and_options_that_exclude_each_other(compiled: Path) -> None:
