@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -107,34 +107,9 @@ def command(
 
     Example: dicompiler profile model.onnx --hosts hosts.toml -o cluster.toml
     """
-    from dicompiler.cli.progress import progress
-    from dicompiler.driver.prepare import prepare
-    from dicompiler.ir.cluster import DEFAULT_ENGINE
-    from dicompiler.ir.onnx.model import Model
-    from dicompiler.measure import profile_package as profiling
-    from dicompiler.plugin.registry import registry
-
-    if (output is None) == (package is None):
-        raise UsageError("profile: give either -o PROFILE.json or --package DIR")
-    if hosts is None and (platform is not None or logs or force or timeout_s is not None):
-        raise UsageError("profile: --platform, --log, --force and --timeout need --hosts")
-    if hosts is not None and (output is None or device is not None):
-        raise UsageError("profile: --hosts needs -o PLATFORM.toml and excludes --device")
-    if package is not None:
-        refuse_options("--package measures nothing", "repeat", "threads")
-    numbers = _parse_tiles(tiles)
-    measured = [registry().make("targets", name) for name in dict.fromkeys(targets) if name != "none"]
-    engines = [registry().make("engines", name) for name in registry().engines if name != DEFAULT_ENGINE]
-    check_writable(output or package)
-    if package is not None:
-        profiling.check_package_path(package)
-    check_output_file(output)
-    with progress(f"reading {model.name}"):
-        compilation = prepare(Model.load(model), shape, state=state)
-
-    def write(stage: Path) -> None:
-        profiling.write_package(compilation, stage, numbers, device or "", measured, engines)
-
+    needs_hosts = platform is not None or bool(logs) or force or timeout_s is not None
+    _check_output_options(output, package, hosts, device, needs_hosts)
+    write = _load_package(model, shape, state, _PackageOptions(_parse_tiles(tiles), device or "", targets))
     if package is not None:
         _write_package(write, package, as_json)
     elif output is not None and hosts is not None:
@@ -148,6 +123,67 @@ def command(
         )
     elif output is not None:
         _measure_here(write, output, threads, repeat, as_json)
+
+
+def _check_output_options(
+    output: Path | None, package: Path | None, hosts: Path | None, device: str | None, needs_hosts: bool
+) -> None:
+    """Raise an error if options exclude each other, or if the output cannot be written.
+
+    Args:
+        output: The option --output.
+        package: The option --package.
+        hosts: The option --hosts.
+        device: The option --device.
+        needs_hosts: Whether an option is given that needs --hosts.
+    """
+    from dicompiler.measure.profile_package import check_package_path
+
+    if (output is None) == (package is None):
+        raise UsageError("profile: give either -o PROFILE.json or --package DIR")
+    if hosts is None and needs_hosts:
+        raise UsageError("profile: --platform, --log, --force and --timeout need --hosts")
+    if hosts is not None and (output is None or device is not None):
+        raise UsageError("profile: --hosts needs -o PLATFORM.toml and excludes --device")
+    if package is not None:
+        refuse_options("--package measures nothing", "repeat", "threads")
+    check_writable(output or package)
+    if package is not None:
+        check_package_path(package)
+    check_output_file(output)
+
+
+@dataclass(frozen=True)
+class _PackageOptions:
+    """Options of a measurement package.
+
+    Attributes:
+        tiles: Numbers of tiles into which each layer is cut.
+        device: Name of the platform's devices that the profile is for; empty for the host that measures.
+        targets: Names of the targets of which the runtimes are measured.
+    """
+
+    tiles: tuple[int, ...]
+    device: str
+    targets: tuple[str, ...]
+
+
+def _load_package(
+    model: Path, shape: tuple[str, ...], state: tuple[str, ...], options: _PackageOptions
+) -> Callable[[Path], None]:
+    """Read a model, and return a function that writes its measurement package to an empty directory."""
+    from dicompiler.cli.progress import progress
+    from dicompiler.driver.prepare import prepare
+    from dicompiler.ir.cluster import DEFAULT_ENGINE
+    from dicompiler.ir.onnx.model import Model
+    from dicompiler.measure.profile_package import write_package
+    from dicompiler.plugin.registry import registry
+
+    targets = [registry().make("targets", name) for name in dict.fromkeys(options.targets) if name != "none"]
+    engines = [registry().make("engines", name) for name in registry().engines if name != DEFAULT_ENGINE]
+    with progress(f"reading {model.name}"):
+        compilation = prepare(Model.load(model), shape, state=state)
+    return lambda directory: write_package(compilation, directory, options.tiles, options.device, targets, engines)
 
 
 def _write_package(write: Callable[[Path], None], package: Path, as_json: bool) -> None:

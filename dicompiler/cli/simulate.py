@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from dicompiler.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from dicompiler.cost.failure_timeline import StreamInterval
+    from dicompiler.cost.failure_timeline import Outage, StreamInterval
     from dicompiler.cost.simulator import SimulationResult, Span
     from dicompiler.cost.speed_changes import SpeedChange
     from dicompiler.driver.compile_result import CompileResult
@@ -92,12 +92,8 @@ def command(
     from dicompiler.cli.compile_output import show_simulation
     from dicompiler.cli.file_io import write_text
     from dicompiler.cli.progress import progress
-    from dicompiler.cli.run_output import show_periods, show_trial
-    from dicompiler.cli.table import print_entries
+    from dicompiler.cli.run_output import show_periods
     from dicompiler.cost.failure_timeline import parse_outage
-    from dicompiler.cost.speed_changes import list_link_speeds, list_speeds
-    from dicompiler.measure.simulate_adaptation import SWAP_S
-    from dicompiler.search.failure_cases import simulate_failures
     from dicompiler.target.run_records import default_in_flight
 
     check_output_file(trace)
@@ -106,38 +102,17 @@ def command(
         raise UsageError("simulate: --slow and --fail cannot be combined: omit one of them")
     if adapt and (not changes or trace is not None):
         raise UsageError("simulate: --adapt needs --slow and excludes --trace: change these options")
-    # `compile` or `plan` already warned of this plan, and with the objective that the plan was made for.
-    more_options: dict[str, Any] = {} if request.options.plan is None else {"allow_worse": True}
-    # The default of --tolerate-failures is the integer 0. A value from the user is a string, which is not replaced.
-    if outages and request.options.plan is None and request.options.tolerate_failures == 0:
-        more_options["tolerate_failures"] = len({outage.device for outage in outages})
     with progress(f"planning {request.model.name}") as tell:
-        result = request.compile(**more_options)
-        assert result.program is not None and result.problem is not None and result.plan is not None
+        result = _compile_plan(request, outages)
+        assert result.program is not None
         devices = [device.device for device in result.program.devices]
         tell(f"simulating {frames} frame{'' if frames == 1 else 's'}")
         max_in_flight = in_flight or default_in_flight(len(devices))
         if adapt:
-            trial = _simulate_session(request, result, changes, frames, max_in_flight)
-            show_trial(trial, trial.finished_s[-1], as_json)
-            if trial.adaptations and not as_json:
-                print_entries([f"simulated: a new plan computes frames {SWAP_S:g} s after its search began"])
+            _show_adaptation(_simulate_session(request, result, changes, frames, max_in_flight), as_json)
             return
-        simulation = result.problem.simulate_compilation(
-            result,
-            frames,
-            max_in_flight,
-            trace is not None,
-            list_speeds(changes, devices),
-            list_link_speeds(changes, result.problem.platform),
-        )
-        intervals = (
-            simulate_failures(result.problem, result.plan, outages, frames, max_in_flight, trace is not None)
-            if outages
-            else ()
-        )
-        if intervals:
-            simulation = _with_frames_of(intervals, simulation)
+        stream = _Stream(frames, max_in_flight, tuple(changes), tuple(outages), has_spans=trace is not None)
+        simulation, intervals = stream.simulate(result)
     if trace is not None:
         write_text(trace, format_trace(simulation, devices))
     show_simulation(result, simulation, as_json, intervals, max_in_flight)
@@ -145,6 +120,65 @@ def command(
         finished_s = sorted(end for _, end in simulation.frames)
         click.echo()
         show_periods(finished_s, finished_s[-1])
+
+
+def _compile_plan(request: CompileRequest, outages: Sequence[Outage]) -> CompileResult:
+    """Return the compiled plan, by default with plans for the failures in `outages`."""
+    # `compile` or `plan` already warned of this plan, and with the objective that the plan was made for.
+    more_options: dict[str, Any] = {} if request.options.plan is None else {"allow_worse": True}
+    # The default of --tolerate-failures is the integer 0. A value from the user is a string, which is not replaced.
+    if outages and request.options.plan is None and request.options.tolerate_failures == 0:
+        more_options["tolerate_failures"] = len({outage.device for outage in outages})
+    return request.compile(**more_options)
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """A stream of frames on devices that may fail or change their speed.
+
+    Attributes:
+        frames: Number of frames.
+        in_flight: Number of frames that are computed at the same time.
+        changes: Changes of the speeds of devices and links.
+        outages: Periods in which devices fail.
+        has_spans: Whether the result contains the periods in which devices compute, send and wait.
+    """
+
+    frames: int
+    in_flight: int
+    changes: tuple[SpeedChange, ...]
+    outages: tuple[Outage, ...]
+    has_spans: bool
+
+    def simulate(self, result: CompileResult) -> tuple[SimulationResult, Sequence[StreamInterval]]:
+        """Return the simulated stream, and its intervals between failures; these are empty if no device fails."""
+        from dicompiler.cost.speed_changes import list_link_speeds, list_speeds
+        from dicompiler.search.failure_cases import simulate_failures
+
+        problem, plan, program = result.problem, result.plan, result.program
+        assert problem is not None and plan is not None and program is not None
+        simulation = problem.simulate_compilation(
+            result,
+            self.frames,
+            self.in_flight,
+            self.has_spans,
+            list_speeds(self.changes, [device.device for device in program.devices]),
+            list_link_speeds(self.changes, problem.platform),
+        )
+        if not self.outages:
+            return simulation, ()
+        intervals = simulate_failures(problem, plan, self.outages, self.frames, self.in_flight, self.has_spans)
+        return _with_frames_of(intervals, simulation), intervals
+
+
+def _show_adaptation(trial: SpeedTrial, as_json: bool) -> None:
+    from dicompiler.cli.run_output import show_trial
+    from dicompiler.cli.table import print_entries
+    from dicompiler.measure.simulate_adaptation import SWAP_S
+
+    show_trial(trial, trial.finished_s[-1], as_json)
+    if trial.adaptations and not as_json:
+        print_entries([f"simulated: a new plan computes frames {SWAP_S:g} s after its search began"])
 
 
 def _with_frames_of(intervals: Sequence[StreamInterval], simulation: SimulationResult) -> SimulationResult:
