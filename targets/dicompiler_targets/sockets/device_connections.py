@@ -297,12 +297,11 @@ def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]
 
 def _child_environment() -> dict[str, str]:
     """Return this process's environment without the PYTHON… variables that change how Python behaves."""
-    kept = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE")
+    kept = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
-    # The child has another working directory, so relative paths must become absolute. Without
-    # PYTHONDONTWRITEBYTECODE, it would write bytecode into the artifact.
+    # The child has another working directory, so relative paths must become absolute.
     path = [os.path.abspath(entry) for entry in variables.pop("PYTHONPATH", "").split(os.pathsep) if entry]
-    return variables | {"PYTHONDONTWRITEBYTECODE": "1"} | ({"PYTHONPATH": os.pathsep.join(path)} if path else {})
+    return variables | ({"PYTHONPATH": os.pathsep.join(path)} if path else {})
 
 
 def end_all(processes: Sequence[DeviceProcess]) -> None:
