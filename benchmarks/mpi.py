@@ -29,7 +29,8 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.driver.artifact import install, run
 from dicompiler.driver.compiler import run_strategy
-from dicompiler.driver.prepare import make_problem, prepare
+from dicompiler.driver.prepare import prepare
+from dicompiler.driver.problem_setup import make_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan, load_plan

@@ -13,7 +13,8 @@ from dicompiler.base.errors import UsageError, check_type
 from dicompiler.base.schema import load_json, validate
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL
 from dicompiler.driver.engines import engine_tolerances, split_program
-from dicompiler.driver.prepare import apply_wire_types, make_problem, prepare
+from dicompiler.driver.prepare import apply_wire_types, prepare
+from dicompiler.driver.problem_setup import make_problem
 from dicompiler.ir import plan as plans
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import Decision, PipelineState

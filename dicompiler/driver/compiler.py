@@ -50,7 +50,6 @@ from dicompiler.driver.layer_engines import improve_engines
 from dicompiler.driver.prepare import (
     apply_wire_types,
     check_loadable,
-    make_problem,
     measure_wire_ranges,
     prepare,
     resolve_platform,
@@ -58,6 +57,7 @@ from dicompiler.driver.prepare import (
     resolve_wire_types,
     warn_not_narrowed,
 )
+from dicompiler.driver.problem_setup import make_problem
 from dicompiler.ir import plan as plans
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import Decision, PipelineState

@@ -33,7 +33,7 @@ from dicompiler.driver.engines import (
     warn_not_installed,
     with_possible_precision,
 )
-from dicompiler.driver.prepare import find_runtime_costs, on_platform
+from dicompiler.driver.problem_setup import find_runtime_costs, on_platform
 from dicompiler.ir.cluster import DEFAULT_ENGINE, Device
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import Plan

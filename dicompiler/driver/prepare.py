@@ -17,15 +17,12 @@ from pathlib import Path
 import onnx
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.base.objectives import objective_terms
 from dicompiler.base.option_specs import Spec
-from dicompiler.cost.cost_model import AnalyticModel, CostModel
-from dicompiler.cost.runtime_overhead import RuntimeCosts, runtime_slowdown
+from dicompiler.cost.cost_model import CostModel
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, ModelSource
-from dicompiler.driver.engines import choose_engines, make_engine
+from dicompiler.driver.engines import choose_engines
+from dicompiler.driver.problem_setup import make_problem
 from dicompiler.ir import plan as plans
-from dicompiler.ir.cluster import DEFAULT_ENGINE, Device
-from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.graph_structure import graph_and_bodies
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.onnx.sanity_checks import check_known_operators
@@ -52,12 +49,6 @@ from dicompiler.target.target_base import Target
 
 log = logging.getLogger("dicompiler")
 
-_SHAPE_REMEDIES = {
-    "": "the shape depends on values: remove these nodes from the network, or use the prediction of the other layers",
-    "com.microsoft": "compile the network as it was before onnxruntime optimized it, or add value_info to the model",
-}
-"""Remedies for a tensor of unknown shape, by the ONNX domain of the operator that computes it."""
-_DEFAULT_REMEDY = "add value_info to the model"
 LOG_FATAL_ONLY = 4
 """Severity level of onnxruntime at which it logs only fatal errors."""
 
@@ -204,78 +195,6 @@ def resolve_platform(platform: str | Path | Platform | None, strategy: Strategy 
         return described
     with registry().naming_load_errors():
         return Platform.load(platform, [entry.value for entry in registry().platforms.values()])
-
-
-def make_problem(
-    compilation: PipelineState, objective: str = "latency", cost: CostModel | None = None, target: Target | None = None
-) -> Problem:
-    """Return the problem of a prepared model on a platform, and warn about layers with unknown cost.
-
-    Args:
-        compilation: A state with layers and a platform.
-        objective: Quantity to minimize.
-        cost: The cost model. Default: `analytic`.
-        target: The target, which adds memory and costs of messages and calls. Default: these are 0.
-    """
-    layers, platform = compilation.layers, compilation.platform
-    assert layers is not None and platform is not None
-    check_powers(platform, objective)
-    for line in layers_without_cost(layers):
-        log.warning(line)
-    cost_model = cost or AnalyticModel()
-    problem = Problem(
-        layers, platform, cost_model, objective, model=compilation.model, file_graph=compilation.loaded_graph
-    )
-    if target is None:
-        return problem
-    return on_platform(problem, platform, target)
-
-
-def on_platform(problem: Problem, platform: Platform, target: Target) -> Problem:
-    costs = runtime_costs(platform, problem.cost_model, target)
-    return replace(problem, platform=platform, target=target, runtime_costs=costs)
-
-
-def check_powers(platform: Platform, objective: str) -> None:
-    """Raise UsageError if energy is to be minimized, and the platform states no powers of devices."""
-    # Without powers, the energies of all plans would be 0, and every plan would be the best one.
-    if "energy" in objective_terms(objective) and not platform.has_powers:
-        raise UsageError(
-            f"objective {objective!r}: platform {platform.name!r} states no powers: add power_active and power_idle to "
-            "its devices, or use another objective"
-        )
-
-
-def runtime_costs(platform: Platform, cost: CostModel, target: Target) -> dict[str, RuntimeCosts]:
-    """Return the runtime's costs on each device (seconds for messages, calls and copies), by device name."""
-    costs = {device.name: find_runtime_costs(device, cost, target) for device in platform.devices}
-    if len(platform.hosts) == 1:
-        return costs
-    # Messages between hosts are encrypted (TLS), which costs time.
-    return {name: device_costs.with_tls for name, device_costs in costs.items()}
-
-
-def find_runtime_costs(device: Device, cost: CostModel, target: Target) -> RuntimeCosts:
-    costs = cost.runtime_costs(device, target.runtime_costs, target.name)
-    if device.engine == DEFAULT_ENGINE or not costs.call:
-        return costs
-    extra_s = make_engine(device.engine).extra_call_s * runtime_slowdown(device)
-    return replace(costs, call=costs.call + extra_s)
-
-
-def layers_without_cost(layers: LayerGraph) -> Iterator[str]:
-    """Yield a warning for each layer with a tensor of unknown shape."""
-    for layer in layers.layers:
-        unknown = [(node, name) for node in layer.nodes for name in node.outputs if _has_unknown_shape(layers, name)]
-        if unknown:
-            node, name = unknown[0]
-            effect = f"layer {layer.name!r} ({len(layer.nodes)} nodes) stays whole, and predictions omit its work"
-            cause = f"the shape of {name!r}, the output of {node.op}, is unknown"
-            yield f"{effect}: {cause}: {_SHAPE_REMEDIES.get(node.domain, _DEFAULT_REMEDY)}"
-
-
-def _has_unknown_shape(layers: LayerGraph, name: str) -> bool:
-    return bool(name) and layers.tensors[name].shape is None and layers.tensors[name].dtype != onnx.TensorProto.STRING
 
 
 def resolve_wire_types(

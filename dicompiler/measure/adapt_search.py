@@ -22,7 +22,7 @@ from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.workload import Workload
 from dicompiler.driver.artifact import reopen_artifact
 from dicompiler.driver.compiler import compile
-from dicompiler.driver.prepare import on_platform
+from dicompiler.driver.problem_setup import on_platform
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml
 from dicompiler.measure.calibrate import fit_rates

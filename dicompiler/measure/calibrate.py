@@ -31,7 +31,7 @@ from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.cost.workload import Workload, build_workload
 from dicompiler.driver import run_log
 from dicompiler.driver.artifact import reopen_artifact
-from dicompiler.driver.prepare import on_platform
+from dicompiler.driver.problem_setup import on_platform
 from dicompiler.ir.cluster import Device, engine_name
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.program import Program

@@ -27,7 +27,8 @@ from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.base.units import format_seconds
 from dicompiler.driver.compiler import compile
-from dicompiler.driver.prepare import load_problem, on_platform
+from dicompiler.driver.prepare import load_problem
+from dicompiler.driver.problem_setup import on_platform
 from dicompiler.driver.run_log import platform_digest
 from dicompiler.ir import plan as plans
 from dicompiler.ir.onnx.model import Model

@@ -18,7 +18,8 @@ from dicompiler import networks
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.cost.simulator import SimulationResult, simulate
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload, build_workload
-from dicompiler.driver.prepare import make_problem, prepare
+from dicompiler.driver.prepare import prepare
+from dicompiler.driver.problem_setup import make_problem
 from dicompiler.ir.cluster import Device, Host, Link, Network, NetworkKind
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState

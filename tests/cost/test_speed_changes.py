@@ -15,7 +15,8 @@ from dicompiler.base.errors import UsageError
 from dicompiler.cost.simulator import simulate
 from dicompiler.cost.speed_changes import SpeedChange, end_of_computing, list_link_speeds, list_speeds, mean_periods
 from dicompiler.cost.workload import DeviceWork, Job, Message, Workload
-from dicompiler.driver.prepare import make_problem, prepare
+from dicompiler.driver.prepare import prepare
+from dicompiler.driver.problem_setup import make_problem
 from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.partition.tiling import single_device_plan

@@ -22,7 +22,7 @@ import dicompiler
 from dicompiler.analysis.prediction_error import segment_seconds
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.driver.artifact import reopen_artifact
-from dicompiler.driver.prepare import on_platform
+from dicompiler.driver.problem_setup import on_platform
 from dicompiler.driver.run_log import load_log, run_document
 from dicompiler.measure.adapt import AdaptiveSession, AdaptOptions, _Observation, run_with_swaps
 from dicompiler.measure.adapt_search import SearchRequest, _MeasuredCase, expected_seconds

@@ -12,7 +12,7 @@ from support.onnx_models import parsed
 
 import dicompiler
 from dicompiler.driver.artifact import reopen_artifact
-from dicompiler.driver.prepare import on_platform
+from dicompiler.driver.problem_setup import on_platform
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.connection_speeds import ARROW, fit_bandwidths, name_connection, predict_byte_seconds
 from dicompiler.search.problem import plan_workload

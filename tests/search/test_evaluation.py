@@ -14,7 +14,8 @@ from support.layer_graphs import rules
 from support.weighing import check_weighed
 
 from dicompiler import networks
-from dicompiler.driver.prepare import make_problem, prepare
+from dicompiler.driver.prepare import prepare
+from dicompiler.driver.problem_setup import make_problem
 from dicompiler.ir.cluster import Device, Host, Network, NetworkKind
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan

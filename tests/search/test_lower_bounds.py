@@ -11,7 +11,8 @@ from support.random_problems import any_plan, random_problem
 
 from dicompiler import networks
 from dicompiler.cost.cost_model import AnalyticModel
-from dicompiler.driver.prepare import make_problem, prepare
+from dicompiler.driver.prepare import prepare
+from dicompiler.driver.problem_setup import make_problem
 from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.model import Model

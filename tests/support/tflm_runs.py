@@ -12,7 +12,8 @@ import onnx
 from numpy.typing import NDArray
 
 from dicompiler.driver.compiler import run_strategy
-from dicompiler.driver.prepare import make_problem, prepare
+from dicompiler.driver.prepare import prepare
+from dicompiler.driver.problem_setup import make_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.platform import uniform_platform

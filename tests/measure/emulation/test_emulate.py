@@ -14,7 +14,8 @@ from support.commands import command, failed
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.driver.prepare import make_problem, prepare
+from dicompiler.driver.prepare import prepare
+from dicompiler.driver.problem_setup import make_problem
 from dicompiler.ir.cluster import Network
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform, platform_to_toml
