@@ -5,7 +5,7 @@ Each step is a function of this module:
 1. `resolve_options` checks the options, and creates the strategy, cost model and target that strings describe.
 2. `prepare_model` loads the model and forms its layers.
 3. `build_problem` combines the layers, the platform and the cost model.
-4. `make_plan` assigns regions of each layer's output to devices.
+4. `plan_and_choose_engines` assigns regions of each layer's output to devices, and layers to engines.
 5. `lower_plan` splits the model by the plan.
 6. `check_program` checks that the target supports the program, and that the memory of each device suffices.
 7. `add_metrics` predicts times.
@@ -38,6 +38,7 @@ from dicompiler.driver.compile_options import (
     takes_fields_of,
 )
 from dicompiler.driver.compile_result import CompileResult, summarize
+from dicompiler.driver.engine_choice import PlannedProblem, choose_plan_and_engines, with_layer_engines
 from dicompiler.driver.engines import (
     AUTO_ENGINE,
     check_engine,
@@ -46,7 +47,6 @@ from dicompiler.driver.engines import (
     plan_with_engines,
     split_program,
 )
-from dicompiler.driver.layer_engines import improve_engines
 from dicompiler.driver.prepare import (
     apply_wire_types,
     check_loadable,
@@ -151,9 +151,7 @@ def compile_with_options(model: ModelSource, options: CompileOptions) -> Compile
         setup = resolve_options(model, options)
         compilation = prepare_model(setup)
         problem = build_problem(compilation, setup)
-        compilation = make_plan(compilation, problem, setup)
-        if options.engine == AUTO_ENGINE:
-            compilation, problem = improve_engines(compilation, problem, options.precision)
+        compilation, problem = plan_and_choose_engines(compilation, problem, setup)
         compilation = lower_plan(compilation, setup)
         compilation, memory = check_program(compilation, problem, setup)
         compilation = add_metrics(compilation, problem, memory, setup)
@@ -269,8 +267,58 @@ def build_problem(compilation: PipelineState, setup: CompileSetup) -> Problem:
     return replace(problem, executor=setup.options.executor)
 
 
-def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup) -> PipelineState:
-    """Add the plan to the compilation: the strategy's plan, or the plan that the caller gave.
+def plan_and_choose_engines(
+    compilation: PipelineState, problem: Problem, setup: CompileSetup
+) -> tuple[PipelineState, Problem]:
+    """Return the compilation with a plan, and the problem with the engines that compute the plan.
+
+    With the engine "auto" and times of layers in several engines, the strategy searches twice: with the fastest engine
+    of each device, and with the fastest engine of each layer. The plan with the better objective is returned.
+
+    Raises:
+        DicompilerError: The strategy finds no plan, or the option `require_complete_search` is given and a search was
+            not complete.
+    """
+    is_auto = setup.options.engine == AUTO_ENGINE
+    planned = [PlannedProblem(make_plan(compilation, problem, setup), problem)]
+    if is_auto:
+        planned += plan_with_layer_engines(compilation, planned[0], setup)
+    if setup.options.require_complete_search:
+        for entry in planned:
+            check_search_is_complete(entry.plan)
+    best = choose_plan_and_engines(planned, setup.options.precision) if is_auto else planned[0]
+    return replace(compilation, plan=best.plan, platform=best.problem.platform), best.problem
+
+
+def plan_with_layer_engines(
+    compilation: PipelineState, first: PlannedProblem, setup: CompileSetup
+) -> list[PlannedProblem]:
+    """Return the strategy's plan for the problem with the fastest engine of each layer.
+
+    Args:
+        compilation: The compilation without a plan.
+        first: The plan for the problem with the fastest engine of each device.
+        setup: The options of the compilation.
+
+    Returns:
+        One plan, or none: no times of layers are known, the layers gain too little, the first search was interrupted,
+        or the strategy finds no plan, because other engines need more memory.
+    """
+    if setup.strategy is None or INTERRUPTED_NOTE in first.plan.note:
+        return []
+    problem = with_layer_engines(first.problem, setup.options.precision)
+    if problem is first.problem:
+        return []
+    log.info("engine auto: searching again with the engine of each layer")
+    try:
+        return [PlannedProblem(make_plan(compilation, problem, setup), problem)]
+    except DicompilerError as error:
+        log.info("engine auto: no plan with the engine of each layer: %s", error)
+        return []
+
+
+def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup) -> Plan:
+    """Return the strategy's plan for a problem, or the plan that the caller gave.
 
     If the options request them, plans for failures and value ranges for sending as int8 are added too.
     """
@@ -282,14 +330,13 @@ def make_plan(compilation: PipelineState, problem: Problem, setup: CompileSetup)
     if setup.failures:
         planner = setup.strategy or registry().make("strategies", DEFAULT_STRATEGY)
         plan = add_failover_plans(problem, planner, plan, setup.failures, is_plan_fixed=setup.strategy is None)
-    if setup.options.require_complete_search:
-        check_search_is_complete(plan)
     if setup.strategy is not None:
         plan = drop_unread_parts(problem, plan)
-    compilation = replace(compilation, plan=plan_with_engines(plan, problem.platform))
+    plan = plan_with_engines(plan, problem.platform)
     if setup.options.wire_samples is not None:
-        compilation = replace(compilation, plan=measure_wire_ranges(compilation, Path(setup.options.wire_samples)))
-    return compilation
+        planned = replace(compilation, plan=plan, platform=problem.platform)
+        plan = measure_wire_ranges(planned, Path(setup.options.wire_samples))
+    return plan
 
 
 def run_strategy(problem: Problem, strategy: Strategy) -> Plan:

@@ -196,18 +196,35 @@ def _warn_unknown(platform: Platform, cost: CostModel) -> None:
 
 
 def _choose_engine(layers: LayerGraph, device: Device, cost: CostModel, target: Target | None) -> str:
-    """Return the engine with which a device computes the network fastest; onnxruntime if no engine is faster."""
-    best = find_fastest_engine(layers, device, cost, target)
-    try:
-        make_engine(best).check_installed()
-    except DicompilerError as error:
-        warn_not_installed(device.name, error)
-        return DEFAULT_ENGINE
-    return best
+    """Return the installed engine with which a device computes the network fastest."""
+    engine, error = find_installed(rank_engines(layers, device, cost, target))
+    if error is not None:
+        warn_not_installed(device.name, error, engine)
+    return engine
 
 
-def warn_not_installed(device: str, error: DicompilerError) -> None:
-    log.warning("device %s: %s; until then, onnxruntime computes there", device, error)
+def find_installed(engines: Sequence[str]) -> tuple[str, DicompilerError | None]:
+    """Return the first engine whose packages this host has, otherwise onnxruntime.
+
+    Args:
+        engines: Names of engines, possibly with options, the best one first.
+
+    Returns:
+        The engine, and the error that tells how to install the best engine; None if it is installed.
+    """
+    first_error = None
+    for engine in engines:
+        try:
+            make_engine(engine).check_installed()
+        except DicompilerError as error:
+            first_error = first_error or error
+        else:
+            return engine, first_error
+    return DEFAULT_ENGINE, first_error
+
+
+def warn_not_installed(device: str, error: DicompilerError, engine: str) -> None:
+    log.warning("device %s: %s; until then, %s computes there", device, error, engine_name(engine))
 
 
 def list_known_engines(device: Device, cost: CostModel, target: Target | None) -> list[str]:
@@ -216,19 +233,21 @@ def list_known_engines(device: Device, cost: CostModel, target: Target | None) -
     return [name for name in usable if cost.knows_engine(device, name)]
 
 
-def find_fastest_engine(layers: LayerGraph, device: Device, cost: CostModel, target: Target | None) -> str:
-    """Return the engine that is predicted to compute the network fastest on a device, installed or not."""
-    others = list_known_engines(device, cost, target)
-    seconds = {DEFAULT_ENGINE: _network_seconds(layers, replace(device, engine=DEFAULT_ENGINE), cost)}
-    for name in others:
+def rank_engines(layers: LayerGraph, device: Device, cost: CostModel, target: Target | None) -> list[str]:
+    """Return the engines with comparable speeds, installed or not, the one that computes the network fastest first."""
+    default = replace(device, engine=DEFAULT_ENGINE)
+    is_default_comparable = cost.is_measured or _stated_share(layers, default) >= MIN_STATED_SHARE
+    ranks = {DEFAULT_ENGINE: (1, _network_seconds(layers, default, cost))}
+    for name in list_known_engines(device, cost, target):
         with_engine = replace(device, engine=name)
-        if cost.is_measured or _has_only_one_rate(with_engine):
-            seconds[name] = _network_seconds(layers, with_engine, cost)
+        seconds = _network_seconds(layers, with_engine, cost)
+        if is_default_comparable or _has_only_one_rate(with_engine):
+            ranks[name] = 1, seconds
         elif _stated_share(layers, with_engine) >= MIN_STATED_SHARE:
             # The platform states several rates of this engine, one for each kind of layer, but only one rate of
-            # onnxruntime for all kinds, which can be wrong by a factor of 4. The engine is therefore preferred (0 s).
-            seconds[name] = 0.0
-    return min(seconds, key=lambda name: seconds[name])
+            # onnxruntime for all kinds, which can be wrong by a factor of 4. The engine is therefore preferred.
+            ranks[name] = 0, seconds
+    return sorted(ranks, key=lambda name: ranks[name])
 
 
 def _network_seconds(layers: LayerGraph, device: Device, cost: CostModel) -> float:

@@ -1,57 +1,42 @@
-"""The choice of an engine for each layer of a plan, with the option `engine=auto`.
+"""The choice of an engine for each layer of a plan.
 
-PipelineState with plan + Problem + measured times of layers ⇒ PipelineState + Problem, some engines with `layers=…`
+Problem + Plan + times of layers in several engines ⇒ engines with the option `layers`, by device name
 
-An engine is the library that computes segments (ONNX submodels) on a device. A network may have layers that ncnn
-computes faster than onnxruntime, and others that it computes slower or not at all. Each change of the engine costs a
-call and copies of tensors. Dynamic programming over the layers of a device finds the cheapest choice. This choice is
-used only if the objective of the simulated plan becomes better by at least 10 %.
+An engine is the library that computes segments (ONNX submodels). A network may have layers that ncnn computes faster
+than onnxruntime, and others that it computes slower or not at all. Each change of the engine costs a call and copies of
+tensors. Dynamic programming over the layers of a device finds the cheapest choice.
 """
 
 from __future__ import annotations
 
 import glob
-import logging
 import math
 import operator
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 from dicompiler.base.errors import DicompilerError
-from dicompiler.base.process import gc_paused
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.cost.workload import count_local_reads, local_input_nbytes, seconds_after
 from dicompiler.driver.engines import (
     WORTHWHILE_OPERATORS,
-    find_fastest_engine,
+    find_installed,
     list_cpu_devices,
     list_known_engines,
     make_engine,
-    plan_with_engines,
-    split_program,
-    warn_not_installed,
+    rank_engines,
     with_possible_precision,
 )
-from dicompiler.driver.problem_setup import find_runtime_costs, on_platform
-from dicompiler.ir.cluster import DEFAULT_ENGINE, Device
-from dicompiler.ir.pipeline_state import PipelineState
+from dicompiler.driver.problem_setup import find_runtime_costs
+from dicompiler.ir.cluster import DEFAULT_ENGINE, Device, engine_name
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.program import Program
 from dicompiler.ir.routing import Routing, Task, TaskId, task_id
-from dicompiler.partition.lowering import build_program_only, lower_unchecked
+from dicompiler.partition.lowering import build_program_only
 from dicompiler.partition.placed_graph import ModelFacts
-from dicompiler.search.constraints import check_program_memory
 from dicompiler.search.problem import Problem
 from dicompiler.target.engine import Engine
-
-log = logging.getLogger("dicompiler")
-
-MIN_GAIN = 0.1
-"""Fraction by which the objective must become better, so that engines by layer replace one engine per device.
-
-Times of single layers deviate by several percent from run to run, and the choice prefers times that happen to be short.
-"""
 
 
 @dataclass(frozen=True)
@@ -107,84 +92,68 @@ def sum_times(layers: Sequence[LayerTimes], engines: Sequence[int]) -> float:
     return sum(layer.seconds(*pair) for layer, pair in zip(layers, pairs, strict=True))
 
 
-def improve_engines(
-    compilation: PipelineState, problem: Problem, precision: str | None = None
-) -> tuple[PipelineState, Problem]:
-    """Choose the engine of each layer of a plan, if the objective then becomes better by the fraction MIN_GAIN.
-
-    Args:
-        compilation: A pipeline state with a plan, whose devices have one engine each.
-        problem: The problem that the plan solves, with a target.
-        precision: The precision of engines that can compute with it; None: fp32.
-
-    Returns:
-        The pipeline state and the problem with the engines that are best by a simulation of the program. They are
-        unchanged if the gain is too small, or if the cost model has no times of single layers in several engines.
-    """
-    choices = _choose_by_layer(compilation, problem, precision)
-    if not choices:
-        return compilation, problem
-    candidates = [{}, choices, *([{name: choices[name]} for name in choices] if len(choices) > 1 else [])]
-    with gc_paused():
-        values = [_simulate_objective(compilation, problem, engines) for engines in candidates]
-    best = min(range(len(values)), key=lambda i: values[i])
-    if values[best] > (1 - MIN_GAIN) * values[0]:
-        return compilation, problem
-    return _with_engines(compilation, problem, candidates[best])
-
-
-def _with_engines(
-    compilation: PipelineState, problem: Problem, engines: Mapping[str, str]
-) -> tuple[PipelineState, Problem]:
-    """Return the pipeline state and the problem with other engines on some devices."""
-    assert compilation.plan is not None and problem.target is not None
-    if not engines:
-        return compilation, problem
-    platform = problem.platform.with_engines(engines)
-    plan = plan_with_engines(compilation.plan, platform)
-    return replace(compilation, platform=platform, plan=plan), on_platform(problem, platform, problem.target)
-
-
-def _simulate_objective(compilation: PipelineState, problem: Problem, engines: Mapping[str, str]) -> float:
-    """Return the objective of the plan with other engines; infinity if the program then exceeds the memory."""
-    compilation, problem = _with_engines(compilation, problem, engines)
-    assert problem.target is not None
-    compilation = split_program(lower_unchecked(compilation))
-    memory = problem.program_memory_use(compilation)
-    try:
-        check_program_memory(compilation, memory, problem.target)
-    except DicompilerError:
-        return math.inf
-    return problem.program_metrics(compilation, memory).objective_value(problem.objective)
-
-
-def _choose_by_layer(compilation: PipelineState, problem: Problem, precision: str | None) -> dict[str, str]:
+def find_layer_engines(
+    problem: Problem, plan: Plan, precision: str | None
+) -> tuple[dict[str, str], dict[str, DicompilerError]]:
     """Return, by device name, the new engine of each device that is predicted to be faster with it.
 
     The new engine may compute only some of the device's layers; onnxruntime computes the others.
+
+    Args:
+        problem: The problem.
+        plan: The plan, which places layers on devices.
+        precision: The precision of engines that can compute with it; None: fp32.
+
+    Returns:
+        The best installed engines by device name, and an error for each device whose best engine is not installed.
+        There is no error if `choose_engines` has already warned about the engine.
     """
-    assert compilation.plan is not None
-    used = [device for device in list_cpu_devices(problem.platform) if device.name in compilation.plan.devices]
-    choices = [
-        _EngineChoice(device, with_possible_precision(name, precision), layers)
-        for device in used
-        for name in list_known_engines(device, problem.cost_model, problem.target)
-        if (layers := _find_comparable_layers(problem, device, make_engine(name)))
-    ]
+    chosen, errors = dict[str, str](), dict[str, DicompilerError]()
+    for device, engines in _rank_layer_engines(problem, plan, precision):
+        installed, error = find_installed([*engines, device.engine])
+        if installed != device.engine:
+            chosen[device.name] = installed
+        if error is not None and engine_name(engines[0]) != engine_name(_find_fastest_engine(problem, device)):
+            errors[device.name] = error
+    return chosen, errors
+
+
+def _find_fastest_engine(problem: Problem, device: Device) -> str:
+    return rank_engines(problem.layers, device, problem.cost_model, problem.target)[0]
+
+
+def _rank_layer_engines(problem: Problem, plan: Plan, precision: str | None) -> Iterator[tuple[Device, list[str]]]:
+    """Yield the devices of a plan with their best engines by layer, the fastest one first."""
+    used = set(plan.devices)
+    devices = [device for device in list_cpu_devices(problem.platform) if device.name in used]
+    choices = [choice for device in devices for choice in _list_choices(problem, device, precision)]
     if not choices:
-        return {}
-    facts = ModelFacts.from_model(compilation.model)
-    roles = _build_roles(problem, facts, compilation.plan)
-    options: dict[str, list[tuple[float, str]]] = {}
-    for choice in choices:
+        return
+    assert problem.model is not None
+    facts = ModelFacts.from_model(problem.model)
+    roles = _build_roles(problem, facts, plan)
+    for device, own in groupby(choices, key=lambda choice: choice.device):
         # Layers that the plan does not place on the device may be placed there after a change of the plan.
-        single = _build_roles(problem, facts, problem.single_device_plan(choice.device.name))
-        options.setdefault(choice.device.name, []).append(choice.choose(problem, [*roles, *single]))
-    best = {name: min(found)[1] for name, found in options.items()}
-    changed = {
-        device.name: best[device.name] for device in used if best.get(device.name, device.engine) != device.engine
-    }
-    return {name: engine for name, engine in changed.items() if _is_usable(problem, name, engine)}
+        single = _build_roles(problem, facts, problem.single_device_plan(device.name))
+        yield device, [engine for _, engine in sorted(choice.choose(problem, [*roles, *single]) for choice in own)]
+
+
+def has_times_in_several_engines(problem: Problem, device: Device) -> bool:
+    """Return True if times of at least one layer are known in onnxruntime and in another engine of a device."""
+    return bool(_list_choices(problem, device, None))
+
+
+def _list_choices(problem: Problem, device: Device, precision: str | None) -> list[_EngineChoice]:
+    names = list_known_engines(device, problem.cost_model, problem.target)
+    choices = [
+        _EngineChoice(
+            device,
+            with_possible_precision(name, precision),
+            _find_comparable_layers(problem, device, make_engine(name)),
+        )
+        for name in names
+    ]
+    return [choice for choice in choices if choice.layers]
 
 
 def _find_comparable_layers(problem: Problem, device: Device, engine: Engine) -> frozenset[str]:
@@ -204,23 +173,6 @@ def _build_roles(problem: Problem, facts: ModelFacts, plan: Plan) -> list[tuple[
     return list(zip(routing.roles, program.roles, strict=True))
 
 
-def _is_usable(problem: Problem, device: str, engine: str) -> bool:
-    """Return True if this host has the packages of an engine. Otherwise, log a warning.
-
-    There is no warning if `choose_engines` has already logged it.
-    """
-    try:
-        make_engine(engine).check_installed()
-    except DicompilerError as error:
-        fastest = find_fastest_engine(
-            problem.layers, problem.platform.device(device), problem.cost_model, problem.target
-        )
-        if fastest == DEFAULT_ENGINE:
-            warn_not_installed(device, error)
-        return False
-    return True
-
-
 @dataclass(frozen=True)
 class _EngineChoice:
     """The choice between onnxruntime and another engine for each layer of a device.
@@ -236,16 +188,16 @@ class _EngineChoice:
     engine: Engine
     layers: frozenset[str]
 
-    def choose(self, problem: Problem, roles: Sequence[tuple[Routing, Program]]) -> tuple[float, str]:
-        """Return the seconds of the device's layers, summed over the roles, and the engine with its option `layers`.
+    def choose(self, problem: Problem, roles: Sequence[tuple[Routing, Program]]) -> tuple[list[float], str]:
+        """Return the seconds of the device's layers in each role, and the engine with its option `layers`.
 
         If several roles place a layer on the device, the first one decides.
         """
-        seconds, is_chosen = 0.0, dict[str, bool]()
+        seconds, is_chosen = list[float](), dict[str, bool]()
         for routing, program in roles:
             times = self._list_times(problem, routing, program)
             chosen = find_cheapest_engines(list(times.values()))
-            seconds += sum_times(list(times.values()), chosen)
+            seconds.append(sum_times(list(times.values()), chosen))
             for name in self._find_worthwhile(problem, list(times), chosen):
                 is_chosen.setdefault(name, True)
             for name in times:
@@ -257,7 +209,6 @@ class _EngineChoice:
 
         A layer may have several tasks (parts) on the device. Their times are added.
         """
-        assert problem.target is not None
         engines = [replace(self.device, engine=name) for name in (DEFAULT_ENGINE, str(self.engine.spec))]
         costs = find_runtime_costs(engines[1], problem.cost_model, problem.target)
         tasks, times = {task_id(task): task for task in routing.tasks}, dict[str, LayerTimes]()

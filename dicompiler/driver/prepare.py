@@ -20,7 +20,8 @@ from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.option_specs import Spec
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, ModelSource
-from dicompiler.driver.engines import choose_engines
+from dicompiler.driver.engine_choice import with_layer_engines
+from dicompiler.driver.engines import AUTO_ENGINE, choose_engines
 from dicompiler.driver.problem_setup import make_problem
 from dicompiler.ir import plan as plans
 from dicompiler.ir.onnx.graph_structure import graph_and_bodies
@@ -156,7 +157,8 @@ def load_problem(
     with_engines = choose_engines(
         prepared.layers, resolve_platform(platform), cost_model, runtime, engine, precision=precision
     )
-    return make_problem(replace(prepared, platform=with_engines), objective, cost_model, runtime)
+    problem = make_problem(replace(prepared, platform=with_engines), objective, cost_model, runtime)
+    return with_layer_engines(problem, precision) if engine == AUTO_ENGINE else problem
 
 
 def resolve_states(state: str | Sequence[str], target: Target | None) -> tuple[str, ...]:
