@@ -10,7 +10,15 @@ from pathlib import Path
 import click
 
 from dicompiler.base.errors import UsageError
-from dicompiler.cli.options import PATH, STREAM, CompileRequest, check_output_file, combine, refuse_options
+from dicompiler.cli.options import (
+    PATH,
+    STREAM,
+    CompileRequest,
+    check_output_file,
+    combine,
+    refuse_options,
+    refuse_overwriting,
+)
 from dicompiler.cli.result_stream import echo_document
 
 build_system_options = combine(
@@ -78,9 +86,7 @@ class BuildSystemOptions:
             _check_no_input_is_overwritten(outputs, rule)
             return rule
         check_output_file(self.depfile)
-        for path in outputs:
-            if path.absolute() == self.depfile.absolute():
-                raise UsageError(f"--depfile: {path} is also an output: give the depfile another name")
+        refuse_overwriting(self.depfile, outputs)
         _check_no_input_is_overwritten((*outputs, self.depfile), rule)
         rule.format_text()
         return rule
@@ -90,12 +96,13 @@ def _check_no_input_is_overwritten(written: Sequence[Path], rule: DepfileRule) -
     overwritten = [path for path in written if path.exists()]
     if rule.request.model == STREAM or not overwritten:
         return
-    for path in rule.find_prerequisites():
-        for output in overwritten:
-            # `opt` may overwrite its model. A depfile forbids it, because the rule would then depend on its own output.
-            is_in_place = output == written[0] and path == rule.request.model and rule.depfile is None
-            if not is_in_place and path.exists() and path.samefile(output):
-                raise UsageError(f"{output}: the command also reads this file: give the output another name")
+    prerequisites = rule.find_prerequisites()
+    for output in overwritten:
+        # `opt` may overwrite its model. A depfile forbids it, because the rule would then depend on its own output.
+        is_model_replaceable = output == written[0] and rule.depfile is None
+        refuse_overwriting(
+            output, (path for path in prerequisites if not (is_model_replaceable and path == rule.request.model))
+        )
 
 
 @dataclass(frozen=True)

@@ -22,6 +22,7 @@ from dicompiler.cli.options import (
     output_option,
     plan_option,
     problem_options,
+    refuse_overwriting,
     shape_option,
     takes_compile_request,
     wire_options,
@@ -175,8 +176,8 @@ def _check_output_paths(output: Path, plan: Path | None, directories: Sequence[P
     if output != STREAM:
         check_output_file(output)
     check_output_file(plan)
-    if plan is not None and plan.absolute() == output.absolute():
-        raise UsageError(f"opt: --output and --save-plan are both {output}: give the plan another name")
+    if plan is not None:
+        refuse_overwriting(plan, [output])
     for directory in directories:
         if directory is not None and directory.exists() and not directory.is_dir():
             raise DicompilerError(f"{directory}: it is a file: give the name of a directory")

@@ -6,14 +6,14 @@ import contextlib
 import functools
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from dicompiler.base.atomic_output import check_writable
+from dicompiler.base.atomic_output import check_writable, is_special_file
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.objectives import objective_terms
 from dicompiler.base.termination import TerminationError
@@ -544,17 +544,37 @@ def check_output_file(path: Path | None) -> None:
     if path == STREAM and context is not None:
         raise UsageError(f"{context.info_name}: '-' is not the name of an output: name a file, or /dev/stdout")
     check_writable(path)
-    if path is None or not path.exists():
+    if path is None:
         return
     if path.is_dir():
         raise DicompilerError(f"{path}: it is a directory: give the name of a file")
     if context is not None and context.info_name != "opt":
-        arguments = [
-            item for value in context.params.values() for item in (value if isinstance(value, tuple) else (value,))
-        ]
-        other_paths = [Path(item) for item in arguments if isinstance(item, str | Path) and item is not path]
-        if any(other_path.is_file() and path.samefile(other_path) for other_path in other_paths):
-            raise UsageError(f"{path}: is also used by another option: give another name")
+        refuse_overwriting(path, _paths_of_parameters(context, path))
+    if not path.exists():
+        return
     for directory in list(path.absolute().parents)[:2]:
         if (directory / "artifact.json").is_file():
             raise DicompilerError(f"{path}: is a file of the artifact {directory}: give another name")
+
+
+def _paths_of_parameters(context: click.Context, output: Path) -> Iterator[Path]:
+    """Yield the paths that the command line gives, except the object `output`, and texts that name existing files."""
+    for value in context.params.values():
+        for item in value if isinstance(value, tuple) else (value,):
+            if item is not output and (isinstance(item, Path) or (isinstance(item, str) and Path(item).is_file())):
+                yield Path(item)
+
+
+def refuse_overwriting(output: Path, others: Iterable[Path]) -> None:
+    """Raise UsageError if an output is one of the files that the command reads, or that it writes as another output.
+
+    Args:
+        output: The output, which may not exist yet. A device or pipe, such as /dev/null, is never refused.
+        others: The other files, which may not exist either.
+    """
+    if is_special_file(output):
+        return
+    for other in others:
+        is_same_file = output.exists() and other.is_file() and output.samefile(other)
+        if is_same_file or output.absolute() == other.absolute():
+            raise UsageError(f"{output}: the command also reads or writes this file: give the output another name")

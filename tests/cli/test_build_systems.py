@@ -65,7 +65,7 @@ class TestOutputs:
     )
     def test_no_output_overwrites_an_input(self, place: Path, line: str) -> None:
         before = {path.name: path.read_bytes() for path in place.iterdir()}
-        assert "the command also reads this file: give the output another name" in dicompiler(
+        assert "the command also reads or writes this file: give the output another name" in dicompiler(
             place, *line.split(), code=2
         )
         assert {path.name: path.read_bytes() for path in place.iterdir()} == before

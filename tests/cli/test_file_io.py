@@ -27,8 +27,10 @@ def test_commands_do_not_overwrite_their_inputs(tmp_path: Path) -> None:
         ("compile", "-o", tmp_path / "a", "--depfile", net),
     ):
         line = failed(2, words[0], *asked, *words[1:])
-        assert line.endswith("net.onnx: is also used by another option: give another name")
+        assert line.endswith("net.onnx: the command also reads or writes this file: give the output another name")
     assert net.read_bytes() == before and not (tmp_path / "a").exists()
+    line = failed(2, "run", tmp_path / "a", "--outputs", tmp_path / "y.npz", "--log", tmp_path / "y.npz")
+    assert line.endswith("y.npz: the command also reads or writes this file: give the output another name")
     for words in (
         ("plan", *asked, "-o", plan),
         ("compile", *asked, "-o", tmp_path / "a"),
@@ -37,7 +39,7 @@ def test_commands_do_not_overwrite_their_inputs(tmp_path: Path) -> None:
         for _ in range(2):  # A second call may overwrite the files that the first call wrote.
             assert command(*words).returncode == 0
     assert "a file of the artifact" in failed(1, "report", tmp_path / "a", "-o", tmp_path / "a" / "plan.json")
-    assert "is also used by another option" in failed(2, "report", tmp_path / "a", "--log", log, "-o", log)
+    assert "the command also reads or writes this file" in failed(2, "report", tmp_path / "a", "--log", log, "-o", log)
     assert command("opt", net, "-p", "normalise", "-o", net).returncode == 0
 
 

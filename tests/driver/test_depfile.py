@@ -171,7 +171,7 @@ class TestPrerequisites:
         line = ("compile", "net;.onnx", *SPLIT, "-o", "net")
         assert "'net;.onnx': Make or Ninja" in dicompiler(place, *line, "--depfile", "net.d", code=1)
         line = ("plan", "net.onnx", *SPLIT, "-o", "plan.json")
-        assert "plan.json is also an output: give the depfile another name" in dicompiler(
+        assert "plan.json: the command also reads or writes this file: give the output another name" in dicompiler(
             place, *line, "--depfile", "plan.json", code=2
         )
         assert "--depfile-target needs --depfile" in dicompiler(place, *line, "--depfile-target", "x", code=2)
