@@ -323,7 +323,10 @@ in_flight_option = click.option(
 stream_options = combine(
     inputs_option,
     click.option(
-        "--outputs", metavar="Y.npz", type=PATH, help="Write the outputs of the first frame to this file, as npz."
+        "--outputs",
+        metavar="Y.npz",
+        type=PATH,
+        help="Write the outputs of the first frame to this npz file. Its name must end in .npz.",
     ),
     frames_option(help="Run N frames. Default: 1."),
     in_flight_option,
@@ -411,9 +414,12 @@ class StreamOptions:
     metrics: str = ""
 
     def check_paths(self) -> None:
-        """Raise DicompilerError if the file of --outputs or --log cannot be written."""
+        """Raise DicompilerError if the file of --outputs or --log cannot be written, or UsageError for a wrong name."""
         check_output_file(self.outputs)
         check_output_file(self.log)
+        if self.outputs is not None and self.outputs.suffix.lower() != ".npz" and not is_special_file(self.outputs):
+            remedy = f"give a name that ends in .npz, such as {self.outputs.with_suffix('.npz')}"
+            raise UsageError(f"{self.outputs}: outputs are written as npz: {remedy}")
 
     def run(
         self, directory: Path, inputs: dict[str, NDArray[Any]] | None, options: RunOptions

@@ -108,6 +108,17 @@ class TestPlaces:
             ):
                 assert refused(1, *arguments) == f"{path}: {cause}"
 
+    @pytest.mark.parametrize("name", ["out.txt", "out", "x.npz.old"])
+    def test_rejects_outputs_with_another_ending_than_npz(
+        self, artifact: Path, tmp_path: Path, refused: Refused, name: str
+    ) -> None:
+        path = tmp_path / name
+        (tmp_path / "hosts.toml").write_text("")
+        for command in (("run", artifact), ("deploy", artifact, "--hosts", tmp_path / "hosts.toml")):
+            cause = "outputs are written as npz: give a name that ends in .npz, such as"
+            assert refused(2, *command, "--outputs", path) == f"{path}: {cause} {path.with_suffix('.npz')}"
+            assert not path.exists()
+
     def test_rejects_read_only_file_system(self, model: Path, tmp_path: Path, refused: Refused) -> None:
         with small_disk(tmp_path / "disk", "64k") as disk:
             subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
