@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from dicompiler.base.atomic_output import is_special_file
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, print_paths
 from dicompiler.cli.completion import complete_name_list
@@ -97,6 +98,7 @@ def command(
     from dicompiler.driver.compile_options import format_shapes
     from dicompiler.driver.debug_instruments import PartitionStatistics, Reproducer, VerifyEach
     from dicompiler.driver.optimize import make_passes
+    from dicompiler.ir.onnx.loader import external_files
     from dicompiler.plugin.instruments import DumpAfterPass, PassTiming, PrintAfterPass
 
     if STREAM in (request.model, output):
@@ -105,6 +107,8 @@ def command(
     passes = make_passes(pipeline, format_shapes(request.options.shape))
     outputs = [path for path in (output, save_plan) if path is not None]
     rule = building.depfile_rule(outputs, request, passes)
+    # `opt` may overwrite its model, so its size is read before.
+    size_before = "" if request.model == STREAM else _model_size([request.model, *external_files(request.model)])
     times, counts = PassTiming(), PartitionStatistics()
     instruments: list[Instrument] = [
         *([times] if timing else []),
@@ -131,6 +135,30 @@ def command(
         print_json({**places, "outputs": names, "passes": [str(step.spec) for step in passes], **shown})
     elif building.print_outputs:
         print_paths(written)
+    elif output != STREAM and not is_special_file(output):
+        _show_written(written, output, save_plan, size_before)
+
+
+def _model_size(files: Sequence[Path]) -> str:
+    """Return the total size of a model's files as text."""
+    from dicompiler.base.units import format_bytes
+
+    return format_bytes(sum(file.stat().st_size for file in files))
+
+
+def _show_written(written: Sequence[Path], output: Path, save_plan: Path | None, size_before: str) -> None:
+    """Print the names of the model and the plan, and the size of the model.
+
+    Args:
+        written: All written files. The model may have a second file with its weights.
+        output: The model.
+        save_plan: The plan; None if it was not written.
+        size_before: Size of the model before the passes; empty if it is unknown.
+    """
+    size = _model_size([path for path in written if path != save_plan])
+    before = f", before: {size_before}" if size_before else ""
+    plan = "" if save_plan is None else f", {save_plan}"
+    click.echo(f"written: {output} ({size}{before}){plan}")
 
 
 def _run_passes(request: CompileRequest, passes: Sequence[Pass], instruments: Sequence[Instrument]) -> PipelineState:

@@ -11,6 +11,7 @@ from pathlib import Path
 import onnx
 from support.commands import SHAPE, command, failed
 
+from dicompiler.base.units import format_bytes
 from dicompiler.ir.plan import load_plan
 
 
@@ -24,7 +25,9 @@ class TestOpt:
         done = command(
             "opt", open_model, "-p", self.PIPELINE, *SHAPE, "--save-plan", plan, "--dump-after-all", dumps, "-o", out
         )
-        assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+        sizes = (format_bytes(path.stat().st_size) for path in (out, open_model))
+        line = "written: {} ({}, before: {}), {}\n".format(out, *sizes, plan)
+        assert (done.returncode, done.stdout, done.stderr) == (0, line, "")
         assert sorted(path.name for path in dumps.iterdir() if path.suffix == ".onnx") == [
             "001_normalise.onnx",
             "002_infer-shapes.onnx",
@@ -79,6 +82,7 @@ class TestOpt:
             timeout=120,
         )
         assert done.stderr == b""
+        assert command("opt", open_model, "-p", "infer-shapes", *SHAPE, "-o", tmp_path / "o", "--quiet").stdout == ""
         command("opt", open_model, "-p", "infer-shapes", *SHAPE, "-o", tmp_path / "out.onnx")
         assert done.stdout == (tmp_path / "out.onnx").read_bytes()
 
@@ -108,7 +112,7 @@ class TestOpt:
         done = command(
             "opt", open_model, "-p", "infer-shapes", *SHAPE, "--timing", "--print-after", "-o", tmp_path / "o.onnx"
         )
-        assert (done.returncode, done.stdout) == (0, "")
+        assert (done.returncode, done.stdout.count("\n")) == (0, 1)
         assert re.search(r'^infer-shapes\{shape="x=1x3x16x16"\} +\d+\.\d$', done.stderr, re.MULTILINE)
         assert re.search(r"^total +\d+\.\d$", done.stderr, re.MULTILINE)
         assert "// after pass 2: infer-shapes" in done.stderr
