@@ -58,6 +58,19 @@ class ParetoPoint:
     plan: Plan
     objectives: Mapping[str, float]
 
+    def dominates(self, other: ParetoPoint, names: Sequence[str]) -> bool:
+        """Return True if no value of this point is larger than the other point's value, and at least one is smaller.
+
+        Args:
+            other: The other point.
+            names: The objectives to compare.
+
+        Returns:
+            True if this point dominates the other one.
+        """
+        pairs = [(self.objectives[name], other.objectives[name]) for name in names]
+        return all(own <= value for own, value in pairs) and any(own < value for own, value in pairs)
+
 
 @dataclass(frozen=True)
 class ParetoFront:

@@ -99,10 +99,9 @@ def _check_front(strategy: Strategy, sample: Sample, limit_s: float) -> None:
         check_legal(problem, point.plan)
         missing = [name for name in front.objectives if name not in point.objectives]
         require(not missing, f"plan {i} has no value of objective {', '.join(missing)}")
-    values = [[point.objectives[name] for name in front.objectives] for point in front.points]
-    for i, worse in enumerate(values):
-        for j, better in enumerate(values):
-            is_dominated = better != worse and all(b <= w for b, w in zip(better, worse, strict=True))
+    for i, worse in enumerate(front.points):
+        for j, better in enumerate(front.points):
+            is_dominated = better.dominates(worse, front.objectives)
             require(not is_dominated, f"plan {i} is not better than plan {j} in any objective: omit it")
 
 

@@ -87,3 +87,15 @@ def test_front_of_one_plan_has_values_of_all_objectives() -> None:
     assert front.objectives == tuple(FRONT_OBJECTIVES)
     assert [point.plan for point in front.points] == [plan]
     assert front.points[0].objectives == objective_values(BOARDS, problem.evaluate(plan), FRONT_OBJECTIVES)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "dominates"),
+    [((1, 2), (2, 2), True), ((1, 2), (2, 1), False), ((1, 2), (1, 2), False), ((2, 2), (1, 2), False)],
+)
+def test_a_point_dominates_points_that_are_worse_and_nowhere_better(
+    first: tuple[float, float], second: tuple[float, float], dominates: bool
+) -> None:
+    names = ("latency", "memory")
+    points = [ParetoPoint(Plan({}, (), ()), dict(zip(names, values, strict=True))) for values in (first, second)]
+    assert points[0].dominates(points[1], names) is dominates

@@ -65,8 +65,7 @@ def _drop_dominated(points: Sequence[ParetoPoint], names: Sequence[str]) -> tupl
     for point in points:
         by_value.setdefault(tuple(point.objectives[name] for name in names), point)
     # In this order, a point is dominated only by earlier points.
-    for values, point in sorted(by_value.items(), key=lambda entry: entry[0]):
-        others = (tuple(other.objectives[name] for name in names) for other in kept)
-        if not any(all(a <= b for a, b in zip(other, values, strict=True)) for other in others):
+    for _, point in sorted(by_value.items(), key=lambda entry: entry[0]):
+        if not any(other.dominates(point, names) for other in kept):
             kept.append(point)
     return tuple(kept)
