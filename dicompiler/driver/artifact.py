@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("dicompiler")
 
 WEIGHTS_FILE = f"{REFERENCE_FILE}.data"
+_GIVE_INPUTS = "give inputs like your samples (--inputs X.npz)"
+"""Remedy if random inputs are outside of the value ranges of an artifact that sends int8."""
 
 
 def _open_artifact(
@@ -318,8 +320,9 @@ def verify(
                 check for verified_run in runs for check in verified_run.checks(model, target, routing, plan.engines)
             ]
             if plan.wire_format.dtypes:
+                remedy = _GIVE_INPUTS if inputs is None else ""
                 wire_check = check_wire_range(make_exact_program(model), routing, plan.wire_format, frames[0])
-                output_checks = [*hint_at_clipping(output_checks, wire_check, inputs is None), wire_check]
+                output_checks = [*hint_at_clipping(output_checks, wire_check, remedy), wire_check]
             checks += output_checks
     with deadline_scope(deadline, "verify: real"):
         checks += target.extra_checks(model, lambda: partitioner.make_program(model), frames[0], runs[0].result)
@@ -402,20 +405,25 @@ def verify_run(
 def verify_session(
     directory: str | Path,
     stream: Callable[[Sequence[Mapping[str, NDArray[Any]]]], Iterable[Mapping[str, NDArray[Any]]]],
+    inputs: Mapping[str, Any] | None = None,
 ) -> Verification:
-    """Compute frames with random inputs in a session, and compare their outputs with those of onnxruntime.
+    """Compute frames with the same inputs in a session, and compare their outputs with those of onnxruntime.
 
     Args:
         directory: The artifact of the session.
         stream: The method `stream` of the session. It gets one frame, or one for each replica (copy of the plan on
             other devices).
+        inputs: Inputs of the frames. Default: seeded random arrays.
 
     Raises:
-        DicompilerError: The directory is not an artifact.
+        DicompilerError: The directory is not an artifact, or the inputs do not fit its model.
         RunError: A device failed; the message names it.
     """
     return _verify_frames(
-        directory, lambda inputs, count: RunResult(tuple(map(dict, stream([inputs] * count))), ()), None
+        directory,
+        lambda first, count: RunResult(tuple(map(dict, stream([first] * count))), ()),
+        inputs,
+        "compute a frame before the swap, or omit the verification (verify=False)",
     )
 
 
@@ -423,6 +431,7 @@ def _verify_frames(
     directory: str | Path,
     compute: Callable[[Mapping[str, NDArray[Any]], int], RunResult],
     inputs: Mapping[str, NDArray[Any]] | None,
+    random_inputs_remedy: str = _GIVE_INPUTS,
 ) -> Verification:
     """Compare computed frames with onnxruntime.
 
@@ -430,6 +439,7 @@ def _verify_frames(
         directory: The artifact.
         compute: Function that computes frames, given the inputs of each frame and the number of frames.
         inputs: Arrays by the names of the graph inputs; None for seeded random arrays.
+        random_inputs_remedy: Remedy in errors if random inputs are outside of the value ranges for int8.
     """
     from dicompiler.verify.comparison import Verification
     from dicompiler.verify.run_inputs import first_and_later_inputs
@@ -450,7 +460,7 @@ def _verify_frames(
     if routing is not None and not all(check.passed for check in checks):
         exact_program = _ModelPartitioner(platform).make_exact_program(model, plan)
         wire_check = check_wire_range(exact_program, routing, plan.wire_format, first)
-        checks = hint_at_clipping(checks, wire_check, inputs is None)
+        checks = hint_at_clipping(checks, wire_check, random_inputs_remedy if inputs is None else "")
     return Verification((*checks, *_uncompared_replicas(len(result.outputs), len(frames))))
 
 

@@ -17,11 +17,13 @@ If a step before the switch fails, the session continues with the old artifact.
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
 import os
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -31,9 +33,10 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
 from dicompiler.base.units import format_bytes
 from dicompiler.driver.artifact import memory_by_host, verify_session
+from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform
 from dicompiler.target.client import Session, connect, resolve_connect_options
-from dicompiler.target.manifest import ARTIFACT_FILE, PLATFORM_FILE, load_artifact
+from dicompiler.target.manifest import ARTIFACT_FILE, PLAN_FILE, PLATFORM_FILE, load_artifact
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import DeviceReport, RunEvent, RunOptions
 
@@ -77,12 +80,12 @@ class _Use:
     Attributes:
         version: The artifact that the call uses.
         thread: The thread that last ran the call.
-        in_flight: Number of frames that a call of `stream` has read, and of which the outputs were not yet taken.
+        in_flight: Inputs of the frames that a call of `stream` has read, and of which the outputs were not yet taken.
     """
 
     version: _Version
     thread: int = field(default_factory=threading.get_ident)
-    in_flight: int = 0
+    in_flight: deque[Mapping[str, Any]] = field(default_factory=deque)
 
 
 @dataclass(eq=False)
@@ -146,6 +149,8 @@ class SwappableSession(Session):
         self._frame_count, self._end_reason = 0, ""
         self._retirements: list[threading.Thread] = []
         self._max_in_flight = math.inf
+        # The inputs of the last frame that was computed without an error.
+        self._last_inputs: Mapping[str, Any] | None = None
         self._first_directory = directory.resolve()
         self._specialize = specialize or (lambda _directory, options: options)
         self._current: _Version | None = self._start_version(directory, self._options_of(directory))
@@ -180,7 +185,9 @@ class SwappableSession(Session):
         with self._register_use() as use:
             with self._condition:
                 self._frame_count += 1
-            return use.version.session.infer(inputs)
+            outputs = use.version.session.infer(inputs)
+            self._last_inputs = inputs
+            return outputs
 
     def reset(self) -> None:
         with self._register_use() as use:
@@ -193,7 +200,7 @@ class SwappableSession(Session):
             with self._register_use() as use:
                 for outputs in use.version.session.stream(self._frames_of_version(source, use)):
                     with self._condition:
-                        use.in_flight -= 1
+                        self._last_inputs = use.in_flight.popleft()
                         self._condition.notify_all()
                     yield outputs
                     use.thread = threading.get_ident()
@@ -203,12 +210,13 @@ class SwappableSession(Session):
         while True:
             source.read_next()
             with self._condition:
-                self._condition.wait_for(lambda: use.in_flight < self._max_in_flight or not self._is_in_force(use))
+                self._condition.wait_for(lambda: len(use.in_flight) < self._max_in_flight or not self._is_in_force(use))
                 if source.is_exhausted or not self._is_in_force(use):
                     return
                 self._frame_count += 1
-                use.in_flight += 1
-            yield source.take()
+                frame = source.take()
+                use.in_flight.append(frame)
+            yield frame
 
     def _is_in_force(self, use: _Use) -> bool:
         """Return True if the call is still running, and its artifact has not been replaced."""
@@ -231,7 +239,8 @@ class SwappableSession(Session):
 
         Args:
             directory: The new artifact: another plan, other weights or another model with the same inputs and outputs.
-            verify: True to compute a frame on the new devices first, and compare its outputs with onnxruntime.
+            verify: True to compute a frame on the new devices first, and compare its outputs with onnxruntime. The
+                inputs are random, or those of the last computed frame if the artifact sends tensors as int8.
             pause: True to end the old devices before the new ones start, for boards without memory for both. Frames
                 wait meanwhile.
             link_share: Fraction of the network's bandwidth (as the new artifact's platform states it) for copying files
@@ -346,17 +355,34 @@ class SwappableSession(Session):
         device_count = len(load_artifact(directory)["devices"])
         self._limit_frames_in_flight(device_count + SPARE_FRAMES_AT_SWITCH)
         try:
-            if verify and not (verification := verify_session(directory, version.session.stream)).passed:
-                failed = next(check for check in verification.checks if not check.passed)
-                raise RunError(
-                    f"swap: {directory}: its devices compute other outputs than onnxruntime: {failed.name}: "
-                    f"{failed.detail}: compile it again"
-                )
+            if verify:
+                self._verify(version)
         except BaseException:
             _close_quietly(version.session)
             raise
         is_verified.set()
         return version
+
+    def _verify(self, version: _Version) -> None:
+        """Raise RunError if the outputs of a frame differ from those of onnxruntime.
+
+        The inputs are random. If the artifact sends tensors as int8, random inputs would often exceed the value ranges
+        of its samples. Then the inputs of the last computed frame are used.
+        """
+        from dicompiler.verify.wire_error import CLIPPING_HINT
+
+        inputs = None
+        if load_plan(version.directory / PLAN_FILE).wire_format.ranges:
+            # The caller may write the next picture into the same arrays, so they are copied.
+            inputs = copy.deepcopy(self._last_inputs)
+        verification = verify_session(version.directory, version.session.stream, inputs)
+        failed = next((check for check in verification.checks if not check.passed), None)
+        if failed is not None:
+            remedy = "" if CLIPPING_HINT in failed.detail else ": compile it again"
+            raise RunError(
+                f"swap: {version.directory}: its devices compute other outputs than onnxruntime: {failed.name}: "
+                f"{failed.detail}{remedy}"
+            )
 
     def _replace_with_pause(self, old: _Version, new: Path, options: RunOptions, verify: bool) -> _Version:
         """End the old devices after the frames in flight, then start the new ones; on failure, restart the old ones."""

@@ -37,6 +37,8 @@ The error of int8 is half a quantization step, as a share of the tensor's larges
 around 0. The error of int8-block is a share of the largest magnitude in a block of values.
 """
 MAX_FLOAT16 = float(np.finfo(np.float16).max)
+CLIPPING_HINT = "values outside the samples' range were clipped"
+"""Text in the details of failed checks of outputs whose cause may be clipped values."""
 _CLIPPED_NOTE = "with values outside the samples' range, which are clipped"
 
 
@@ -136,22 +138,22 @@ def check_wire_range(program: Program, routing: Routing, wire: WireFormat, input
     return Check("wire", True, f"{wire}: {transfer_count} transfers narrowed, largest value {largest:.3g}{notes}")
 
 
-def hint_at_clipping(checks: Sequence[Check], wire_check: Check, has_random_inputs: bool) -> list[Check]:
+def hint_at_clipping(checks: Sequence[Check], wire_check: Check, random_inputs_remedy: str = "") -> list[Check]:
     """Add the remedy to failed checks of outputs if int8 clipped values outside the samples' range.
 
     Args:
         checks: The checks of the outputs.
         wire_check: The result of `check_wire_range` for the same inputs.
-        has_random_inputs: False if the user gave the inputs.
+        random_inputs_remedy: Remedy if the inputs were random; empty if the user gave them.
     """
     if _CLIPPED_NOTE not in wire_check.detail:
         return list(checks)
     remedy = (
-        ", because the inputs were random: give inputs like your samples (--inputs X.npz)"
-        if has_random_inputs
+        f", because the inputs were random: {random_inputs_remedy}"
+        if random_inputs_remedy
         else ": compile with samples that cover these inputs (--wire-samples)"
     )
-    hint = f"; values outside the samples' range were clipped{remedy}"
+    hint = f"; {CLIPPING_HINT}{remedy}"
     return [check if check.passed else replace(check, detail=check.detail + hint) for check in checks]
 
 

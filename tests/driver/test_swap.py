@@ -116,12 +116,12 @@ def test_few_frames_are_in_flight_while_the_new_devices_are_verified(
 ) -> None:
     is_verifying, in_flight, received = threading.Event(), list[int](), 0
 
-    def verify(directory: Path, stream: Any) -> Any:
+    def verify(directory: Path, stream: Any, inputs: Any) -> Any:
         wait_until(lambda: session._frame_count - received <= 4 + SPARE_FRAMES_AT_SWITCH)
         is_verifying.set()
         wait_until(lambda: len(in_flight) > 20)
         is_verifying.clear()
-        return verify_session(directory, stream)
+        return verify_session(directory, stream, inputs)
 
     monkeypatch.setattr("dicompiler.driver.swap.verify_session", verify)
     with dicompiler.connect_swappable(three, in_flight=16) as session:
@@ -217,6 +217,23 @@ def test_artifact_that_cannot_be_used_leaves_old_one_in_force(three: Path, tmp_p
         assert not pids(wrong) and not pids(damaged)
         session.swap(wrong, verify=False)
         assert factor_of(session.infer(frame(1)), 1) == 5
+
+
+def test_int8_artifact_is_verified_with_the_last_frame(three: Path, tmp_path: Path) -> None:
+    np.savez(tmp_path / "samples.npz", x=np.stack([frame(number)["x"] for number in (1, 2)]))
+    int8 = compile_times(5, tmp_path / "int8", wire_dtype="int8", wire_samples=tmp_path / "samples.npz")
+    with dicompiler.connect_swappable(three) as session:
+        random = (
+            r"values outside the samples' range were clipped, because the inputs were random: compute a frame [^:]*$"
+        )
+        with pytest.raises(RunError, match=random):
+            session.swap(int8)
+        assert sum(1 for _ in session.stream([frame(1), frame(2)])) == 2
+        session.swap(int8)
+        session.swap_back()
+        session.infer(frame(9))
+        with pytest.raises(RunError, match=r"were clipped: compile with samples that cover these inputs [^:]*$"):
+            session.swap(int8)
 
 
 def test_device_killed_during_start_leaves_old_artifact_in_force(three: Path, tmp_path: Path) -> None:
