@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -19,13 +18,6 @@ import pytest
 from dicompiler.networks import build
 
 PAGE = Path(__file__).parents[2] / "docs" / "use" / "try-deploy.md"
-PORT = "2222"
-"""The port on the page. The test uses a free one."""
-
-
-def free_port() -> str:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return str(server.getsockname()[1])
 
 
 @pytest.fixture
@@ -43,22 +35,25 @@ def place(tmp_path: Path) -> Iterator[Path]:
         (programs / name).write_text(f'#!/bin/sh\nexec {line} "$@"\n')
         (programs / name).chmod(0o755)
     yield directory
-    with contextlib.suppress(FileNotFoundError, ProcessLookupError):
-        os.kill(int((directory / "boards" / "sshd.pid").read_text()), signal.SIGTERM)
+    for file in tmp_path.glob("*/boards/sshd.pid"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+            os.kill(int(file.read_text()), signal.SIGTERM)
 
 
 @pytest.mark.slow
 def test_its_commands_run_and_leave_nothing(place: Path) -> None:
     Path("/run/sshd").mkdir(exist_ok=True)  # Tests run as root, and sshd started by root needs this directory.
-    text = PAGE.read_text().replace(PORT, free_port())
-    script, start, end = re.findall(r"^```sh\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
-    (place / "boards.sh").write_text(script)
+    script, start, end = re.findall(r"^```sh\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    other = place.parent / "other boards"
+    other.mkdir()
+    for directory in (place, other):
+        (directory / "boards.sh").write_text(script)
     lines = (start + end).splitlines()
     path = os.pathsep.join([str(place.parent / "bin"), os.environ["PATH"]])
     env = {**os.environ, "PATH": path, "PYTHONPATH": os.pathsep.join(sys.path)}
 
-    def run(line: str) -> str:
-        done = subprocess.run(["sh", "-c", line], cwd=place, env=env, capture_output=True, text=True, timeout=300)
+    def run(line: str, directory: Path = place) -> str:
+        done = subprocess.run(["sh", "-c", line], cwd=directory, env=env, capture_output=True, text=True, timeout=300)
         assert done.returncode == 0, done.stderr
         return done.stdout
 
@@ -66,6 +61,8 @@ def test_its_commands_run_and_leave_nothing(place: Path) -> None:
     for line in lines[:4]:
         printed = run(line)
     assert re.search(r"^output on pi01 +ok ", printed, re.MULTILINE)
+    for line in (lines[0], f"dicompiler deploy '{place / 'build'}' --hosts boards/hosts.toml --copy-only"):
+        run(line, other)  # Clusters in two directories do not disturb each other.
     run(f"{lines[3]} --resident")
     boards = [place / "boards" / name for name in ("pi01", "pi02", "pi03", "pi04")]
     assert all((board / ".keys").is_dir() and (board / ".resident").is_dir() for board in boards)
