@@ -29,6 +29,7 @@ from dicompiler.partition.tiling import single_device_plan
 from dicompiler.plugin.registry import registry
 from dicompiler.search.failure_cases import failure_metrics
 from dicompiler.search.problem import Problem
+from dicompiler.target.artifact_lock import mark_as_used
 from dicompiler.target.manifest import (
     PLAN_FILE,
     PLATFORM_FILE,
@@ -214,7 +215,7 @@ def run_opened(
     if options.start_without and not target.can_tolerate_failures:
         raise UsageError(f"run: target {target.name!r} needs all of its devices: omit --start-without")
     first, later = first_and_later_inputs(model, inputs)
-    with hint_on_input_error(model, inputs):
+    with hint_on_input_error(model, inputs), mark_as_used(path):
         return target.run(path, [first, *[later] * (frames - 1)], options)
 
 
@@ -308,7 +309,7 @@ def verify(
     replica_count = len(plan.replica_roles)
     if len(frames) == 1:
         frames = frames * replica_count
-    with hint_on_input_error(model, inputs):
+    with hint_on_input_error(model, inputs), mark_as_used(path):
         runs = [_VerifiedRun(frames, target.run(path, frames, RunOptions(timeout_s=deadline.remaining_s)))]
         for failure in plan.failures:
             failure_frames = frames[:1] * len(failure.plan.replica_roles)

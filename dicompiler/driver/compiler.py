@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -80,6 +81,7 @@ from dicompiler.search.failure_cases import FailureSelection, failure_metrics
 from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import INTERRUPTED_NOTE, Strategy
 from dicompiler.search.work_budget import BUDGET_NOTE
+from dicompiler.target.artifact_lock import is_used
 from dicompiler.target.manifest import (
     ARTIFACT_FILE,
     ARTIFACT_NOUN,
@@ -502,6 +504,7 @@ def write_artifact(compilation: PipelineState, target: Target, output: Path) -> 
     from dicompiler.verify.lookup_tables import find_lookup_tables
 
     log.info("target %s: writing %s", target.name, output)
+    used = output.stat() if is_used(output) else None
     with atomic_directory(output, ARTIFACT_FILE, ARTIFACT_NOUN) as stage:
         target.emit(compilation, stage)
         (stage / PLAN_FILE).write_text(plans.plan_to_text(compilation.plan), encoding="utf-8")
@@ -514,6 +517,13 @@ def write_artifact(compilation: PipelineState, target: Target, output: Path) -> 
         # Clients use the sizes of lookup tables (Gather) to reject a frame with an index beyond the table.
         tables = find_lookup_tables(compilation.reference, inputs)
         write_digests_and_checksum(stage, {"lookup_tables": tables} if tables else {})
+    # An artifact with the same bytes is not replaced.
+    if used is not None and not os.path.samestat(used, output.stat()):
+        log.warning(
+            "%s: a run, a session or a device on this host still uses the artifact that was replaced: start it again "
+            "to use the new one",
+            output,
+        )
     return replace(compilation, artifact_directory=output)
 
 

@@ -25,7 +25,7 @@ from dicompiler_targets.sockets.device_connections import read_report
 from dicompiler_targets.sockets.runtime.channel import EventLoop
 from dicompiler_targets.sockets.runtime.device import make_checked_sessions, make_report
 from dicompiler_targets.sockets.runtime.executor import FrameExecution, Mailbox, StepExecutor
-from dicompiler_targets.sockets.runtime.integrity import FileIntegrity
+from dicompiler_targets.sockets.runtime.integrity import FileIntegrity, mark_as_used
 from dicompiler_targets.sockets.runtime.segments import one_line
 from dicompiler_targets.sockets.session import FrameReader, SessionGuard, resolve_frames_in_flight
 
@@ -59,7 +59,8 @@ class InProcessSession(Session):
         self._loop.close()
         self._resets_states, self._next_frame, self._outputs = False, 0, dict[str, Any]()
         self._deadline, self._wake_watchdog = math.inf, threading.Event()
-        self._guard = SessionGuard(self._wake_watchdog.set, self._wake_watchdog.set)
+        self._lock = mark_as_used(artifact.directory)
+        self._guard = SessionGuard(self._stop, self._wake_watchdog.set)
         with self._guard.use(), self._device_errors_as_run_errors():
             directory = artifact.directory / self._device
             files = FileIntegrity(directory, self._manifest)
@@ -121,6 +122,12 @@ class InProcessSession(Session):
             if self._guard.reason is None:
                 self.reports = (read_report(self._device, make_report(self._executor)),)
                 self._guard.end("it was closed")
+
+    def _stop(self) -> None:
+        self._wake_watchdog.set()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
     def _watch_deadline(self) -> None:
         """Stop the executor when a frame misses its deadline or the session ends; runs in its own thread."""

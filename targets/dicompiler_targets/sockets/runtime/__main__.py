@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from . import MANIFEST_FORMAT, STATE_DIRECTORY
 from .addresses import connect, split_address
 from .handshake import TOKEN_VARIABLE, RunCredentials
-from .integrity import read_manifest
+from .integrity import mark_as_used, read_manifest
 from .transport import TlsKeys
 
 if TYPE_CHECKING:
@@ -110,13 +110,17 @@ def _run_daemon(options: Any, token: str) -> int:
 
 
 def _load_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest in a file; raise ValueError or OSError if this runtime cannot read the file."""
+    """Return the manifest in a file, and mark its artifact as used until the process ends.
+
+    Raise ValueError or OSError if this runtime cannot read the file.
+    """
     manifest = read_manifest(path)
     if manifest.get("format") != MANIFEST_FORMAT:
         raise ValueError(
             f"{path}: format {manifest.get('format')} is not supported (this version reads {MANIFEST_FORMAT}): compile "
             "the model again with 'dicompiler compile', and copy the device's directory again"
         )
+    mark_as_used(path.resolve().parent.parent)
     return manifest
 
 

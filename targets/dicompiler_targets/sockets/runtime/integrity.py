@@ -5,8 +5,11 @@ Digests are computed in the background, while the onnxruntime sessions are creat
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
 import json
+import os
 import re
 import zlib
 from collections.abc import Mapping
@@ -18,6 +21,21 @@ COPY_AGAIN = "copy the device's directory again"
 DIGEST_KINDS = ("sha256", "crc32")
 _READ_BYTES = 1 << 18
 _CHECKSUM = re.compile(rb'\n "checksum": "([0-9a-f]{64})"')
+
+
+def mark_as_used(directory: Path) -> int | None:
+    """Lock the artifact in `directory`, so that `dicompiler compile` warns if it replaces the artifact.
+
+    Return the open descriptor that holds the lock, or None on a board, where the device's directory is not in an
+    artifact. The system closes the descriptor when the process ends.
+    """
+    try:
+        descriptor = os.open(directory / "artifact.json", os.O_RDONLY)
+    except OSError:
+        return None
+    with contextlib.suppress(OSError):  # Some file systems have no locks.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return descriptor
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
