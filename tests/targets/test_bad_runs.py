@@ -83,6 +83,8 @@ def tamper(artifact: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, st
         path.write_text(text.replace(old, new))
         reseal(artifact)
         monkeypatch.setattr(device_connections, "RUNTIME_COMMAND", ("-m", "runtime"))
+        # Bytecode would be another file in the artifact.
+        monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
         monkeypatch.setattr(sockets_artifact, "check_bundled_sources", lambda *_: None)
 
     return change
