@@ -533,11 +533,13 @@ class StreamOptions:
 
 def warn_of_expiry(keys: Path | None) -> None:
     """Log a warning if a TLS certificate in the directory `keys` expires soon."""
+    if keys is None:
+        return
     import logging
 
     from dicompiler.target.remote.certificates import describe_expiring_certificates
 
-    if keys is not None and (line := describe_expiring_certificates(keys)):
+    if line := describe_expiring_certificates(keys):
         logging.getLogger("dicompiler").warning(line)
 
 
