@@ -32,6 +32,8 @@ from dicompiler.testing.assertions import (
 from dicompiler.testing.samples import Sample, samples
 from dicompiler.testing.subprocess_call import call_with_hash_seeds
 
+_SecondsBySample = list[list[NDArray[np.float64]]]
+
 
 def check_cost_model(
     cost: CostModel | type[CostModel], on: Iterable[Sample] | None = None, limit_s: float = LIMIT_S
@@ -59,18 +61,21 @@ def check_cost_model(
     chosen = list({(s.name, s.platform.name): s for s in (samples() if on is None else on)}.values())
     require(chosen, f"{describe(model)}: there are no samples")
     results = _all_seconds(model, chosen, limit_s)
-    repetitions = [("when it is called again", _all_seconds(model, chosen, limit_s))]
     with error_context(describe(model)):
-        others = call_with_hash_seeds(_all_seconds, model, chosen, limit_s, limit_s=limit_s * len(chosen))
-    repetitions += [("in another process", other) for other in others]
-    for place, repeated in repetitions:
-        for sample, first, other in zip(chosen, results, repeated, strict=True):
-            same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, other, strict=True))
-            on_sample = f"on {sample.name} on {sample.platform.name}"
-            require(same, f"{describe(model)} {on_sample}: it returns other seconds {place}")
+        _check_same_seconds(chosen, results, _all_seconds(model, chosen, limit_s), "when it is called again")
+        for other in call_with_hash_seeds(_all_seconds, model, chosen, limit_s, limit_s=limit_s * len(chosen)):
+            _check_same_seconds(chosen, results, other, "in another process")
 
 
-def _all_seconds(cost: CostModel, on: Sequence[Sample], limit_s: float) -> list[list[NDArray[np.float64]]]:
+def _check_same_seconds(
+    chosen: Sequence[Sample], results: _SecondsBySample, repeated: _SecondsBySample, place: str
+) -> None:
+    for sample, first, other in zip(chosen, results, repeated, strict=True):
+        same = all(np.array_equal(a, b, equal_nan=True) for a, b in zip(first, other, strict=True))
+        require(same, f"on {sample.name} on {sample.platform.name}: it returns other seconds {place}")
+
+
+def _all_seconds(cost: CostModel, on: Sequence[Sample], limit_s: float) -> _SecondsBySample:
     return [_predict_valid_seconds(cost, sample, limit_s) for sample in on]
 
 

@@ -65,15 +65,10 @@ def check_strategy(
         plans.append(plan_or_error(instance, sample, limit_s))
     refused = next((plan for plan in plans if isinstance(plan, str)), "")
     require(any(isinstance(plan, Plan) for plan in plans), f"{describe(instance)} refuses every sample: {refused}")
-    log.info("running %s on %d samples in other processes", describe(instance), len(tried))
-    with error_context(describe(instance)):
-        others = call_with_hash_seeds(plan_texts, instance, tried, limit_s, limit_s=limit_s * len(tried))
     seen: list[tuple[str, str, Plan]] = []
-    for sample, plan, *texts in zip(tried, plans, *others, strict=True):
+    for sample, plan in zip(tried, plans, strict=True):
         with checking(f"{describe(instance)} on {sample}"):
             _check_same_plan(plan, plan_or_error(instance, sample, limit_s), "when it is called again")
-            for text in texts:
-                _check_same_plan(plan, text, "in another process")
             if isinstance(plan, Plan) and (memory or not _exceeds_memory(sample, plan)):
                 check_legal(sample.problem, plan)
                 key = sample.name, sample.platform.name, plan
@@ -83,6 +78,18 @@ def check_strategy(
     if type(instance).front is not Strategy.front:
         with checking(f"{describe(instance)}: front() on {chosen[0]}"):
             _check_front(instance, chosen[0], limit_s)
+    # Other processes take longest, so they are started only when all other requirements hold.
+    _check_other_processes(instance, tried, plans, limit_s)
+
+
+def _check_other_processes(strategy: Strategy, tried: list[Sample], plans: list[Plan | str], limit_s: float) -> None:
+    """Require that the strategy makes the same plans in processes with other hash seeds."""
+    log.info("running %s on %d samples in other processes", describe(strategy), len(tried))
+    with error_context(describe(strategy)):
+        for texts in call_with_hash_seeds(plan_texts, strategy, tried, limit_s, limit_s=limit_s * len(tried)):
+            for sample, plan, text in zip(tried, plans, texts, strict=True):
+                with error_context(f"on {sample}"):
+                    _check_same_plan(plan, text, "in another process")
 
 
 def _check_front(strategy: Strategy, sample: Sample, limit_s: float) -> None:

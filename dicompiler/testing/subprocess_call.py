@@ -7,7 +7,7 @@ import pickle
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -30,8 +30,8 @@ Path(sys.argv[1], "result").write_bytes(pickle.dumps(function(*arguments)))
 """
 
 
-def call_with_hash_seeds(function: Callable[..., T], *arguments: Any, limit_s: float) -> list[T]:
-    """Return `function(*arguments)`, computed in HASH_SEED_COUNT processes with different hash seeds.
+def call_with_hash_seeds(function: Callable[..., T], *arguments: Any, limit_s: float) -> Iterator[T]:
+    """Yield `function(*arguments)`, computed in HASH_SEED_COUNT processes with different hash seeds.
 
     With one other seed, a set of two elements often has the same order by chance.
 
@@ -40,14 +40,14 @@ def call_with_hash_seeds(function: Callable[..., T], *arguments: Any, limit_s: f
         *arguments: Arguments of the function, which are pickled.
         limit_s: Seconds after which each process is killed.
 
-    Returns:
-        The results, one per process.
+    Yields:
+        The results, one per process. The next process is started when the caller asks for its result.
 
     Raises:
         AssertionError: As for `call_in_subprocess`.
     """
-    seeds = range(1, HASH_SEED_COUNT + 1)
-    return [call_in_subprocess(function, *arguments, limit_s=limit_s, seed=seed) for seed in seeds]
+    for seed in range(1, HASH_SEED_COUNT + 1):
+        yield call_in_subprocess(function, *arguments, limit_s=limit_s, seed=seed)
 
 
 def call_in_subprocess(function: Callable[..., T], *arguments: Any, limit_s: float, seed: int = 1) -> T:

@@ -216,9 +216,9 @@ def test_progress_is_logged_with_network_platform_and_objective(caplog: pytest.L
     places = ["switch3", "switch3 with less memory"]
     steps = [
         *(f"running {ON} {place} for latency" for place in places),
-        "running strategy 'bad-strategy' of module support.bad_plugins on 2 samples in other processes",
         *(f"checking {ON} {place} for latency" for place in places),
         "checking strategy 'bad-strategy' of module support.bad_plugins: front() on branches on switch3 for latency",
+        "running strategy 'bad-strategy' of module support.bad_plugins on 2 samples in other processes",
         "checking cost model 'bad-cost' of module support.bad_plugins on branches on switch3",
     ]
     assert list(dict.fromkeys(caplog.messages)) == steps
@@ -291,10 +291,10 @@ def test_process_that_ends_without_a_result_is_caught() -> None:
 def test_module_that_calls_the_check_when_it_is_imported(tmp_path: Path) -> None:
     (tmp_path / "looping.py").write_text(
         "from support.bad_plugins import BadCost\n"
-        "from dicompiler.testing import check_cost_model\n"
+        "from dicompiler.testing import check_cost_model, samples\n"
         "class Mine(BadCost):\n"
         "    name = 'mine'\n"
-        "check_cost_model(Mine())\n"
+        "check_cost_model(Mine(), samples(['branches'], objectives=['latency']))\n"
     )
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     code = [sys.executable, "-c", "import looping"]
