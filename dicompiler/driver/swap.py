@@ -35,7 +35,7 @@ from dicompiler.base.units import format_bytes
 from dicompiler.driver.artifact import memory_by_host, verify_session
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform
-from dicompiler.target.client import Session, connect, resolve_connect_options
+from dicompiler.target.client import ReadyFrames, Session, connect, resolve_connect_options
 from dicompiler.target.manifest import ARTIFACT_FILE, PLAN_FILE, PLATFORM_FILE, load_artifact
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import DeviceReport, RunEvent, RunOptions
@@ -198,29 +198,28 @@ class SwappableSession(Session):
         source = _FrameSource(frames)
         while not source.is_exhausted:
             with self._register_use() as use:
-                for outputs in use.version.session.stream(self._frames_of_version(source, use)):
+                frames = self._frames_of_version(source, use)
+                for outputs in use.version.session.stream(frames if source.is_ready else iter(frames)):
                     with self._condition:
                         self._last_inputs = use.in_flight.popleft()
                         self._condition.notify_all()
                     yield outputs
                     use.thread = threading.get_ident()
 
-    def _frames_of_version(self, source: _FrameSource, use: _Use) -> Iterator[Mapping[str, Any]]:
-        """Yield the frames of a stream until the artifact of the call `use` is replaced."""
-        while True:
-            source.read_next()
-            with self._condition:
-                self._condition.wait_for(lambda: len(use.in_flight) < self._max_in_flight or not self._is_in_force(use))
-                if source.is_exhausted or not self._is_in_force(use):
-                    return
-                self._frame_count += 1
-                frame = source.take()
-                use.in_flight.append(frame)
-            yield frame
+    def _frames_of_version(self, source: _FrameSource, use: _Use) -> _FramesOfVersion:
+        """Return the frames of a stream until the artifact of the call `use` is replaced or the call ends."""
 
-    def _is_in_force(self, use: _Use) -> bool:
-        """Return True if the call is still running, and its artifact has not been replaced."""
-        return self._current is use.version and use in use.version.uses
+        def register(frame: Mapping[str, Any]) -> None:
+            self._frame_count += 1
+            use.in_flight.append(frame)
+
+        return _FramesOfVersion(
+            source,
+            self._condition,
+            is_in_force=lambda: self._current is use.version and use in use.version.uses,
+            is_full=lambda: len(use.in_flight) >= self._max_in_flight,
+            register=register,
+        )
 
     def _limit_frames_in_flight(self, count: float) -> None:
         with self._condition:
@@ -503,13 +502,17 @@ class _FrameSource:
     """The frames of a stream, which the sessions of several artifacts read one after another.
 
     Attributes:
-        is_exhausted: Whether all frames were read.
+        is_ready: True if reading a frame never waits, because the frames are a list or tuple.
+        is_exhausted: True if all frames were read.
     """
 
     def __init__(self, frames: Iterable[Mapping[str, Any]]) -> None:
+        self.is_ready = isinstance(frames, list | tuple)
         self._frames = iter(frames)
         self._next: Mapping[str, Any] | None = None
         self.is_exhausted = False
+        if self.is_ready:
+            self.read_next()
 
     def read_next(self) -> None:
         """Read the next frame, unless `take` has not yet returned the previous one."""
@@ -522,7 +525,54 @@ class _FrameSource:
     def take(self) -> Mapping[str, Any]:
         frame, self._next = self._next, None
         assert frame is not None
+        if self.is_ready:
+            self.read_next()
         return frame
+
+
+@dataclass(frozen=True)
+class _FramesOfVersion(ReadyFrames):
+    """The frames of a stream that one artifact computes: those that are read before the artifact is replaced.
+
+    Attributes:
+        source: The frames of the stream.
+        condition: The condition of the session, which is notified when one of the functions has another result.
+        is_in_force: Returns True until the artifact is replaced.
+        is_full: Returns True while too many frames are in flight for another one.
+        register: Records that a frame is in flight. It is called with the lock of the condition.
+    """
+
+    source: _FrameSource
+    condition: threading.Condition
+    is_in_force: Callable[[], bool]
+    is_full: Callable[[], bool]
+    register: Callable[[Mapping[str, Any]], None]
+
+    @property
+    def is_exhausted(self) -> bool:
+        return self.source.is_exhausted or not self.is_in_force()
+
+    @property
+    def has_frame(self) -> bool:
+        return not self.is_exhausted and not self.is_full()
+
+    def take(self) -> Mapping[str, Any] | None:
+        with self.condition:
+            if self.is_exhausted:
+                return None
+            frame = self.source.take()
+            self.register(frame)
+        return frame
+
+    def __iter__(self) -> Iterator[Mapping[str, Any]]:
+        while True:
+            self.source.read_next()
+            with self.condition:
+                self.condition.wait_for(lambda: self.is_exhausted or not self.is_full())
+                frame = self.take()
+            if frame is None:
+                return
+            yield frame
 
 
 def connect_swappable(

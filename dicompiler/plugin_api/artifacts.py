@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dicompiler.ir.cluster import DEFAULT_ENGINE
     from dicompiler.ir.plan import load_user_plan, plan_file_in_errors
     from dicompiler.ir.program import DeviceState, Step
+    from dicompiler.target.client import ReadyFrames
     from dicompiler.target.engine import (
         FULL_PRECISION,
         BoardPackage,
@@ -73,6 +74,7 @@ __all__ = [
     "InstalledDevice",
     "Json",
     "LoadedNetwork",
+    "ReadyFrames",
     "ReceivedBytes",
     "RunEvent",
     "SegmentCall",

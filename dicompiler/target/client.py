@@ -15,6 +15,7 @@ which then needs onnxruntime.
 from __future__ import annotations
 
 import importlib
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from importlib import metadata
@@ -38,6 +39,34 @@ The function is called with the artifact's directory (Path) and RunOptions, and 
 """
 BUILTIN_CLIENTS = {"sockets": "dicompiler_targets.sockets.open_session:open_session"}
 """The entry points of built-in targets, which a checkout of the repository that is not installed lacks."""
+
+
+class ReadyFrames(ABC):
+    """Frames of which reading never waits, so that `Session.stream` can read them without a separate thread.
+
+    Sessions that do not know this class iterate over the frames instead. The iteration may wait.
+    """
+
+    @property
+    @abstractmethod
+    def is_exhausted(self) -> bool:
+        """True if no frames follow."""
+
+    @property
+    @abstractmethod
+    def has_frame(self) -> bool:
+        """True if a frame can be taken now. While it is False, frames that follow wait for frames in flight to end."""
+
+    @abstractmethod
+    def take(self) -> Mapping[str, Any] | None:
+        """Remove the next frame.
+
+        Returns:
+            The inputs by name; None if another thread has just ended the frames.
+        """
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Mapping[str, Any]]: ...
 
 
 class Session(Protocol):
@@ -76,7 +105,8 @@ class Session(Protocol):
         error.
 
         Args:
-            frames: Inputs of each frame by name. A separate thread reads the frames, unless they are a list or tuple.
+            frames: Inputs of each frame by name. A separate thread reads the frames, unless they are a list, a tuple
+                or `ReadyFrames`.
 
         Returns:
             An iterator over the outputs of each frame, in the order of `frames`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import math
 import os
@@ -111,8 +110,9 @@ def test_swap_between_device_in_this_process_and_cluster(three: Path, single: Pa
     check_swap_in_stream(single, three, (7, 3), pause=pause)
 
 
+@pytest.mark.parametrize("collect", [iter, list])
 def test_few_frames_are_in_flight_while_the_new_devices_are_verified(
-    three: Path, five: Path, monkeypatch: pytest.MonkeyPatch
+    collect: Any, three: Path, five: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_verifying, in_flight, received = threading.Event(), list[int](), 0
 
@@ -126,18 +126,21 @@ def test_few_frames_are_in_flight_while_the_new_devices_are_verified(
     monkeypatch.setattr("dicompiler.driver.swap.verify_session", verify)
     with dicompiler.connect_swappable(three, in_flight=16) as session:
         swap = in_thread(session.swap, five)
-        for _ in session.stream(itertools.takewhile(lambda _: not swap.done(), frames())):
+        for _ in session.stream(collect(frames(10_000))):
             received += 1
             if is_verifying.is_set():
                 in_flight.append(session._frame_count - received)
+            if swap.done():
+                break
         assert swap.result() and max(in_flight) <= 4 + SPARE_FRAMES_AT_SWITCH
         assert sum(1 for _ in session.stream(frames(40))) == 40 and session._max_in_flight == math.inf
 
 
-def test_loop_over_stream_can_swap(three: Path, five: Path) -> None:
+@pytest.mark.parametrize("collect", [iter, list])
+def test_loop_over_stream_can_swap(collect: Any, three: Path, five: Path) -> None:
     with dicompiler.connect_swappable(three, in_flight=4) as session:
         outputs = []
-        for number, found in enumerate(session.stream(frames(40)), 1):
+        for number, found in enumerate(session.stream(collect(frames(40))), 1):
             outputs.append(found)
             if number == 10:
                 swap = session.swap(five, verify=False)
@@ -147,6 +150,14 @@ def test_loop_over_stream_can_swap(three: Path, five: Path) -> None:
         assert 10 <= swap.first_frame <= 15 and 25 <= back.first_frame <= 30
         assert artifact_changes(outputs) == [(0, 3), (swap.first_frame, 5), (back.first_frame, 3)]
         assert (back.old, back.new) == (five, three)
+
+
+def test_reads_list_without_another_thread(three: Path) -> None:
+    with dicompiler.connect_swappable(three) as session:
+        assert len(list(session.stream(list(frames(10))))) == 10  # The first stream starts the session's other threads.
+        threads = set(threading.enumerate())
+        assert all(set(threading.enumerate()) == threads for _ in session.stream(list(frames(100))))
+        assert any(set(threading.enumerate()) != threads for _ in session.stream(frames(100)))
 
 
 def test_frame_that_is_read_during_swap_belongs_to_new_artifact(three: Path, five: Path) -> None:

@@ -104,6 +104,16 @@ def test_reads_no_more_frames_than_can_be_in_flight(tmp_path: Path) -> None:
     assert len(read) == 30
 
 
+def test_slow_caller_limits_frames_of_list(tmp_path: Path) -> None:
+    made = partial()
+    with dicompiler.connect(emit(made, tmp_path), in_flight=2) as session:
+        assert isinstance(session, ClusterSession)
+        for count, _ in enumerate(session.stream(frames(made, 12)), 1):
+            time.sleep(0.02)
+            # `_window.end` is the number of frames that were sent to the devices.
+            assert session._window.end <= count + 2
+
+
 def test_yields_outputs_before_next_frame_is_available(tmp_path: Path) -> None:
     made, taken = partial(), threading.Semaphore(1)
 

@@ -105,7 +105,7 @@ class InProcessSession(Session):
                     has_changed.wait()
                     has_changed.clear()
                 with self._guard.use():
-                    inputs = reader.take() if reader.queue else None
+                    inputs = reader.take() if reader.has_frame else None
                     outputs = None if inputs is None else self._run_frame(inputs)
                 if outputs is None:
                     if reader.error is not None:

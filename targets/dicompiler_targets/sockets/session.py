@@ -15,11 +15,19 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session, UsageError
-from dicompiler.plugin_api.artifacts import BoardState, FrameTimes, ReceivedBytes, RunEvent, describe_missing_plan
+from dicompiler.plugin_api.artifacts import (
+    BoardState,
+    FrameTimes,
+    ReadyFrames,
+    ReceivedBytes,
+    RunEvent,
+    describe_missing_plan,
+)
 from dicompiler.plugin_api.utilities import check_type, did_you_mean
 from dicompiler_targets.sockets.artifact import Manifest, RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.cluster_state import ClusterState
@@ -53,36 +61,59 @@ class TurnLock:
     def is_contended(self) -> bool:
         return bool(self._waiting)
 
-    @contextlib.contextmanager
-    def hold(self, wake_owner: Callable[[], None]) -> Iterator[None]:
-        """Return a context manager that holds the lock. If another thread holds it, call `wake_owner` and wait."""
+    def acquire(self, wake_owner: Callable[[], None]) -> None:
+        """Acquire the lock. If another thread holds it, call `wake_owner` and wait."""
         thread = threading.get_ident()
         if self._owner != thread:
-            self._acquire(thread, wake_owner)
-        self._depth += 1
-        try:
-            yield
-        finally:
-            self._depth -= 1
-            if not self._depth:
-                with self._condition:
-                    self._owner = 0
-                    self._condition.notify_all()
-
-    def _acquire(self, thread: int, wake_owner: Callable[[], None]) -> None:
-        ticket = object()
-        with self._condition:
-            self._waiting.append(ticket)
-            try:
-                if self._owner:
-                    wake_owner()
-                self._condition.wait_for(lambda: not self._owner and self._waiting[0] is ticket)
+            with self._condition:
+                if self._owner or self._waiting:
+                    self._wait_for_turn(wake_owner)
                 self._owner = thread
-            # A KeyboardInterrupt can end the wait. If the ticket stayed in the queue, all later threads would wait
-            # forever.
-            finally:
-                self._waiting.remove(ticket)
+        self._depth += 1
+
+    def release(self) -> None:
+        self._depth -= 1
+        if not self._depth:
+            with self._condition:
+                self._owner = 0
                 self._condition.notify_all()
+
+    def _wait_for_turn(self, wake_owner: Callable[[], None]) -> None:
+        ticket = object()
+        self._waiting.append(ticket)
+        try:
+            if self._owner:
+                wake_owner()
+            self._condition.wait_for(lambda: not self._owner and self._waiting[0] is ticket)
+        # A KeyboardInterrupt can end the wait. If the ticket stayed in the queue, all later threads would wait forever.
+        finally:
+            self._waiting.remove(ticket)
+            self._condition.notify_all()
+
+
+class _Turn:
+    """A context manager in which only one thread uses a session. Entering it in a forked child raises a RunError.
+
+    A class is used, because a generator with `contextlib.contextmanager` takes several times as long.
+    """
+
+    def __init__(self, guard: SessionGuard, turns: TurnLock, wake: Callable[[], None], is_call: bool) -> None:
+        """Guard a session. A call (`is_call`) of it needs a usable session, and an exception in the call ends it."""
+        self._guard, self._turns, self._wake, self._is_call = guard, turns, wake, is_call
+
+    def __enter__(self) -> None:
+        self._guard.check_process()
+        self._turns.acquire(self._wake)
+        if self._is_call and self._guard.reason is not None:
+            self._turns.release()
+            self._guard.check_end()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        try:
+            if kind is not None and self._is_call:
+                self._guard.end(str(error) or kind.__name__)
+        finally:
+            self._turns.release()
 
 
 class SessionGuard:
@@ -104,6 +135,7 @@ class SessionGuard:
         self._stop, self._wake = stop, wake
         self._process, self._turns = os.getpid(), TurnLock()
         self.reason: str | None = None
+        self._call, self._exclusive_use = (_Turn(self, self._turns, wake, is_call) for is_call in (True, False))
 
     @property
     def has_waiting_call(self) -> bool:
@@ -113,7 +145,7 @@ class SessionGuard:
         """End the session. Do nothing in a forked child process, because the session belongs to the parent."""
         if os.getpid() == self._process:
             self.reason = self.reason or reason
-            with self._turns.hold(self._wake):
+            with self._exclusive_use:
                 self._stop()
 
     def check_end(self) -> None:
@@ -127,26 +159,16 @@ class SessionGuard:
                 "session in each process (dicompiler.connect)"
             )
 
-    @contextlib.contextmanager
-    def use_exclusively(self) -> Iterator[None]:
+    def use_exclusively(self) -> AbstractContextManager[None]:
         """Return a context manager in which only this thread uses the session; raise RunError in a forked child."""
-        self.check_process()
-        with self._turns.hold(self._wake):
-            yield
+        return self._exclusive_use
 
-    @contextlib.contextmanager
-    def use(self) -> Iterator[None]:
+    def use(self) -> AbstractContextManager[None]:
         """Return a context manager in which only this thread uses the session; an exception in it ends the session.
 
-        Raise RunError if the session has ended already.
+        Entering it raises RunError in a forked child, or if the session has ended already.
         """
-        with self.use_exclusively():
-            self.check_end()
-            try:
-                yield
-            except BaseException as error:
-                self.end(str(error) or type(error).__name__)
-                raise
+        return self._call
 
 
 COVERED_HEARTBEAT_S, UNCOVERED_HEARTBEAT_S = 0.5, 2.0
@@ -203,48 +225,69 @@ class InFlightFrame:
 
 
 class FrameReader:
-    """Reads the frames that the user passes to `Session.stream`.
+    """Reads the frames that the user passes to `Session.stream`, at most `limit` frames ahead of the yielded outputs.
 
-    A list or tuple is read directly. For any other iterable, a thread reads and checks at most `limit` frames ahead.
-    It copies them, because an iterator may reuse its arrays. It calls `notify` after each frame and at the end.
+    `ReadyFrames`, lists and tuples are read directly. For any other iterable, a thread reads and checks frames. It
+    copies them, because an iterator may reuse its arrays. It calls `notify` after each frame and at the end.
 
     Attributes:
-        queue: The frames that were read, until `take` returns them.
-        is_exhausted: True if no further frames will be read.
         error: The exception that ended the reading; None if there was none.
     """
 
     def __init__(
         self, frames: Iterable[Any], limit: int, notify: Callable[[], None], copy: Callable[[Any], Any]
     ) -> None:
-        self._is_list = isinstance(frames, list | tuple)
-        self.queue: deque[Any] = deque(frames if self._is_list else ())
-        self.is_exhausted = self._is_list
         self.error: BaseException | None = None
+        self._ready: ReadyFrames | None = None
+        # The frames that the thread has read, until `take` returns them.
+        self._queue, self._is_read_to_end = deque[Any](), False
         self._free_places = threading.Semaphore(limit)
+        # A frame that is read directly needs its place until the caller has used its outputs. One more place lets the
+        # devices compute `limit` frames meanwhile.
+        self._direct_places = limit + 1
         self._stopped = False
         self._notify, self._copy = notify, copy
-        if not self._is_list:
+        if isinstance(frames, list | tuple):
+            self._ready = _ListedFrames(frames)
+        elif isinstance(frames, ReadyFrames):
+            self._ready = frames
+        else:
             threading.Thread(target=self._run, args=(frames,), daemon=True).start()
 
+    @property
+    def has_frame(self) -> bool:
+        if self._ready is None:
+            return bool(self._queue)
+        return self.error is None and self._direct_places > 0 and self._ready.has_frame
+
+    @property
+    def is_exhausted(self) -> bool:
+        """True if no frames follow."""
+        if self._ready is None:
+            return self._is_read_to_end and not self._queue
+        return self.error is not None or self._ready.is_exhausted
+
     def has_frame_or_end(self) -> bool:
-        return bool(self.queue) or self.is_exhausted
+        return self.has_frame or self.is_exhausted
 
     def take(self) -> Any:
-        """Remove the next frame from the queue and return a checked copy of it.
+        """Remove the next frame and return a checked copy of it; None if another thread has just ended the frames.
 
         If the frame is invalid, set `error` and return None.
         """
-        frame = self.queue.popleft()
-        if not self._is_list:
-            return frame
+        if self._ready is None:
+            return self._queue.popleft()
+        self._direct_places -= 1
         try:
-            return self._copy(frame)
+            frame = self._ready.take()
+            return None if frame is None else self._copy(frame)
         except BaseException as error:
-            self._fail(error)
+            self.error = error
             return None
 
     def release(self) -> None:
+        """Make the place of a frame free: the caller has used its outputs."""
+        self._direct_places += 1
         self._free_places.release()
 
     def close(self) -> None:
@@ -259,19 +302,35 @@ class FrameReader:
                 self._free_places.acquire()
                 if self._stopped:
                     return
-                self.queue.append(self._copy(next(source)))
+                self._queue.append(self._copy(next(source)))
                 self._notify()
         except StopIteration:
-            self.is_exhausted = True
+            pass
         except BaseException as error:  # `stream` raises the error again, in the user's thread.
-            self._fail(error)
+            self.error = error
+        self._is_read_to_end = True
         self._notify()
 
-    def _fail(self, error: BaseException) -> None:
-        self.error = error
-        if self._is_list:
-            self.queue.clear()
-        self.is_exhausted = True
+
+class _ListedFrames(ReadyFrames):
+    """The frames in a list or tuple."""
+
+    def __init__(self, frames: Iterable[Any]) -> None:
+        self._frames = deque(frames)
+
+    @property
+    def is_exhausted(self) -> bool:
+        return not self._frames
+
+    @property
+    def has_frame(self) -> bool:
+        return bool(self._frames)
+
+    def take(self) -> Any:
+        return self._frames.popleft()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._frames)
 
 
 class ClusterSession(Session):
@@ -549,12 +608,12 @@ class ClusterSession(Session):
         `waiting` has the frames that were sent and that this method has not returned yet.
         """
         while True:
-            while reader.queue and not self._is_full():
+            while reader.has_frame and not self._is_full():
                 if (inputs := reader.take()) is not None:
                     waiting.append(self._submit_frame(inputs))
             if waiting and waiting[0].missing_outputs == 0:
                 return waiting.popleft()
-            if reader.is_exhausted and not waiting and not reader.queue:
+            if reader.is_exhausted and not waiting:
                 return None
             is_busy = self._is_busy()
             can_send = not is_busy or not (reader.is_exhausted or self._is_full())
