@@ -6,6 +6,7 @@ all workers. Then slow tests run, so that no worker is left with a long one at t
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Generator
@@ -20,6 +21,8 @@ LIMIT_S = 600.0
 """Seconds for each phase of a test: longer than the time limits in the tests themselves."""
 
 os.environ |= CACHED
+# numpy starts a thread for each processor when it is imported. Processes that tests start need none of them.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 # nohup and background jobs of a shell ignore SIGINT. Processes that tests start would inherit that, and tests could
 # not interrupt them. So the default action is restored.
@@ -29,6 +32,11 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("alone", "slow")])
+
+
+def pytest_collection_finish() -> None:
+    # The thousands of collected tests stay until the end, so the garbage collector need not visit them again and again.
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
