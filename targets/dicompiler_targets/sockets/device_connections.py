@@ -296,11 +296,13 @@ def launch_process(directory: Path, manifest: Manifest, arguments: Sequence[str]
 
 
 def _child_environment() -> dict[str, str]:
-    """Return this process's environment without the PYTHON… variables that change how Python behaves."""
+    """Return the environment of a device: this process's, without the PYTHON… variables that change Python."""
     kept = ("PYTHONPATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONDONTWRITEBYTECODE", "PYTHONPYCACHEPREFIX")
     variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON") or k in kept}
     # The child has another working directory, so relative paths must become absolute.
     path = [os.path.abspath(entry) for entry in variables.pop("PYTHONPATH", "").split(os.pathsep) if entry]
+    # Devices use numpy only to copy tensors. Without this limit, its import starts a thread for each processor.
+    variables.setdefault("OPENBLAS_NUM_THREADS", "1")
     return variables | ({"PYTHONPATH": os.pathsep.join(path)} if path else {})
 
 
