@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from numbers import Integral, Real
@@ -389,8 +389,9 @@ class RunOptions:
             if isinstance(value := getattr(self, name), str):
                 object.__setattr__(self, name, Path(value))
         for name in ("start_manually", "start_without"):
-            if isinstance(value := getattr(self, name), str):
-                raise UsageError(f"run: {name} is {value!r}: give a tuple of names: ({value!r},)")
+            value = getattr(self, name)
+            if isinstance(value, str) or not isinstance(value, Iterable):
+                raise UsageError(f"run: {name} is {value!r}: give the names of devices, such as ('pi01',)")
         if isinstance(self.hosts, str | Path):
             raise UsageError(f"run: hosts is the path {str(self.hosts)!r}: give Hosts.load({str(self.hosts)!r})")
         for name in ("on_event", "on_frame"):

@@ -39,7 +39,8 @@ def test_options_of_a_run_accept_paths_as_strings() -> None:
     ("values", "message"),
     [
         ({"hosts": "hosts.toml"}, "run: hosts is the path 'hosts.toml': give Hosts.load('hosts.toml')"),
-        ({"start_without": "pi03"}, "run: start_without is 'pi03': give a tuple of names: ('pi03',)"),
+        ({"start_without": "pi03"}, "run: start_without is 'pi03': give the names of devices, such as ('pi01',)"),
+        ({"start_manually": True}, "run: start_manually is True: give the names of devices, such as ('pi01',)"),
         ({"timeout_s": "5"}, "run: timeout_s is '5': give a number"),
         ({"timeout_s": -1}, "run: timeout_s must be at least 0, not -1"),
         ({"heartbeat_s": "1"}, "run: heartbeat_s is '1': give a number"),
