@@ -270,7 +270,10 @@ class Platform(Memoizing):
             text = read_text(path, f"no such platform file (built-in platforms: {names})")
             return platform_from_toml(text, str(path))
         if name == THIS_HOST:
-            raise UsageError("platform 'this': run 'dicompiler platform this -o this.toml', and give this file")
+            raise UsageError(
+                "platform 'this': this host must be measured first: run 'dicompiler platform this -o this.toml', and "
+                "give the file this.toml"
+            )
         digits = re.search(r"[1-9]\d{0,3}$", name)
         count = "4" if digits is None else digits[0]
         examples = [family.name.removesuffix("N") + count for family in families if family.name.endswith("N")]

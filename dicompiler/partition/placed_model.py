@@ -207,7 +207,7 @@ def _value_info(placed: PlacedGraph, name: str) -> onnx.ValueInfoProto:
 def _initializer(model: Model, name: str, constant: Constant) -> tuple[onnx.TensorProto, Weight | None]:
     """Return the initializer of a constant, and its data if the initializer is a placeholder without data, else None.
 
-    A region of a weight is such a placeholder if it is large, so that its data is not copied.
+    Large regions of weights get a placeholder, so that their data is not copied.
     """
     if not isinstance(constant, WeightSlice):
         array = np.array(constant, np.int64) if isinstance(constant, tuple) else constant

@@ -101,8 +101,8 @@ def _propagate_labels(layers: LayerGraph, layer: Layer, labelled: Mapping[str, M
             if name and layers.tensors[name].is_constant and need is not None
         ]
         cuts_weights = any(need != full_region(tensor.shape or ()) for tensor, need in weights)
-        # An axis is the channel axis if a part of it needs only a part of the weights. If an earlier axis of the output
-        # is already called "channel", it is called "height" instead, unless there is a height already.
+        # An axis is the channel axis if a part of it needs only a part of the weights. An earlier axis that is already
+        # called "channel" is renamed to "height", unless there is a height already.
         if cuts_weights and (reduction_length(layers, layer) is not None or not cut):
             cut = {"channel"}
             if "channel" in labels:

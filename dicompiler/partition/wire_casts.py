@@ -12,8 +12,8 @@ nodes encode and decode the tensor:
 - A sent tensor has one axis, which contains the values of all blocks, then the indices.
 - The table has four scales per factor of two, for blocks with largest magnitudes from 2^-40 to 2^23.9. A 16-bit scale
   instead of the 8-bit index would reduce the mean error by only a tenth.
-- If a block contains NaN or infinity, the encoder looks up an index that the table does not have. The run then ends
-  with an error.
+- If a block contains NaN or infinity, the nodes that convert it look up an index that the table does not have. The run
+  then ends with an error.
 """
 
 from __future__ import annotations
@@ -214,7 +214,7 @@ class _NodeChain:
 
 
 def is_encoder_tensor(output: str, sent: str) -> bool:
-    """Return True if `output` is an intermediate tensor of the encoder that computes the sent tensor `sent`."""
+    """Return True if `output` is an intermediate tensor of the nodes that convert to the sent tensor `sent`."""
     return output.startswith(f"{sent}.")
 
 

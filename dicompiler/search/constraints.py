@@ -275,7 +275,8 @@ def check_memory(problem: Problem, plan: Plan, metrics: Metrics) -> None:
 def check_program_memory(compilation: PipelineState, memory: Mapping[str, MemoryUse], target: Target) -> None:
     """Raise DicompilerError if a host has too little memory for the program of a compilation.
 
-    `memory` is the predicted memory use for one frame by device name. Measurements of the target replace it.
+    `memory` is the predicted memory use for one frame by device name. If the target has measured the memory of the
+    program, the measured values are used instead.
     """
     platform, routing = compilation.platform, compilation.routing
     assert platform is not None and routing is not None

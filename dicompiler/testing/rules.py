@@ -283,7 +283,8 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
 
 def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
     """Return random parts: a random region on device a, and the regions around it on devices b and c."""
-    # Device a receives the output, and prefers its own elements. Its whole region is therefore compared.
+    # The outputs of device a are compared. Where regions overlap, a uses its own elements, so that its whole region is
+    # compared.
     (layer,) = layers.layers
     allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)
     region = tuple(

@@ -220,13 +220,13 @@ class StageEstimates:
         return before.incoming + behind.outgoing
 
     def least_ram(self, most: int) -> tuple[int, Layer]:
-        """Return the layer that needs the most RAM, even if it is split in the best way, and its bytes of RAM.
+        """Return the RAM that the network needs at least, and the layer that needs it.
 
-        All splits whose memory was estimated before are compared. This method also estimates the layers between two
-        neighbouring stage boundaries, whole and in 2, 4, 8, … and `most` height tiles.
+        For each layer, the split that needs the least RAM counts. All splits that were estimated before are compared,
+        and the smallest stages (between neighbouring boundaries), whole and in 2, 4, 8, … and `most` height tiles.
 
         Returns:
-            The bytes, and the layer.
+            The largest RAM of a layer in bytes, and the layer.
         """
         best: dict[int, int] = {}
         for first in self.cuts[:-1]:

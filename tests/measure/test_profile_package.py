@@ -315,8 +315,8 @@ class TestLinks:
     def test_transfers_that_take_no_time_are_measured_again_and_then_refused(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        # These are the times of a measurement's requests: round trips, then one transfer in each direction. In the
-        # first measurement, transfers take no longer than round trips, which cannot be true.
+        # The times of two measurements' requests. Each has 20 round trips, and then one transfer in each direction. In
+        # the first one, transfers take no longer than round trips, which cannot be true.
         again = [*[0.5] * 42, 1.5, 1.5]
         monkeypatch.setattr(link_benchmark, "_time_request", lambda *_: again.pop(0) if again else 0.5)
         with serving(packed(tmp_path / "p", (1,))) as (_, port):

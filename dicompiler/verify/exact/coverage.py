@@ -30,6 +30,9 @@ MATMUL_NBITS = (ORT_DOMAIN, "MatMulNBits")
 class Coverage:
     """Numbers of kernel positions (taps) and input channels that check models read, summed over all layers.
 
+    Check models are the copies of the network with integer weights that `verify` computes. A filter does not read a tap
+    at which its weight is 0.
+
     Attributes:
         taps_read: Number of taps that at least one filter of their layer reads.
         taps: Number of all taps.

@@ -83,8 +83,8 @@ def indexed_body(call: StandInCall) -> list[NodeProto]:
 def recurrent_body(call: StandInCall) -> list[NodeProto]:
     """Return the nodes of an integer function that replaces an RNN, GRU or LSTM of which only the output Y is read.
 
-    An element of Y is a sum of four terms: the inputs of its step, the inputs of all steps, the weights of its
-    direction, and the optional inputs.
+    The function keeps only the dependencies of Y: each element of Y is the sum of the inputs of its step, of the inputs
+    of all steps, of the weights of its direction, and of the optional inputs.
     """
     shapes = {"by_step": [0, 1, -1, 1], "by_batch": [1, 1, -1, 1], "by_unit": [0, 0, 1, -1], "by_both": [0, 0, -1, 1]}
     nodes = [constant_node(name, np.array(value, np.int64)) for name, value in shapes.items()]

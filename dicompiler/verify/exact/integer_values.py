@@ -81,15 +81,17 @@ def integer_constants(facts: GraphFacts, seed: int, schedule: MagnitudeSchedule)
     zero. Before an addition of two computed tensors, signs are random, so that a sum of many branches stays small.
     """
     arrays: dict[InputPlace, Array] = {}
-    paired: dict[int, Array] = {}
+    factor_signs: dict[int, Array] = {}
     depths = _weighted_depths(facts)
     for index, depth in depths.items():
         taps = schedule.taps[min(depth, len(schedule.taps) - 1)]
-        arrays |= _weighted_constants(facts, index, seed, taps, schedule, paired)
+        arrays |= _weighted_constants(facts, index, seed, taps, schedule, factor_signs)
     for index, node in enumerate(facts.nodes):
         rule = facts.rule(node)
         if rule is not None and rule.constant_stand_ins and index not in depths:
-            arrays |= _other_constants(facts, index, rule.constant_stand_ins.split(), seed, schedule.shifts, paired)
+            arrays |= _other_constants(
+                facts, index, rule.constant_stand_ins.split(), seed, schedule.shifts, factor_signs
+            )
     return arrays
 
 
@@ -148,7 +150,7 @@ def _find_following_nodes(facts: GraphFacts, index: int) -> _FollowingNodes:
 
 
 def _weighted_constants(
-    facts: GraphFacts, index: int, seed: int, taps: int, schedule: MagnitudeSchedule, paired: dict[int, Array]
+    facts: GraphFacts, index: int, seed: int, taps: int, schedule: MagnitudeSchedule, factor_signs: dict[int, Array]
 ) -> dict[InputPlace, Array]:
     """Return filters and bias of a node with weights, by the (node index, input index) that reads them.
 
@@ -158,8 +160,8 @@ def _weighted_constants(
         seed: Seed of positions and signs.
         taps: Number of elements of ±1 in each filter.
         schedule: Limits on the values.
-        paired: By node index, the signs of constant factors. This function adds those of later nodes on the path, which
-            cancel out the signs of the filters.
+        factor_signs: By node index, the signs of the constant factors of nodes that follow filters. This function adds
+            those of the nodes after `index`, which cancel out the signs of the filters.
     """
     node = facts.nodes[index]
     weight_input = weight_index(facts, node)
@@ -171,8 +173,8 @@ def _weighted_constants(
     signs = _random_signs(facts, index, seed, channels) if chain.leads_to_add else np.ones(channels, np.int64)
     for link in chain.links:
         if _scale_size(facts, link) == channels:
-            paired[link] = _random_signs(facts, link, seed, channels)
-            signs = signs * paired[link]
+            factor_signs[link] = _random_signs(facts, link, seed, channels)
+            signs = signs * factor_signs[link]
     numpy_dtype, taps = onnx.helper.tensor_dtype_to_np_dtype(dtype), max(taps, extent.min_elements(schedule.seeds))
     signs = np.resize(signs, extent.groups * extent.filters)
     arrays = {(index, weight_input): sparse_filters(node, weight_input, shape, numpy_dtype, seed, taps, signs)}
@@ -190,7 +192,7 @@ def _scale_size(facts: GraphFacts, link: int) -> int:
 
 
 def _other_constants(
-    facts: GraphFacts, index: int, kinds: list[str], seed: int, shifts: int, paired: Mapping[int, Array]
+    facts: GraphFacts, index: int, kinds: list[str], seed: int, shifts: int, factor_signs: Mapping[int, Array]
 ) -> dict[InputPlace, Array]:
     """Return the integer constants of a node without weights, by the (node index, input index) that reads them.
 
@@ -200,19 +202,20 @@ def _other_constants(
         kinds: Kind of integers for each input, such as "gain" or "shift". The last kind applies to all further inputs.
         seed: Seed of the integers.
         shifts: Number of different values of an additive constant.
-        paired: Signs by which nodes multiply channels, by node index.
+        factor_signs: By node index, the signs of the node's constant factors for the channels. The returned factors
+            have these signs.
     """
     node = facts.nodes[index]
     indices = [input_index for input_index in range(len(node.input)) if facts.has_float_constant(node, input_index)]
     if "variance" in kinds and indices != [1, 2, 3, 4]:
         return {}
     makers: Mapping[str, Callable[[InputPlace], Array]] = {
-        "factor": lambda use: _factor_values(facts, use, paired),
+        "factor": lambda use: _factor_values(facts, use, factor_signs),
         "gain": lambda use: _gain_values(facts, use, seed),
         "max": lambda use: _bound_values(facts, use, "max"),
         "min": lambda use: _bound_values(facts, use, "min"),
         "rounded": lambda use: np.rint(facts.model.array(node.input[use[1]])),
-        "scale": lambda use: _factor_values(facts, use, paired) * _deviation_values(facts, use, seed),
+        "scale": lambda use: _factor_values(facts, use, factor_signs) * _deviation_values(facts, use, seed),
         "shift": lambda use: _shift_values(facts, use, seed, shifts),
         "step": lambda use: np.abs(_gain_values(facts, use, seed)),
         "slope": lambda use: _slope_values(facts, use, seed),
@@ -237,8 +240,8 @@ def _fill_constant(facts: GraphFacts, use: InputPlace, value: Array | int) -> Ar
     return np.broadcast_to(np.asarray(value), int(np.prod(shape))).reshape(shape).astype(numpy_dtype)
 
 
-def _factor_values(facts: GraphFacts, use: InputPlace, paired: Mapping[int, Array]) -> Array:
-    return _fill_constant(facts, use, paired.get(use[0], np.array(1)))
+def _factor_values(facts: GraphFacts, use: InputPlace, factor_signs: Mapping[int, Array]) -> Array:
+    return _fill_constant(facts, use, factor_signs.get(use[0], np.array(1)))
 
 
 def _deviation_values(facts: GraphFacts, use: InputPlace, seed: int) -> Array:

@@ -149,7 +149,10 @@ def build_row_maps(layers: LayerGraph) -> Mapping[str, RowMap]:
 
 
 def _row_map_key(layers: LayerGraph, layer: Layer) -> object | None:
-    """Return a key that is equal for layers with equal row maps; None if the anchor is not a convolution or pool."""
+    """Return a key that is equal for layers with equal row maps; None if the main node is not a convolution or pool.
+
+    A row map tells which input rows a layer reads for given output rows.
+    """
     anchor = layer.nodes[layer.anchor]
     plain = all(node is anchor or layers.rule_of(node).is_elementwise for node in layer.nodes)
     if anchor.op not in _WINDOW_OPERATORS or anchor.domain or len(layer.inputs) != 1 or not plain:

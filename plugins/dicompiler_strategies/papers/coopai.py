@@ -36,10 +36,10 @@ Mode = Literal["grids", "grids+data", "model", "data", "hybrid", "device"]
 """How a block is computed.
 
 - "grids": convolutional layers, each device a range of rows (a grid).
-- "grids+data": the same, and then a fully connected layer in data form.
+- "grids+data": as "grids", and then a fully connected layer as in "data".
 - "model": a fully connected layer, each device a range of the outputs.
 - "data": a fully connected layer, each device a partial sum over a range of the inputs.
-- "hybrid": a fully connected layer in model form, and the next one in data form.
+- "hybrid": a fully connected layer as in "model", and the next one as in "data".
 - "device": everything on one device.
 """
 DataState = Literal["gateway", "rows", "outputs", "sums"]

@@ -178,8 +178,9 @@ def relaxed_loss(space: OpportunitySpace, W: RelaxationWeights, penalty: bool = 
         _add_to_groups(g_sigma, group, p[i][:, :, None, None] * g_part)
         for moved, byte in ((space.inputs, space.B_in), (space.outputs, space.B_out)):
             if i in moved:
-                # Eq. (12) or (14), the cost of sending the network's inputs or outputs for opportunity n:
-                # L^n = Σ_j softmax(W_dev^j) · (overlap_j · B). Eq. (13) or (15), the layer's cost: softmax(W_l) · L.
+                # Eq. (12) or (14), the cost of sending the network's inputs or outputs for opportunity n (a way to
+                # split the layer): L^n = Σ_j softmax(W_dev^j) · (overlap_j · B). Eq. (13) or (15), the layer's cost:
+                # softmax(W_l) · L.
                 L_end = s @ byte
                 L_comb = (L_end * moved[i]).sum(axis=2)
                 total += (p[i] * L_comb).sum(axis=1)

@@ -204,9 +204,10 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
 
 
 def _add_own_tensor(live: Floats, flow: TensorFlow, block: Sequence[int], layers: int, is_sink: bool) -> None:
-    """Add a tensor's bytes to `live` for each block (consecutive layers) during which it is stored.
+    """Add a tensor's bytes to `live` for each block (consecutive layers) during whose execution it is stored.
 
-    Entry [b, e] of `live` is for block b in the stages that compute the tensor and end before block e.
+    Entry [b, e] of `live` has the bytes that are stored while block b is computed, if its stage (sequence of blocks on
+    one device) ends before block e. Only stages that compute the tensor are counted.
     """
     producer = block[flow.producer]
     if is_sink and SINK_READER in flow.readers:

@@ -350,8 +350,7 @@ def _row_cut_functions(split: _SplitInputs) -> Iterator[tuple[_CutFunction, str,
         if cut_kind == "balanced":
             return split_axis(layers, layer, axis, weights)
         extent = split.full_region()[axis][1]
-        # No later layer may have a smaller width although the height gets smaller, because strides such as [2, 1]
-        # reduce only one axis.
+        # Strides such as [2, 1] reduce only the height. The width is then the same in all later layers.
         rows = (next_smaller_extent(layers, layer, label) if cut_kind == "coarser" else 0) or extent
         ends = [math.floor(rows * part / sum(weights) + 0.5) for part in accumulate(weights)]
         return align_cuts(layers, layer, axis, [round(end * extent / rows) for end in ends])

@@ -209,7 +209,7 @@ class TermGroups:
     """Groups of consecutive terms (summands of loads) that are added to the same sum.
 
     The sums are evaluated for several changed plans at once. In each of them, one run (sequence of consecutive layers)
-    is split in another way. Two terms are added to the same sum if they have the same run and the same target.
+    is split in another way. Each run has its own sums, and the target of a term is the sum to which it is added.
 
     Attributes:
         runs: For each group, the index of the run.

@@ -115,7 +115,8 @@ def join_ranges(ranges: Sequence[Range]) -> list[Range]:
 def find_pieces(old_files: Sequence[str], wanted: Sequence[Sequence[int]], digests: IO[bytes]) -> list[list[Range]]:
     """Return, for each wanted file, the ranges of old files from which it can be assembled.
 
-    Pieces that no old file has become ranges with the source SENT_SOURCE. Unreadable old files are ignored.
+    A piece that is in none of the old files becomes a range with the source SENT_SOURCE. Unreadable old files are
+    ignored.
 
     Args:
         old_files: Paths of the old files.

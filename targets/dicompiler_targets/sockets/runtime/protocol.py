@@ -447,7 +447,7 @@ class ReceiveFilter:
     def _check_late(self, header: MessageHeader) -> None:
         """Raise ProtocolError for a tensor of a dropped frame if no plan has a tensor of this index and length.
 
-        The receiver discards the tensor.
+        Otherwise, the receiver will discard the tensor.
         """
         lengths = [role[header.index]["bytes"] for role in self._roles if header.index in role]
         if header.length not in lengths and not (None in lengths and header.length <= MAX_UNPLANNED_BYTES):
