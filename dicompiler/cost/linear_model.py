@@ -138,7 +138,7 @@ def _parse_coefficients(text: str) -> tuple[str, Coefficients]:
     except ValueError:
         raise ValueError(f"coefficients must be KIND:A:B:C with three numbers, not {text!r}") from None
     if not kind or not all(0 <= number < math.inf for number in (flop, byte, call)):
-        raise ValueError(f"coefficients must name a kind and be finite numbers of at least zero, not {text!r}")
+        raise ValueError(f"coefficients must be KIND:A:B:C with finite numbers of at least zero, not {text!r}")
     return kind, Coefficients(flop, byte, call)
 
 

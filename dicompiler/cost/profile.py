@@ -313,8 +313,8 @@ class Profile(Memoizing):
 def _with_engine_pieces(layer: LayerProfile, pieces: Sequence[PieceMeasurement], extra_call_s: float) -> LayerProfile:
     """Return a layer with the times of an engine, and those of onnxruntime for kinds of pieces without engine times.
 
-    `extra_call_s`, by which an empty call of the engine takes longer, is added to the times of onnxruntime. The
-    engine's empty call is later subtracted from all times.
+    `extra_call_s`, the time of an empty call of the engine minus that of onnxruntime, is added to the times of
+    onnxruntime, because the engine's empty call is later subtracted from all times.
     """
     cuts = {piece.cut for piece in pieces} if any(piece.cut == "whole" for piece in pieces) else set[Cut]()
     kept = [

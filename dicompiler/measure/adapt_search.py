@@ -223,11 +223,11 @@ class _MeasuredCase:
         )[0]
 
     def correct_links(self, measured_s: Mapping[str, float], stated: Platform) -> Platform:
-        """Return the platform with bandwidths at which a simulation shows the measured seconds of sending.
+        """Return the platform with the bandwidths at which a byte takes as long in a simulation as was measured.
 
         Args:
             measured_s: Measured seconds per byte by connection name.
-            stated: The platform with the largest allowed bandwidths.
+            stated: A platform whose bandwidths are upper limits of the new ones.
         """
         return fit_bandwidths(
             self.problem.platform,

@@ -113,7 +113,7 @@ def dicompiler_cost_models() -> Iterable[type[CostModel]]:  # type: ignore[empty
 
 @hookspec
 def dicompiler_platforms() -> Iterable[PlatformFamily]:  # type: ignore[empty-body]
-    """Yield platform families, which find platforms by name (`rpi4xN` finds `rpi4x3`), and platform file formats.
+    """Yield families of platforms, each found by a name (`rpi4xN`) or, as a `PlatformFormat`, by a file (`*.txt`).
 
     @hookimpl
     def dicompiler_platforms():

@@ -124,7 +124,8 @@ def _check_model(step: Pass, before: PipelineState, result: PipelineState) -> No
         raise
 
 
-# Remedies for fields of PipelineState that users supply themselves, instead of a list of passes.
+# Remedies for missing fields of PipelineState that users supply. For other fields, the error lists the passes that set
+# them.
 _INPUT_REMEDIES = {"platform": "give a platform", "plan": "give a plan or run a pass that sets one before it"}
 
 

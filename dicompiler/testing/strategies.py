@@ -169,4 +169,4 @@ def _check_same_plan(plan: Plan | str, other: Plan | str, how: str) -> None:
         return
     lines = zip(text.splitlines(), other_text.splitlines(), strict=False)
     difference = next((f"{a.strip()} became {b.strip()}" for a, b in lines if a != b), "one plan is longer")
-    raise AssertionError(f"{how}, it makes another plan: {difference}")
+    raise AssertionError(f"{how}, the strategy makes another plan: {difference}")

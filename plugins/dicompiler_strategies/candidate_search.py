@@ -492,9 +492,9 @@ class CandidateSearch:
                 self._try_wave_shares(plan, self.best.found_by)
 
     def _try_wave_shares(self, plan: Plan, found_by: str) -> None:
-        """Evaluate a plan in two waves: rows of the first are sent while the second is computed.
+        """Evaluate variants of a plan that compute each layer's rows in two waves, and send the first meanwhile.
 
-        Several fractions of rows in the first wave are tried.
+        The variants have different fractions of the rows in the first wave.
         """
         best = 1.0
         for step in (0.0, *SHARE_STEPS):

@@ -176,7 +176,7 @@ ON = "strategy 'bad-strategy' of module support.bad_plugins on branches on"
     [
         ("half", f"{ON} switch1 for latency: an invalid plan: "),
         ("camera", f"{ON} gateway3 for latency: an invalid plan: plan: layers.c0[0]: device 'd0' has no compute"),
-        ("counts", f"{ON} switch3 for latency: when it is called again, it makes another plan: "),
+        ("counts", f"{ON} switch3 for latency: when it is called again, the strategy makes another plan: "),
         ("memory", f"{ON} switch3 with less memory for latency: an invalid plan: plan: host d0 needs "),
         ("source", f"{ON} switch3 for latency: the plan's source is ('d2',), the problem's ('d0',): make the plan by "),
         (
@@ -305,7 +305,9 @@ def test_module_that_calls_the_check_when_it_is_imported(tmp_path: Path) -> None
 def test_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
     wide = tuple(samples(["branches"], [make_cluster("switch", *[1.0] * 64)], ["latency"]))
     for fault in ("hash", "third-seed"):
-        assert "in another process, it makes another plan" in fails(check_strategy, bad.BadStrategy(fault), wide)
+        assert "in another process, the strategy makes another plan" in fails(
+            check_strategy, bad.BadStrategy(fault), wide
+        )
 
 
 @pytest.mark.parametrize(("fault", "command"), [("child", "sleep 614"), ("orphan", "sleep 615")])

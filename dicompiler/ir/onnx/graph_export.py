@@ -58,7 +58,7 @@ def _export_graph(
         graph: The edited graph.
         new: Message that is filled.
         weights: Receives the data of large constants, by name; None (for a control-flow body): the message stores it.
-        outer: Names of the constants of enclosing graphs, to which a control-flow body only refers.
+        outer: Names of the constants of enclosing graphs. A control-flow body refers to them and does not contain them.
     """
     rewritten = ("node", "input", "output", "initializer", "sparse_initializer", "value_info")
     new.MergeFrom(copy_without(graph.source_graph, *rewritten))
@@ -258,7 +258,7 @@ def _export_attribute(
         name: Name of the attribute.
         value: New value.
         original: Attribute of the same name in the original node. It has the data that the graph does not represent.
-        outer: Names of the constants of enclosing graphs, to which a control-flow body only refers.
+        outer: Names of the constants of enclosing graphs. A control-flow body refers to them and does not contain them.
     """
     if original is None or original.type not in (_KINDS.GRAPH, _KINDS.TENSOR):
         new, body = _KINDS(name=name), onnx.GraphProto()

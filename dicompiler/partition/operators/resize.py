@@ -1,9 +1,9 @@
 """Rules of Resize, Upsample and GridSample.
 
-An axis can be split if it is enlarged by an integer, or reduced by a power of two. A tile then starts at a block: one
-element of the smaller tensor with the corresponding elements of the larger one. Its coordinates differ from those in
-the whole tensor by an integer, also in floating-point arithmetic, so it is resampled exactly. With other factors,
-aligned corners or antialiasing, the whole axis is read.
+An axis can be split if it is enlarged by an integer, or reduced by a power of two. Tiles then start at the boundaries
+of blocks; a block is one element of the smaller tensor with the corresponding elements of the larger one. The
+coordinates in a tile are those in the whole tensor minus an integer, without rounding errors, so that tiles are
+resampled exactly. With other factors, aligned corners or antialiasing, the whole axis is read.
 """
 
 from __future__ import annotations

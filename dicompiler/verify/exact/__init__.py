@@ -180,7 +180,7 @@ def _find_rejected_node(facts: GraphFacts, error: DicompilerError) -> tuple[int,
         is_generic = (original_domain(node), node.op_type) in facts.relaxation.generic_ops
         if name_match and node.name == name_match[1] and not is_generic:
             return index, Peak(node.output[0], math.inf, math.inf)
-    raise NotExactError(f"exact check: {error}; only real weights can verify this network") from error
+    raise NotExactError(f"exact check: {error}; compare with the network's own weights only") from error
 
 
 def _relax_further(facts: GraphFacts, inexact: Sequence[tuple[int, Peak]]) -> Relaxation:
@@ -251,8 +251,8 @@ def _with_new_constants(
 
     Args:
         facts: Facts about the network.
-        arrays: Constants by the (node index, input index) that reads them. Nodes that read one constant with different
-            values get one constant each.
+        arrays: Integer constants by the (node index, input index) that reads them. If nodes read the same constant of
+            the network, but need different integers, each gets a constant of its own.
         replacements: Integers that replace the outputs of excluded nodes, by tensor name.
     """
     proto = onnx.ModelProto()

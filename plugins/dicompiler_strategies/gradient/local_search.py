@@ -176,14 +176,14 @@ class LocalSearch:
 
     @cached_property
     def _run_surroundings(self) -> dict[int, Selections]:
-        """Layers of each sequence and all layers connected to them, by the first layer of the sequence."""
+        """For each sequence of layers, by its first layer: the indices of its layers and of their direct neighbours."""
         return {
             path[0]: np.array(sorted({*path, *(b for a in path for b, _ in self._neighbours[a])}))
             for path in self._paths
         }
 
     def _surroundings_key(self, selection: Selections, path: Sequence[int]) -> tuple[int, bytes]:
-        """Return a cache key: the ways to split the layers of a sequence and all layers that are connected to them."""
+        """Return a cache key: the ways to split the layers of a sequence and their direct neighbours."""
         return path[0], selection[self._run_surroundings[path[0]]].tobytes()
 
     def _improve_path(self, selections: Selections, path: Sequence[int], prices: Floats | None) -> Selections:

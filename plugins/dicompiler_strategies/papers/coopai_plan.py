@@ -162,8 +162,8 @@ def _grid_runs(team: DeviceTeam, start: int, stop: int, wanted: TensorForm) -> l
 def _possible_form(team: DeviceTeam, layer: Layer, wanted: TensorForm) -> TensorForm:
     """Return `wanted`, or another distribution of a layer's output over devices that is possible.
 
-    Without channels to split, every device computes the whole layer ("everywhere"). A layer that cannot be split is
-    computed on one device ("whole").
+    A layer without a channel axis is computed whole by every device ("everywhere"). A layer that must stay whole, such
+    as one with an unknown operator, is computed on one device ("whole").
     """
     if wanted == "channels" and team.cut_axis_of(layer, "channels") is None:
         wanted = "everywhere"

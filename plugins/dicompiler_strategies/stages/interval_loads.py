@@ -171,8 +171,8 @@ def interval_activations(flows: NetworkFlows, positions: Sequence[int], is_sourc
     """
     layers, block = len(positions) - 1, block_of_layers(positions)
     pieces = _list_pieces(flows, block)
-    # inner[b, e] is for the stage from block `start` to block e - 1. It has the bytes of tensors that the stage
-    # computes and stores while it computes block b.
+    # The loop below goes over `start`. inner[b, e] then has the bytes of tensors that the stage of blocks `start` to
+    # e - 1 computes itself and stores while it computes block b.
     inner = np.zeros((layers, layers + 1))
     own: dict[int, list[TensorFlow]] = {}
     for flow in flows.flows:

@@ -303,7 +303,10 @@ class _SplitInputs:
 
     @property
     def is_sequence_or_vector(self) -> bool:
-        """True if the output has no separate width axis, so that copies on all devices may be worthwhile."""
+        """True if the output has no separate width axis.
+
+        Such outputs are often so small that all devices should compute all of them, instead of exchanging parts.
+        """
         labels = named_axes(self.problem.layers).get(self.layer.output, {})
         return labels.get("width", labels.get("height")) == labels.get("height")
 

@@ -41,9 +41,9 @@ class ClusterAccess:
 
 
 def find_cluster(artifact: SocketsArtifact, options: RunOptions, start: StartDevice | None = None) -> ClusterAccess:
-    """Find out whether an artifact's devices are resident, on the hosts in `options.hosts`, or on this host.
+    """Return how a session gets its devices: resident ones, new ones on `options.hosts`, or new ones on this host.
 
-    If `start` is given, it starts the devices on this host, and resident devices are not used.
+    Resident devices run already, and are preferred. If `start` is given, it starts the devices on this host instead.
 
     Raises:
         UsageError: The options are invalid.
