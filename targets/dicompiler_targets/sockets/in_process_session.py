@@ -22,12 +22,13 @@ from dicompiler.plugin_api.utilities import check_type
 from dicompiler_targets.sockets.artifact import SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.cluster_state import timeout_error
 from dicompiler_targets.sockets.device_connections import read_report
+from dicompiler_targets.sockets.frame_reader import make_frame_reader
 from dicompiler_targets.sockets.runtime.channel import EventLoop
 from dicompiler_targets.sockets.runtime.device import make_checked_sessions, make_report
 from dicompiler_targets.sockets.runtime.executor import FrameExecution, Mailbox, StepExecutor
 from dicompiler_targets.sockets.runtime.integrity import FileIntegrity, mark_as_used
 from dicompiler_targets.sockets.runtime.segments import one_line
-from dicompiler_targets.sockets.session import FrameReader, SessionGuard, resolve_frames_in_flight
+from dicompiler_targets.sockets.session import SessionGuard, resolve_frames_in_flight
 
 
 class InProcessSession(Session):
@@ -96,7 +97,7 @@ class InProcessSession(Session):
     def stream(self, frames: Iterable[Mapping[str, Any]]) -> Iterator[dict[str, Any]]:
         check_type(frames, (Iterable,), "stream: frames", "an iterable of inputs by name")
         has_changed = threading.Event()
-        reader = FrameReader(frames, self.in_flight, has_changed.set, self.artifact.copy_inputs)
+        reader = make_frame_reader(frames, self.in_flight, has_changed.set, self.artifact.copy_inputs)
         try:
             while True:
                 # A forked child has no thread that reads frames, so it would wait forever.

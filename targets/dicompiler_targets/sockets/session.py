@@ -20,14 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, Self
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session, UsageError
-from dicompiler.plugin_api.artifacts import (
-    BoardState,
-    FrameTimes,
-    ReadyFrames,
-    ReceivedBytes,
-    RunEvent,
-    describe_missing_plan,
-)
+from dicompiler.plugin_api.artifacts import BoardState, FrameTimes, ReceivedBytes, RunEvent, describe_missing_plan
 from dicompiler.plugin_api.utilities import check_type, did_you_mean
 from dicompiler_targets.sockets.artifact import Manifest, RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.cluster_state import ClusterState
@@ -41,6 +34,7 @@ from dicompiler_targets.sockets.device_connections import (
     local_starter,
 )
 from dicompiler_targets.sockets.failures import EventLog
+from dicompiler_targets.sockets.frame_reader import FrameReader, make_frame_reader
 from dicompiler_targets.sockets.runtime.protocol import MAX_FRAMES_IN_FLIGHT, MessageType, role_manifests
 from dicompiler_targets.sockets.runtime.transport import seconds_left
 
@@ -224,115 +218,6 @@ class InFlightFrame:
         return max(0.0, min(self.computing_since, self.finished_at) - self.sent_at)
 
 
-class FrameReader:
-    """Reads the frames that the user passes to `Session.stream`, at most `limit` frames ahead of the yielded outputs.
-
-    `ReadyFrames`, lists and tuples are read directly. For any other iterable, a thread reads and checks frames. It
-    copies them, because an iterator may reuse its arrays. It calls `notify` after each frame and at the end.
-
-    Attributes:
-        error: The exception that ended the reading; None if there was none.
-    """
-
-    def __init__(
-        self, frames: Iterable[Any], limit: int, notify: Callable[[], None], copy: Callable[[Any], Any]
-    ) -> None:
-        self.error: BaseException | None = None
-        self._ready: ReadyFrames | None = None
-        # The frames that the thread has read, until `take` returns them.
-        self._queue, self._is_read_to_end = deque[Any](), False
-        self._free_places = threading.Semaphore(limit)
-        # A frame that is read directly needs its place until the caller has used its outputs. One more place lets the
-        # devices compute `limit` frames meanwhile.
-        self._direct_places = limit + 1
-        self._stopped = False
-        self._notify, self._copy = notify, copy
-        if isinstance(frames, list | tuple):
-            self._ready = _ListedFrames(frames)
-        elif isinstance(frames, ReadyFrames):
-            self._ready = frames
-        else:
-            threading.Thread(target=self._run, args=(frames,), daemon=True).start()
-
-    @property
-    def has_frame(self) -> bool:
-        if self._ready is None:
-            return bool(self._queue)
-        return self.error is None and self._direct_places > 0 and self._ready.has_frame
-
-    @property
-    def is_exhausted(self) -> bool:
-        """True if no frames follow."""
-        if self._ready is None:
-            return self._is_read_to_end and not self._queue
-        return self.error is not None or self._ready.is_exhausted
-
-    def has_frame_or_end(self) -> bool:
-        return self.has_frame or self.is_exhausted
-
-    def take(self) -> Any:
-        """Remove the next frame and return a checked copy of it; None if another thread has just ended the frames.
-
-        If the frame is invalid, set `error` and return None.
-        """
-        if self._ready is None:
-            return self._queue.popleft()
-        self._direct_places -= 1
-        try:
-            frame = self._ready.take()
-            return None if frame is None else self._copy(frame)
-        except BaseException as error:
-            self.error = error
-            return None
-
-    def release(self) -> None:
-        """Make the place of a frame free: the caller has used its outputs."""
-        self._direct_places += 1
-        self._free_places.release()
-
-    def close(self) -> None:
-        """Stop the reading thread; if it is reading a frame, it stops after this frame."""
-        self._stopped = True
-        self._free_places.release()
-
-    def _run(self, frames: Iterable[Any]) -> None:
-        try:
-            source = iter(frames)
-            while True:
-                self._free_places.acquire()
-                if self._stopped:
-                    return
-                self._queue.append(self._copy(next(source)))
-                self._notify()
-        except StopIteration:
-            pass
-        except BaseException as error:  # `stream` raises the error again, in the user's thread.
-            self.error = error
-        self._is_read_to_end = True
-        self._notify()
-
-
-class _ListedFrames(ReadyFrames):
-    """The frames in a list or tuple."""
-
-    def __init__(self, frames: Iterable[Any]) -> None:
-        self._frames = deque(frames)
-
-    @property
-    def is_exhausted(self) -> bool:
-        return not self._frames
-
-    @property
-    def has_frame(self) -> bool:
-        return bool(self._frames)
-
-    def take(self) -> Any:
-        return self._frames.popleft()
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._frames)
-
-
 class ClusterSession(Session):
     """A session in which each device is a process on this host or on another host.
 
@@ -437,7 +322,7 @@ class ClusterSession(Session):
         all earlier frames are yielded first, and the session stays usable.
         """
         check_type(frames, (Iterable,), "stream: frames", "an iterable of inputs by name")
-        reader = FrameReader(frames, self.in_flight, self._loop.wake, self.artifact.copy_inputs)
+        reader = make_frame_reader(frames, self.in_flight, self._loop.wake, self.artifact.copy_inputs)
         waiting, caller_s = deque[InFlightFrame](), math.inf
         try:
             while True:
