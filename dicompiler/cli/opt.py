@@ -107,8 +107,11 @@ def command(
     passes = make_passes(pipeline, format_shapes(request.options.shape))
     outputs = [path for path in (output, save_plan) if path is not None]
     rule = building.depfile_rule(outputs, request, passes)
-    # `opt` may overwrite its model, so its size is read before.
-    size_before = "" if request.model == STREAM else _model_size([request.model, *external_files(request.model)])
+    is_summary_shown = not (as_json or building.print_outputs or output == STREAM or is_special_file(output))
+    size_before = ""
+    if is_summary_shown and request.model != STREAM:
+        # `opt` may overwrite its model, so its size is read before.
+        size_before = _model_size([request.model, *external_files(request.model)])
     times, counts = PassTiming(), PartitionStatistics()
     instruments: list[Instrument] = [
         *([times] if timing else []),
@@ -135,7 +138,7 @@ def command(
         print_json({**places, "outputs": names, "passes": [str(step.spec) for step in passes], **shown})
     elif building.print_outputs:
         print_paths(written)
-    elif output != STREAM and not is_special_file(output):
+    elif is_summary_shown:
         _show_written(written, output, save_plan, size_before)
 
 
