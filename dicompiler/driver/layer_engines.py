@@ -134,7 +134,8 @@ def _rank_layer_engines(problem: Problem, plan: Plan, precision: str | None) -> 
     roles = _build_roles(problem, facts, plan)
     for device, own in groupby(choices, key=lambda choice: choice.device):
         # Layers that the plan does not place on the device may be placed there after a change of the plan.
-        single = _build_roles(problem, facts, problem.single_device_plan(device.name))
+        is_alone = used == {device.name}
+        single = [] if is_alone else _build_roles(problem, facts, problem.single_device_plan(device.name))
         yield device, [engine for _, engine in sorted(choice.choose(problem, [*roles, *single]) for choice in own)]
 
 
