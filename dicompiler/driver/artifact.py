@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dicompiler.verify.comparison import Check, Verification
+    from dicompiler.verify.deadline import Deadline
 
 log = logging.getLogger("dicompiler")
 
@@ -310,11 +311,7 @@ def verify(
     if len(frames) == 1:
         frames = frames * replica_count
     with hint_on_input_error(model, inputs), mark_as_used(path):
-        runs = [_VerifiedRun(frames, target.run(path, frames, RunOptions(timeout_s=deadline.remaining_s)))]
-        for failure in plan.failures:
-            failure_frames = frames[:1] * len(failure.plan.replica_roles)
-            options = RunOptions(timeout_s=deadline.remaining_s, start_without=failure.failed)
-            runs.append(_VerifiedRun(failure_frames, target.run(path, failure_frames, options), failure.failed))
+        runs = _run_all_plans(path, target, plan, frames, deadline)
         with deadline_scope(deadline, "verify: real"):
             program, routing = partitioner.partition(model, plan)
             output_checks = [
@@ -334,6 +331,18 @@ def verify(
     frames_per_replica = len(frames) // replica_count
     checks.append(check_transfers(program.all_transfers, sent, frames_per_replica, len(plan.roles), role_noun))
     return Verification(tuple(checks))
+
+
+def _run_all_plans(
+    path: Path, target: Target, plan: Plan, frames: list[dict[str, Any]], deadline: Deadline
+) -> list[_VerifiedRun]:
+    """Run an artifact with all devices, and once for each failure plan without the failed devices."""
+    runs = [_VerifiedRun(frames, target.run(path, frames, RunOptions(timeout_s=deadline.remaining_s)))]
+    for failure in plan.failures:
+        failure_frames = frames[:1] * len(failure.plan.replica_roles)
+        options = RunOptions(timeout_s=deadline.remaining_s, start_without=failure.failed)
+        runs.append(_VerifiedRun(failure_frames, target.run(path, failure_frames, options), failure.failed))
+    return runs
 
 
 @dataclass(frozen=True)
