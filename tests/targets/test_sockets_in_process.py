@@ -18,7 +18,9 @@ from support.stateful import fed_back, integer_frames, random_stateful
 import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
+from dicompiler.ir.onnx.model import Model
 from dicompiler.target.run_records import RunOptions
+from dicompiler.verify.run_inputs import prepare_inputs
 from dicompiler_targets.sockets.target import SocketsTarget
 
 HEAD = '<ir_version: 8, opset_import: ["": 17]> g'
@@ -65,6 +67,34 @@ def test_matches_device_process_without_starting_one(tmp_path: Path) -> None:
     assert [(one.kind, one.index, one.frame) for one in own.timeline] == [("run", 0, 8)]
     with dicompiler.connect(artifact, RunOptions(pin=True)) as session:
         assert len(pids(artifact)) == 1  # The option `pin` needs a separate process for the device.
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        "(float[2, 3] x, int64[1] i) => (float[1, 3] y, float[2, 3] z) { y = Gather(x, i) z = Neg(x) }",
+        "(float x) => (float y) { y = Neg(x) }",
+        "(float[2] x) => (float[2] y, float[2] y) { y = Neg(x) }",
+        "(float[2] x) => (float[2] y, float[2] x) { y = Neg(x) }",
+        "(float[2] x, float[2] unused) => (float[2] y) { y = Neg(x) }",
+        "(float16[2] x) => (bool[2] y) { y = Equal(x, x) }",
+        "(bfloat16[2] x) => (bfloat16[2] y) { y = Identity(x) }",
+        "(float[2] x) => (float[N] y) { k = Greater(x, x) y = Compress(x, k) }",
+        "(string[2] x) => (string[2] y) { y = Identity(x) }",
+    ],
+)
+def test_outputs_equal_those_of_device_process(graph: str, tmp_path: Path) -> None:
+    model = Model.load(onnx.parser.parse_model(f"{HEAD} {graph}"))
+    artifact = compiled(model.proto, tmp_path / "a")
+    frames = [prepare_inputs(model, seed=seed) for seed in range(3)]
+    expected = SocketsTarget().run(artifact, frames, RunOptions(timeout_s=60)).outputs
+    with dicompiler.connect(artifact) as session:
+        found = [*map(session.infer, frames)]
+    for outputs, others in zip(found, expected, strict=True):
+        assert list(outputs) == list(others)
+        for name, array in outputs.items():
+            assert (array.dtype, array.shape) == (others[name].dtype, others[name].shape)
+            assert np.array_equal(array, others[name]) and array.flags.writeable
 
 
 def test_keeps_and_resets_states(tmp_path: Path) -> None:

@@ -145,8 +145,24 @@ class InProcessSession(Session):
             raise RunError(f"device {self._device!r}: {one_line(error)}") from error
 
     def _run_frame(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        number, states = self._next_frame, self._role_io.states[self._device]
-        self._next_frame += 1
+        number, self._next_frame = self._next_frame, self._next_frame + 1
+        if not self._executor.runs_on_arrays:
+            self._deliver(number, inputs)
+        self._deadline, start = time.monotonic() + self.options.timeout_s, time.perf_counter()
+        with self._device_errors_as_run_errors():
+            computed = self._compute(number, inputs)
+        self._deadline = math.inf
+        if computed is None:
+            self._guard.check_end()
+            raise timeout_error(f"device {self._device!r}", self.options)
+        outputs, compute_s = computed
+        if self.options.on_frame is not None:
+            self.options.on_frame(FrameTimes(time.perf_counter() - start, {self._device: compute_s}))
+        return self.artifact.merge_outputs({self._device: outputs})
+
+    def _deliver(self, number: int, inputs: Mapping[str, Any]) -> None:
+        """Put the inputs and states of a frame into the mailbox, as messages from a coordinator would."""
+        states = self._role_io.states[self._device]
         sets_states = any(state["name"] in inputs for state in self.artifact.states)
         if states and (sets_states or self._resets_states):
             self._mailbox.put(("reset states", number), sets_states)
@@ -156,19 +172,15 @@ class InProcessSession(Session):
         for state in states if sets_states else ():
             payload = to_payload(state_piece(inputs[state["state"]], state), state)
             self._mailbox.put((number, state["name"]), payload)
-        self._deadline = time.monotonic() + self.options.timeout_s
-        start, finished = time.perf_counter(), list[FrameExecution]()
-        with self._device_errors_as_run_errors():
-            self._executor.begin_frame(number, start, math.inf)
-            self._executor.advance(finished.append)
-        self._deadline = math.inf
-        if self._executor.frames:
-            self._guard.check_end()
-            raise timeout_error(f"device {self._device!r}", self.options)
-        if self.options.on_frame is not None:
-            times = FrameTimes(time.perf_counter() - start, {self._device: finished[0].compute_s})
-            self.options.on_frame(times)
-        return self.artifact.merge_outputs({self._device: self._outputs})
+
+    def _compute(self, number: int, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], float] | None:
+        """Return the outputs of a frame and the seconds of its segments; None if the frame was stopped."""
+        if self._executor.runs_on_arrays:
+            return self._executor.run_on_arrays(number, inputs)
+        finished = list[FrameExecution]()
+        self._executor.begin_frame(number, time.perf_counter(), math.inf)
+        self._executor.advance(finished.append)
+        return (self._outputs, finished[0].compute_s) if finished else None
 
     def _store_output(self, value: Mapping[str, Any], _frame: int, payload: Any, _keep: Any) -> None:
         """Store a copy of an output, because onnxruntime will reuse the memory of `payload`."""

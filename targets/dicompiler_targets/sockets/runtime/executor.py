@@ -26,6 +26,8 @@ from .segments import (
     BufferPool,
     BufferSet,
     SegmentIO,
+    can_run_on_arrays,
+    run_arrays,
     run_bound,
     run_copies,
     run_segment,
@@ -274,6 +276,7 @@ class StepExecutor:
     """Runs the steps (segments and sends) of all frames that a device has begun and not finished.
 
     Attributes:
+        runs_on_arrays: True if `run_on_arrays` can compute the frames.
         frames: The frames in flight, oldest first.
         wait_s: Seconds in which no frame could continue.
         segments_s: Seconds that each segment took in all frames together, in the order of the sessions.
@@ -316,6 +319,8 @@ class StepExecutor:
             count = len(role["segments"])
             self._roles.append(RoleSteps(role, first, sessions[first : first + count]))
             first += count
+        is_only_plan = len(self._roles) == 1 and not min_segment_s
+        self.runs_on_arrays = is_only_plan and len(sessions) == 1 and can_run_on_arrays(manifest, sessions[0])
         self.frames: list[FrameExecution] = []
         # The keys are pairs: number of the frame that reads the state, and name of the state.
         self._states: dict[tuple[int, str], Any] = {}
@@ -343,6 +348,38 @@ class StepExecutor:
         self._next_number = number + 1
         role = self._roles[self._schedule.role_index(number)]
         self.frames.append(FrameExecution(number, deadline, role, state_source=state_source))
+
+    def run_on_arrays(self, number: int, inputs: Mapping[str, Any]) -> tuple[dict[str, Any], float] | None:
+        """Compute a frame with one call of the only segment, without the copies and steps of other plans.
+
+        `runs_on_arrays` must be True, and no frame in flight.
+
+        Args:
+            number: Number of the frame.
+            inputs: The inputs of the network, as arrays by name.
+
+        Returns:
+            The outputs of the network as new arrays by name, and the seconds of the call. None if `stop_before` has
+            stopped the frame.
+        """
+        (role,) = self._roles
+        outputs = role.manifest["outputs"]
+        self.announced_at, self.timeline = time.perf_counter(), []
+        try:
+            arrays = run_arrays(
+                self._sessions[0],
+                role.manifest["segments"][0],
+                [output["tensor"] for output in outputs],
+                {value["name"]: inputs[value["name"]] for value in role.manifest["inputs"]},
+                self._run_options,
+            )
+        except ValueError:
+            if number < self._first_valid:
+                return None
+            raise
+        seconds = self._record_span("run", 0, number, self.announced_at)
+        self.segments_s[0] += seconds
+        return {output["name"]: array for output, array in zip(outputs, arrays, strict=True)}, seconds
 
     def stop_before(self, first: int) -> None:
         """Stop the frames before number `first`, and interrupt a segment that runs at present.

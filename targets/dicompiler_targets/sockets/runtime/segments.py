@@ -93,15 +93,23 @@ class NetworkSession:
     def io_binding(self) -> NetworkBinding:
         return NetworkBinding()
 
+    def run(self, names: Sequence[str], inputs: Mapping[str, Any], _run_options: Any = None) -> list[Any]:
+        """Return the outputs `names` as new arrays; `inputs` are arrays by name."""
+        arrays = dict(self._compute([inputs[value.name] for value in self._inputs]))
+        return [np.array(arrays[name], order="C") for name in names]
+
     def run_with_iobinding(self, binding: NetworkBinding, _run_options: Any = None) -> None:
-        inputs = [_float_view(binding.inputs[value.name]) for value in self._inputs]
-        arrays = self._network.run(inputs, [value.shape for value in self._outputs])
-        for value, array in zip(self._outputs, arrays, strict=True):
-            if binding.outputs[value.name] is None:
+        for name, array in self._compute([_float_view(binding.inputs[value.name]) for value in self._inputs]):
+            if binding.outputs[name] is None:
                 # The value is a copy of the array, because the engine reuses the array's memory in the next call.
-                binding.outputs[value.name] = ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"))
+                binding.outputs[name] = ort.OrtValue.ortvalue_from_numpy(np.array(array, order="C"))
             else:
-                np.copyto(_float_view(binding.outputs[value.name]), array)
+                np.copyto(_float_view(binding.outputs[name]), array)
+
+    def _compute(self, inputs: Sequence[Any]) -> Iterable[tuple[str, Any]]:
+        """Return pairs of an output's name and its array, which is valid until the next call."""
+        arrays = self._network.run(inputs, [value.shape for value in self._outputs])
+        return zip((value.name for value in self._outputs), arrays, strict=True)
 
 
 def find_network_class(engine: str) -> Any:
@@ -153,6 +161,10 @@ TENSOR_TYPES = {
 OPTIMIZATION_LEVELS = {
     "none": "DISABLE_ALL", "basic": "ENABLE_BASIC", "extended": "ENABLE_EXTENDED", "all": "ENABLE_ALL",
 }  # fmt: skip
+ARRAY_TYPES = frozenset(name for name in TENSOR_TYPES if not name.startswith(("BFLOAT", "FLOAT8")))
+"""Names of the element types that numpy has too."""
+ONNXRUNTIME_PREFIX = re.compile(r"^(\[ONNXRuntimeError\] : \d+ : [A-Z_]+ : |Error in execution: )")
+"""The beginning of an onnxruntime error. It depends on the method that was called, and does not help users."""
 MAX_BUFFERED_BYTES = 1 << 14
 """Largest size of a tensor whose memory is reused for later frames (in a buffer set)."""
 MAX_BUFFER_SETS = 8
@@ -327,9 +339,21 @@ def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, run_option
         raise _segment_error(segment, error) from error
 
 
+def run_arrays(
+    session: Any, segment: Mapping[str, Any], names: Sequence[str], inputs: Mapping[str, Any], run_options: Any = None
+) -> list[Any]:
+    """Run a segment on arrays, and return its outputs `names` as new arrays."""
+    try:
+        arrays: list[Any] = session.run(names, inputs, run_options)
+        return arrays
+    except Exception as error:  # Exception is the only class that all errors of onnxruntime have in common.
+        raise _segment_error(segment, error) from error
+
+
 def _segment_error(segment: Mapping[str, Any], error: Exception) -> ValueError:
     engine = segment["engine"]["name"] if "engine" in segment else "onnxruntime"
-    return ValueError(f"segment {segment['name']!r}: {engine} cannot run it: {one_line(error)}")
+    cause = ONNXRUNTIME_PREFIX.sub("", one_line(error))
+    return ValueError(f"segment {segment['name']!r}: {engine} cannot run it: {cause}")
 
 
 def one_line(error: Exception) -> str:
@@ -567,6 +591,31 @@ class BufferPool:
             self._set_count -= not is_sent
 
 
+def can_run_on_arrays(manifest: Mapping[str, Any], session: Any) -> bool:
+    """Return True if one call of the session computes the manifest's outputs from its inputs, all as numpy arrays.
+
+    All types and shapes must be known in advance, because the results of the call are not checked.
+    """
+    if session is None or len(manifest["segments"]) != 1 or manifest["transfers"] or manifest.get("states"):
+        return False
+    segment = manifest["segments"][0]
+    if any(segment.get(key) for key in ("assembled_inputs", "assembled_outputs", "unsized")):
+        return False
+    inputs = {value["name"]: (value["dtype"], value["shape"]) for value in manifest["inputs"]}
+    outputs = {value["tensor"]: (value["dtype"], value["shape"]) for value in manifest["outputs"]}
+    is_planned = [inputs, outputs] == [
+        {value.name: (_type_name(value), list(value.shape)) for value in values}
+        for values in (session.get_inputs(), session.get_outputs())
+    ]
+    return is_planned and all(dtype in ARRAY_TYPES for dtype, _ in (*inputs.values(), *outputs.values()))
+
+
+def _type_name(value: Any) -> str:
+    """Return the element type of a session's input or output: "FLOAT" for the type "tensor(float)"."""
+    name: str = value.type[7:-1].upper()
+    return name
+
+
 def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) -> dict[str, tuple[str, Sequence[int]]]:
     """Return type and shape of each tensor of known shape with at most MAX_BUFFERED_BYTES, by name."""
     found: dict[str, tuple[str, Sequence[int]]] = {}
@@ -574,8 +623,7 @@ def _find_small_tensors(manifest: Mapping[str, Any], sessions: Sequence[Any]) ->
     candidates += [(value["tensor"], value["dtype"], value["shape"]) for value in manifest["outputs"]]
     for session in filter(None, sessions):
         for value in (*session.get_outputs(), *session.get_inputs()):
-            # The type "tensor(float)" becomes "FLOAT".
-            candidates.append((value.name, value.type[7:-1].upper(), value.shape))
+            candidates.append((value.name, _type_name(value), value.shape))
     excluded = {name for name, dtype, shape in candidates if not _is_small(dtype, shape)}
     for name, dtype, shape in candidates:
         if name not in excluded and found.setdefault(name, (dtype, list(shape))) != (dtype, list(shape)):
