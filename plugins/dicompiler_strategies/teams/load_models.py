@@ -8,10 +8,11 @@ A selection is a plan, as one choice (way to split the layer) for each layer.
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -241,10 +242,17 @@ class TermGroups:
         if len(self.starts):
             sums[self.targets, self.runs] += np.add.reduceat(values, self.starts, axis=0)
 
+    def number_from(self, first_rows: NDArray[np.intp]) -> TermGroups:
+        """Return the groups with other numbers of the sums: 0 stays 0, and `first_rows[run]` becomes 1."""
+        return replace(self, targets=np.maximum(self.targets + 1 - first_rows[self.runs], 0))
+
 
 @dataclass(frozen=True, eq=False)
 class TermSet:
     """The terms (summands of loads) that depend on the layers of some runs (sequences of consecutive layers).
+
+    The terms of a run are added to sum 0 and to some of the `span` sums that begin with sum `first_rows[run]`. The
+    groups number these sums 0, 1, …, `span`.
 
     Attributes:
         layer_terms: Indices of the terms of single layers.
@@ -252,8 +260,11 @@ class TermSet:
         layer_groups: The sums to which these terms are added.
         edges: Indices of the edges (pairs of connected layers) of sent tensors.
         edge_runs: For each edge, the index of the run that changes its tensor.
+        tensors: Indices of the sent tensors, which are the tensors of `edges`.
         tensor_starts: For each tensor, the position of its first edge.
         tensor_groups: The sums to which the terms of the tensors are added.
+        first_rows: For each run, the first sum of its span.
+        span: Number of sums, the same for each run.
     """
 
     layer_terms: NDArray[np.intp]
@@ -261,13 +272,17 @@ class TermSet:
     layer_groups: TermGroups
     edges: NDArray[np.intp]
     edge_runs: NDArray[np.intp]
+    tensors: NDArray[np.intp]
     tensor_starts: NDArray[np.intp]
     tensor_groups: TermGroups
+    first_rows: NDArray[np.intp]
+    span: int
 
     @classmethod
-    def find(cls, layer_terms: LayerTerms, tensor_terms: TensorTerms, runs: Sequence[range]) -> TermSet:
+    def find(
+        cls, layer_terms: LayerTerms, tensor_terms: TensorTerms, runs: Sequence[range], sum_row_count: int
+    ) -> TermSet:
         """Return the terms (summands of loads) that depend on the layers of each run (consecutive layers)."""
-
         first, last = np.array([(run.start, run.stop - 1) for run in runs]).T[:, :, None]
         layers, producers, readers = layer_terms.layers, tensor_terms.producers, tensor_terms.readers
         layer_runs, layer_numbers = np.nonzero((first <= layers) & (layers <= last))
@@ -277,27 +292,75 @@ class TermSet:
         is_sent[touched_runs, tensor_terms.tensors[touched_edges]] = True
         edge_runs, edges = np.nonzero(is_sent[:, tensor_terms.tensors])
         edges_of_tensors = TermGroups.find(edge_runs, tensor_terms.tensors[edges])
+        layer_groups = TermGroups.find(layer_runs, layer_terms.targets[layer_numbers])
+        tensor_groups = TermGroups.find(edges_of_tensors.runs, tensor_terms.targets[edges_of_tensors.targets])
+        first_rows, span = _find_spans((layer_groups, tensor_groups), len(runs), sum_row_count)
         return cls(
             layer_numbers,
             layer_runs,
-            TermGroups.find(layer_runs, layer_terms.targets[layer_numbers]),
+            layer_groups.number_from(first_rows),
             edges,
             edge_runs,
+            edges_of_tensors.targets,
             edges_of_tensors.starts,
-            TermGroups.find(edges_of_tensors.runs, tensor_terms.targets[edges_of_tensors.targets]),
+            tensor_groups.number_from(first_rows),
+            first_rows,
+            span,
         )
+
+    def add_to(self, sums: Floats, of_layers: Floats, of_tensors: Floats) -> None:
+        """Add the values of the terms to the sums, in place.
+
+        The values are those of single layers and of sent tensors, shape (terms, selections, loads). `sums` has the
+        shape (rows, runs, selections, loads).
+        """
+        self.layer_groups.add_to(sums, of_layers)
+        self.tensor_groups.add_to(sums, of_tensors)
+
+
+def _find_spans(groups: Sequence[TermGroups], runs: int, sum_row_count: int) -> tuple[NDArray[np.intp], int]:
+    """Return `TermSet.first_rows` and `TermSet.span`."""
+    first, last = np.full(runs, sum_row_count), np.zeros(runs, np.intp)
+    for group in groups:
+        is_in_span = group.targets > 0
+        np.minimum.at(first, group.runs[is_in_span], group.targets[is_in_span])
+        np.maximum.at(last, group.runs[is_in_span], group.targets[is_in_span])
+    span = max(0, int((last + 1 - first).max()))
+    return np.minimum(first, sum_row_count - span), span
+
+
+@dataclass(frozen=True, eq=False)
+class PlanTerms:
+    """The terms (summands of loads) of one plan.
+
+    Attributes:
+        of_layers: The values of the terms of single layers, shape (terms, 1, loads).
+        of_tensors: The values of the terms of sent tensors, shape (tensors, 1, loads).
+        row_0: The sum of the terms of row 0, shape (loads,).
+        sums: For each k, the sum of the rows 1 to k, shape (rows, loads).
+    """
+
+    of_layers: Floats
+    of_tensors: Floats
+    row_0: Floats
+    sums: Floats
 
 
 @dataclass(frozen=True, eq=False)
 class LoadModel(ABC):
     """A model that predicts the loads of plans: bytes of each host, or seconds of each device and link.
 
-    Loads are sums of terms. Each term depends on one layer, or on the layers that compute and read a tensor. If a plan
-    changes in few layers, only their terms are read again.
+    A term depends on one layer, or on the layers that compute and read a tensor. Terms are added up in rows, and a load
+    is the largest of the sums row 0, row 0 + row 1, row 0 + row 1 + row 2, … With one row, a load is the sum of all
+    terms.
+
+    The terms of a run (sequence of consecutive layers) are in row 0 and in a short span of rows. If a plan changes in a
+    run, only sums that end in its span are calculated again. All sums that end before the span change by the same
+    value, so only the largest of them is needed. The same holds for the sums that end after the span.
 
     Attributes:
         layers: Number of layers.
-        sum_row_count: Number of sums from which each load is calculated.
+        sum_row_count: Number of rows.
         layer_terms: The terms of single layers.
         tensor_terms: The terms of sent tensors.
     """
@@ -307,6 +370,8 @@ class LoadModel(ABC):
     layer_terms: LayerTerms
     tensor_terms: TensorTerms
     _term_sets: dict[Sequence[range], TermSet] = field(default_factory=dict, init=False, repr=False)
+    # Only the plan of the last call of `moved_loads` is stored, because consecutive calls mostly have the same plan.
+    _plan_terms: dict[bytes, PlanTerms] = field(default_factory=dict, init=False, repr=False)
 
     @abstractmethod
     def loads_of_tensors(self, sent: Floats) -> Floats:
@@ -315,16 +380,13 @@ class LoadModel(ABC):
         `sent` has the bytes of each tensor for each plan, shape (tensors, selections, pairs of devices or hosts).
         """
 
-    @abstractmethod
-    def loads_of_sums(self, sums: Floats) -> Floats:
-        """Return the loads of each plan, shape (selections, loads), from the sums of their terms.
-
-        The sums have the shape (rows, selections, loads). The method may change them in place.
-        """
-
     def loads(self, selections: Selections) -> Floats:
         """Return the loads (seconds or bytes) of each plan, shape (selections, loads)."""
-        return self.loads_of_sums(self._sums(selections))
+        terms = self._terms((range(self.layers),))
+        sums = np.zeros((self.sum_row_count, 1, len(selections), self._widths[0]))
+        terms.add_to(sums, *self._values(selections[None], terms))
+        loads: Floats = _add_up_rows(sums[:, 0]).max(axis=0)
+        return loads
 
     def moved_loads(self, current: Selections, moved: Selections, runs: Sequence[range]) -> Floats:
         """Return the loads (seconds or bytes) of plans that differ from `current` in a run of layers.
@@ -337,24 +399,21 @@ class LoadModel(ABC):
                 runs[r].
             runs: Ranges of consecutive layers.
         """
-        terms, shape = self._terms(tuple(runs)), (self.sum_row_count, *moved.shape[:2], self._widths[0])
-        sums = np.empty(shape)
-        sums[:] = self._sums(current[None])[:, None]
-        before = np.broadcast_to(current, (len(runs), 1, self.layers))
-        for groups, old, new in zip(
-            (terms.layer_groups, terms.tensor_groups),
-            self._values(before, terms),
-            self._values(moved, terms),
-            strict=True,
-        ):
-            groups.add_to(sums, new - old)
-        return self.loads_of_sums(sums.reshape(self.sum_row_count, -1, shape[-1]))
+        terms, plan = self._terms(tuple(runs)), self._terms_of_plan(current)
+        of_layers, of_tensors = self._values(moved, terms)
+        of_layers -= plan.of_layers[terms.layer_terms]
+        of_tensors -= plan.of_tensors[terms.tensors]
+        changes = np.zeros((1 + terms.span, *moved.shape[:2], self._widths[0]))
+        changes[0] = plan.row_0
+        terms.add_to(changes, of_layers, of_tensors)
+        loads = _changed_loads(plan.sums, _add_up_rows(changes), terms.first_rows)
+        return loads.reshape(-1, loads.shape[-1])
 
     def entries(self, runs: Sequence[range]) -> int:
         """Return how many table entries are read to evaluate one changed plan for each run of layers."""
         terms = self._terms(tuple(runs))
         layer_width, tensor_width = self._widths
-        sums = self.sum_row_count * len(runs) * layer_width
+        sums = (1 + terms.span) * len(runs) * layer_width
         return sums + len(terms.layer_terms) * layer_width + len(terms.edges) * tensor_width
 
     @property
@@ -363,17 +422,20 @@ class LoadModel(ABC):
 
     def _terms(self, runs: tuple[range, ...]) -> TermSet:
         if runs not in self._term_sets:
-            self._term_sets[runs] = TermSet.find(self.layer_terms, self.tensor_terms, runs)
+            self._term_sets[runs] = TermSet.find(self.layer_terms, self.tensor_terms, runs, self.sum_row_count)
         return self._term_sets[runs]
 
-    def _sums(self, selections: Selections) -> Floats:
-        """Return the sums of all terms for each plan, shape (rows, selections, loads)."""
-        terms = self._terms((range(self.layers),))
-        sums = np.zeros((self.sum_row_count, 1, len(selections), self._widths[0]))
-        values = self._values(selections[None], terms)
-        for groups, added in zip((terms.layer_groups, terms.tensor_groups), values, strict=True):
-            groups.add_to(sums, added)
-        return sums[:, 0]
+    def _terms_of_plan(self, plan: Selections) -> PlanTerms:
+        key = plan.tobytes()
+        if key not in self._plan_terms:
+            terms = self._terms((range(self.layers),))
+            values = self._values(plan[None, None], terms)
+            sums = np.zeros((self.sum_row_count, 1, 1, self._widths[0]))
+            terms.add_to(sums, *values)
+            row_0, sums[0] = sums[0, 0, 0].copy(), 0
+            self._plan_terms.clear()
+            self._plan_terms[key] = PlanTerms(*values, row_0, _add_up_rows(sums[:, 0, 0]))
+        return self._plan_terms[key]
 
     def _values(self, selections: Selections, terms: TermSet) -> tuple[Floats, Floats]:
         """Return the values of the terms of single layers, and those of sent tensors, shape (terms, selections, loads).
@@ -392,6 +454,34 @@ class LoadModel(ABC):
         return of_layers, self.loads_of_tensors(sent)
 
 
+def _add_up_rows(rows: Floats) -> Floats:
+    """Replace each row by the sum of all rows up to it, in place."""
+    # np.cumsum is several times slower, because it adds up each column by itself.
+    for before, row in itertools.pairwise(rows):
+        row += before
+    return rows
+
+
+def _changed_loads(current: Floats, changes: Floats, first_rows: NDArray[np.intp]) -> Floats:
+    """Return the loads of changed plans, shape (runs, selections, loads): see `LoadModel`.
+
+    Args:
+        current: `PlanTerms.sums` of the current plan, shape (rows, loads).
+        changes: What must be added to these sums in row 0 and in the span of each run, shape (1 + span, runs,
+            selections, loads). The function overwrites it.
+        first_rows: For each run, the first row of its span.
+    """
+    span, nothing = len(changes) - 1, np.full_like(current[:1], -np.inf)
+    largest_after = np.maximum.accumulate(np.append(nothing, current[::-1], axis=0))[::-1]
+    unchanged = np.empty((len(changes), len(first_rows), 1, current.shape[-1]))
+    unchanged[0, :, 0] = np.maximum.accumulate(current)[first_rows - 1]
+    unchanged[1:, :, 0] = current[first_rows + np.arange(span)[:, None]]
+    after = changes[-1] + largest_after[first_rows + span][:, None]
+    changes += unchanged
+    largest: Floats = np.maximum(changes.max(axis=0), after)
+    return largest
+
+
 @dataclass(frozen=True, eq=False)
 class PeriodModel(LoadModel):
     """Seconds for which each device and each link is busy for one frame.
@@ -406,10 +496,6 @@ class PeriodModel(LoadModel):
 
     def loads_of_tensors(self, sent: Floats) -> Floats:
         return _sending_seconds(sent, self.byte_seconds, self.message_seconds)
-
-    def loads_of_sums(self, sums: Floats) -> Floats:
-        loads: Floats = sums[0]
-        return loads
 
 
 def _sending_seconds(sent: Floats, byte_seconds: Floats, message_seconds: Floats) -> Floats:
@@ -460,43 +546,43 @@ class HostMemoryModel(LoadModel):
 
         Σ_{i > t} received_i + stored_t,    stored_t = inputs and outputs of t + Σ (computed before t and read after t).
 
-    Here, received_i are the bytes of received tensors whose last reader is layer i. The model's sums have a row for
-    stored_t and one for received_t of each layer t. One more row has the bytes that are stored during the whole frame:
-    weights, and network outputs that sinks receive.
+    Here, received_i are the bytes of received tensors whose last reader is layer i. Row 0 of the model has the bytes
+    that are stored during the whole frame: weights, and network outputs that sinks receive. The next rows go from the
+    last layer to the first. Each has the bytes during a layer minus the bytes during the layer after it, so that the
+    sum of rows is the bytes during a layer. The last row is for the start of the frame, before the first layer.
     """
 
     def loads_of_tensors(self, sent: Floats) -> Floats:
         return sent
 
-    def loads_of_sums(self, sums: Floats) -> Floats:
-        stored, received, constant = sums[: self.layers], sums[self.layers : -1], sums[-1]
-        later = np.zeros_like(constant)
-        largest = np.zeros_like(constant)
-        for of_layer, received_for_layer in zip(stored[::-1], received[::-1], strict=True):
-            of_layer += later
-            np.maximum(largest, of_layer, out=largest)
-            later += received_for_layer
-        loads: Floats = constant + np.maximum(largest, later)
-        return loads
-
 
 def build_memory_model(tables: CostTables, sent: SentTensors) -> HostMemoryModel:
     graph, hosts = tables.problem.layers, device_host_matrix(tables.problem.platform)
     received, count = sent.received_by(hosts), len(tables.choices)
-    buffers = _source_buffers(tables)
-    terms: list[tuple[int, int, Floats]] = []
-    produced = []
-    for layer, activations in enumerate(activation_bytes(tables)):
-        constant = tables.weight_bytes[layer] @ hosts + received.outputs[layer]
-        inputs = received.inputs[layer] + buffers[layer]
-        terms += [(layer, layer, activations), (count + layer, layer, inputs), (2 * count, layer, constant)]
-        produced.append(output_bytes(graph, graph.layers[layer], tables.footprints[layer]) @ hosts)
-    for last_reader, edges in received.edges:
-        (producer,), readers = {i for i, _ in edges}, {j for _, j in edges}
-        others = (layer for layer in range(producer + 1, last_reader) if layer not in readers)
-        terms += [(layer, producer, produced[producer]) for layer in others]
-    targets = [count + last_reader for last_reader, _ in received.edges]
-    return HostMemoryModel(count, 2 * count + 1, LayerTerms.build(terms), TensorTerms.build(received, targets))
+    terms: dict[tuple[int, int], Floats] = {}
+
+    def store(layer: int, nbytes: Floats, first: int, last: int) -> None:
+        """Store bytes, which depend on the choice for `layer`, while layers `first` to `last` are computed."""
+        for row, change in ((count - last, nbytes), (count - first + 1, -nbytes)):
+            terms[row, layer] = terms.get((row, layer), 0) + change
+
+    for layer, (activations, buffer) in enumerate(zip(activation_bytes(tables), _source_buffers(tables), strict=True)):
+        terms[0, layer] = tables.weight_bytes[layer] @ hosts + received.outputs[layer]
+        store(layer, activations, layer, layer)
+        terms[count - layer + 1, layer] += received.inputs[layer] + buffer
+    for _, edges in received.edges:
+        producer = min(edges)[0]
+        produced = output_bytes(graph, graph.layers[producer], tables.footprints[producer]) @ hosts
+        for before, reader in itertools.pairwise(sorted({producer, *(j for _, j in edges)})):
+            if reader > before + 1:
+                store(producer, produced, before + 1, reader - 1)
+    targets = [count - last_reader + 1 for last_reader, _ in received.edges]
+    return HostMemoryModel(
+        count,
+        count + 2,
+        LayerTerms.build([(row, layer, nbytes) for (row, layer), nbytes in terms.items()]),
+        TensorTerms.build(received, targets),
+    )
 
 
 def _source_buffers(tables: CostTables) -> Floats:

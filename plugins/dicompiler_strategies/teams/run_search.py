@@ -32,7 +32,7 @@ MAX_BATCH_ENTRIES, MIN_BATCH_RUNS = 1 << 19, 8
 
 A batch is evaluated at once, and its best move is taken before the next batch.
 """
-ENTRY_S, BATCH_S = 6e-9, 4e-4
+ENTRY_S, BATCH_S = 7e-9, 1.6e-4
 """Seconds of the reference computer to read a table entry, and to prepare a batch of moves (changes of a plan)."""
 EXCESS_PENALTY = 1e6
 """Penalty on a plan that exceeds a host's memory, or that sends a state to another device."""
