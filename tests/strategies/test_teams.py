@@ -114,6 +114,12 @@ def test_search_also_begins_with_known_plans() -> None:
     assert problem.evaluate(plan).memory < problem.evaluate(without).memory
 
 
+def test_plan_is_not_worse_than_that_of_pipeline() -> None:
+    problem = network("mobilenet_v2", "jetson-nx2", "memory")
+    stages, teams = Pipeline().plan(problem), Teams(tries=0).plan(problem)
+    assert problem.evaluate(teams).memory <= problem.evaluate(stages).memory
+
+
 def test_memory_of_squeezenet_is_below_that_of_whole_layers() -> None:
     problem = network("light/squeezenet", "rpi4-gateway-x4", "memory")
     stages, teams = Pipeline().plan(problem), Teams(tries=0).plan(problem)

@@ -81,20 +81,24 @@ class Teams(Strategy):
             )
         search = CandidateSearch(problem, self.name, budget)
         single = problem.best_single_device[0]
-        search.try_plans([(single, self.name)])
+        # The search minimises predicted loads. By simulation, the plan with which it begins may be the better one.
+        pipeline = Pipeline(turns=False).plan(problem)
+        search.try_plans([(single, self.name), (pipeline, self.name)])
         try:
             tables = build_cost_tables(problem, team_choices(problem), budget)
         except DicompilerError:
             if not budget.is_exceeded():
                 raise
-            return single
+            return single if search.best is None else search.best.plan
         runs = RunSearch(tables.choices, build_objective(tables), budget)
-        for selection in self._selections(tables, runs, known):
+        for selection in self._selections(tables, runs, pipeline, known):
             search.try_plans([(tables.plan(selection.tolist()), self.name)], is_always=True)
         search.trim()
         return single if search.best is None else search.best.plan
 
-    def _selections(self, tables: CostTables, runs: RunSearch, known: Sequence[Plan]) -> Iterator[Selections]:
+    def _selections(
+        self, tables: CostTables, runs: RunSearch, pipeline: Plan, known: Sequence[Plan]
+    ) -> Iterator[Selections]:
         """Yield the plans (indices of each layer's choice) that the local search finds from several starts.
 
         The plans `known` are started from last, so that `auto` cannot find a worse plan with them than without them.
@@ -102,7 +106,7 @@ class Teams(Strategy):
         problem = tables.problem
         names = " ".join(device.name for device in devices_by_rate(problem))
         starts = [
-            *_find_selections(tables, [Pipeline(turns=False).plan(problem)]),
+            *_find_selections(tables, [pipeline]),
             np.zeros(len(tables.choices), np.intp),
             *(runs.uniform_selection(label) for label in runs.labels if label.endswith(f" on {names}")),
         ]
