@@ -22,6 +22,8 @@ MAX_GRADIENT_SIZE = 2_000
 
 Up to this size, `gradient` takes only a few seconds.
 """
+GRADIENT_SHARE = 0.3
+"""Fraction of the remaining budget that `cpsat` may use for the plans of `gradient`."""
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,8 @@ class CpSat(Strategy):
         simulator therefore selects the best of these plans:
 
         - the solver's plan, and the plan on the best single device,
-        - the plans that `gradient` finds in the tables,
         - the optima of the tables with shorter sending times,
+        - the plans that `gradient` finds in the tables,
         - small changes of these plans.
 
         Raises:
@@ -112,10 +114,10 @@ class CpSat(Strategy):
             single = problem.best_single_device[0]
             search.try_plans([(solution.plan, self.name), (single, self.name)], is_always=True)
             if self.simulate and problem.objective == "latency" and problem.model is not None and not interrupted:
+                search.try_optima(cost_tables)
                 if self.tries and not budget.is_exceeded():
                     selections = find_gradient_selections(cost_tables, budget)
                     search.try_plans((cost_tables.plan(selection), "gradient") for selection in selections)
-                search.try_optima(cost_tables)
                 search.try_neighbours(cost_tables, self.tries, self.seed)
                 search.trim()
         except KeyboardInterrupt:
@@ -170,7 +172,9 @@ def find_gradient_selections(cost_tables: CostTables, budget: WorkBudget) -> lis
 
     if len(cost_tables.choices) * len(cost_tables.problem.platform.devices) > MAX_GRADIENT_SIZE:
         return []
-    best = Gradient().search_tables(cost_tables, budget=budget)
+    share = WorkBudget(GRADIENT_SHARE * budget.remaining_s, budget.deadline)
+    best = Gradient().search_tables(cost_tables, budget=share)
+    budget.spend(share.spent_s)
     if best.interrupted:
         raise KeyboardInterrupt
     return [best.selection, *best.others]

@@ -33,7 +33,10 @@ _SHARES_OF_PARTITION: Mapping[Partition, tuple[str, ...]] = {
     "all": ("equal", "rate", "memory"),
 }
 # Limit on the multiplications of the descent, which determines the default number of restarts (at least _MIN_RESTARTS).
+# The descent may also take no more than a quarter of the budget.
 _MAX_DESCENT_MULTIPLICATIONS, _MIN_RESTARTS = 6e9, 8
+# Multiplications of the descent that the reference computer makes in a second.
+_MULTIPLICATIONS_PER_S = 5e9
 # Number of best plans that a search returns. If they need too much memory, the next search begins with them.
 _MAX_OTHER_SELECTIONS = 8
 # Largest number of further searches with less memory for weights, if a plan did not fit.
@@ -189,10 +192,11 @@ class Gradient(Strategy):
             budget: Limit of the work; None for no limit.
         """
         best: BestSelection | None = None
+        budget = budget or WorkBudget()
         objectives = build_objective_tables(cost_tables, cost_tables.problem.objective, reserve)
-        settings = self._descent_settings(objectives) if descent else None
+        settings = self._descent_settings(objectives, budget.remaining_s / 4) if descent else None
         for tables in objectives:
-            found = _search_objective(tables, settings, hints, budget or WorkBudget())
+            found = _search_objective(tables, settings, hints, budget)
             if found is not None and (
                 best is None or (not found.fits_memory, found.value) < (not best.fits_memory, best.value)
             ):
@@ -203,8 +207,11 @@ class Gradient(Strategy):
         assert best is not None
         return best
 
-    def _descent_settings(self, objectives: Sequence[ObjectiveTables]) -> DescentSettings:
-        """Return the settings of the descent on each table. Large tables and several tables get fewer restarts."""
+    def _descent_settings(self, objectives: Sequence[ObjectiveTables], limit_s: float) -> DescentSettings:
+        """Return the settings of the descent on each table. Large tables and several tables get fewer restarts.
+
+        `limit_s` limits the work of all restarts, in seconds of the reference computer.
+        """
         default = DescentSettings()
         work = (
             2
@@ -212,7 +219,8 @@ class Gradient(Strategy):
             * sum(table.size for tables in objectives for table in tables.edge.values())
             / len(objectives)
         )
-        most = max(_MIN_RESTARTS, min(default.restarts, int(_MAX_DESCENT_MULTIPLICATIONS / max(work, 1.0))))
+        affordable = min(_MAX_DESCENT_MULTIPLICATIONS, _MULTIPLICATIONS_PER_S * limit_s) / max(work, 1.0)
+        most = int(max(_MIN_RESTARTS, min(default.restarts, affordable)))
         restarts = most if self.restarts is None else self.restarts
         return DescentSettings(
             learning_rate=self.learning_rate,
