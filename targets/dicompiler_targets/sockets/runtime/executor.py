@@ -319,8 +319,8 @@ class StepExecutor:
             count = len(role["segments"])
             self._roles.append(RoleSteps(role, first, sessions[first : first + count]))
             first += count
-        is_only_plan = len(self._roles) == 1 and not min_segment_s
-        self.runs_on_arrays = is_only_plan and len(sessions) == 1 and can_run_on_arrays(manifest, sessions[0])
+        is_emulated, has_other_plans = bool(min_segment_s), len(self._roles) > 1
+        self.runs_on_arrays = not (is_emulated or has_other_plans) and can_run_on_arrays(manifest, sessions)
         self.frames: list[FrameExecution] = []
         # The keys are pairs: number of the frame that reads the state, and name of the state.
         self._states: dict[tuple[int, str], Any] = {}

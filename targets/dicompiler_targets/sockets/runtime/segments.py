@@ -591,14 +591,14 @@ class BufferPool:
             self._set_count -= not is_sent
 
 
-def can_run_on_arrays(manifest: Mapping[str, Any], session: Any) -> bool:
-    """Return True if one call of the session computes the manifest's outputs from its inputs, all as numpy arrays.
+def can_run_on_arrays(manifest: Mapping[str, Any], sessions: Sequence[Any]) -> bool:
+    """Return True if one call of the only session computes the manifest's outputs from its inputs, as numpy arrays.
 
     All types and shapes must be known in advance, because the results of the call are not checked.
     """
-    if session is None or len(manifest["segments"]) != 1 or manifest["transfers"] or manifest.get("states"):
+    if len(sessions) != 1 or sessions[0] is None or manifest["transfers"] or manifest.get("states"):
         return False
-    segment = manifest["segments"][0]
+    (session,), (segment,) = sessions, manifest["segments"]
     if any(segment.get(key) for key in ("assembled_inputs", "assembled_outputs", "unsized")):
         return False
     inputs = {value["name"]: (value["dtype"], value["shape"]) for value in manifest["inputs"]}
