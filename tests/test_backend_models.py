@@ -42,6 +42,7 @@ def test_backend_models_compile_and_verify(sample: list[Case]) -> None:
         "test_einsum_batch_matmul",
         "test_qlinearconv",
         "test_edge_pad",
+        "test_split_to_sequence_nokeepdims",
     ],
 )
 def test_models_of_operators_with_rule_are_split(name: str) -> None:

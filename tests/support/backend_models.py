@@ -183,11 +183,24 @@ def _fault(
     execution = ProgramExecutor(result.program).run(inputs)
     if sum(execution.sent) != result.routing.total_bytes:
         return f"{sum(execution.sent)} bytes sent, {result.routing.total_bytes} predicted"
-    for (name, value), got in zip(reference.items(), execution.outputs.values(), strict=True):
+    expected = _by_output(reference, execution.outputs)
+    for (name, value), got in zip(expected, execution.outputs.values(), strict=True):
         check = compare_value(name, value, got)
         if not check.passed:
             return f"{name}: {check.detail}"
     return ""
+
+
+def _by_output(reference: Mapping[str, Any], outputs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return the reference as pairs of name and value, with each tensor of a sequence by itself.
+
+    The passes replace an output that is a sequence by its tensors. A sequence of unknown length stays in `outputs`.
+    """
+    return [
+        (name, item)
+        for name, value in reference.items()
+        for item in (value if isinstance(value, list) and name not in outputs else [value])
+    ]
 
 
 def ways(layers: LayerGraph) -> Iterator[Plan]:
