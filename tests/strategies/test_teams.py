@@ -50,15 +50,15 @@ def test_largest_load_is_the_simulated_objective(platform: str, objective: str, 
 
 @pytest.mark.parametrize("name", ["lenet", "light/squeezenet"])
 def test_loads_of_moved_runs_are_those_of_whole_selections(name: str) -> None:
-    compare_moved_loads(network(name, "jetson-nx2", "throughput"), rtol=1e-12)
+    assert_moved_loads_equal(network(name, "jetson-nx2", "throughput"), rtol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_bytes_of_moved_runs_are_exactly_those_of_whole_selections(seed: int) -> None:
-    compare_moved_loads(random_problem(seed, "memory"), rtol=0)
+    assert_moved_loads_equal(random_problem(seed, "memory"), rtol=0)
 
 
-def compare_moved_loads(problem: Problem, rtol: float) -> None:
+def assert_moved_loads_equal(problem: Problem, rtol: float) -> None:
     tables = build_cost_tables(problem, team_choices(problem))
     model, random = build_objective(tables).model, np.random.default_rng(0)
     layers = len(tables.choices)

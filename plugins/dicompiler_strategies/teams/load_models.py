@@ -338,12 +338,16 @@ class PlanTerms:
         of_tensors: The values of the terms of sent tensors, shape (tensors, 1, loads).
         row_0: The sum of the terms of row 0, shape (loads,).
         sums: For each k, the sum of the rows 1 to k, shape (rows, loads).
+        largest_up_to: For each k, the largest of sums 0 to k, shape (rows, loads).
+        largest_from: For each k, the largest of sums k, k + 1, …, shape (rows + 1, loads). The last one is −∞.
     """
 
     of_layers: Floats
     of_tensors: Floats
     row_0: Floats
     sums: Floats
+    largest_up_to: Floats
+    largest_from: Floats
 
 
 @dataclass(frozen=True, eq=False)
@@ -406,7 +410,7 @@ class LoadModel(ABC):
         changes = np.zeros((1 + terms.span, *moved.shape[:2], self._widths[0]))
         changes[0] = plan.row_0
         terms.add_to(changes, of_layers, of_tensors)
-        loads = _changed_loads(plan.sums, _add_up_rows(changes), terms.first_rows)
+        loads = _changed_loads(plan, _add_up_rows(changes), terms.first_rows)
         return loads.reshape(-1, loads.shape[-1])
 
     def entries(self, runs: Sequence[range]) -> int:
@@ -433,8 +437,11 @@ class LoadModel(ABC):
             sums = np.zeros((self.sum_row_count, 1, 1, self._widths[0]))
             terms.add_to(sums, *values)
             row_0, sums[0] = sums[0, 0, 0].copy(), 0
+            added_up = _add_up_rows(sums[:, 0, 0])
+            nothing = np.full_like(added_up[:1], -np.inf)
+            largest_from = np.maximum.accumulate(np.append(nothing, added_up[::-1], axis=0))[::-1]
             self._plan_terms.clear()
-            self._plan_terms[key] = PlanTerms(*values, row_0, _add_up_rows(sums[:, 0, 0]))
+            self._plan_terms[key] = PlanTerms(*values, row_0, added_up, np.maximum.accumulate(added_up), largest_from)
         return self._plan_terms[key]
 
     def _values(self, selections: Selections, terms: TermSet) -> tuple[Floats, Floats]:
@@ -462,21 +469,20 @@ def _add_up_rows(rows: Floats) -> Floats:
     return rows
 
 
-def _changed_loads(current: Floats, changes: Floats, first_rows: NDArray[np.intp]) -> Floats:
+def _changed_loads(current: PlanTerms, changes: Floats, first_rows: NDArray[np.intp]) -> Floats:
     """Return the loads of changed plans, shape (runs, selections, loads): see `LoadModel`.
 
     Args:
-        current: `PlanTerms.sums` of the current plan, shape (rows, loads).
-        changes: What must be added to these sums in row 0 and in the span of each run, shape (1 + span, runs,
-            selections, loads). The function overwrites it.
+        current: The terms of the current plan.
+        changes: The changes of `current.sums` in row 0 and in the span of each run, shape (1 + span, runs, selections,
+            loads). The function overwrites it.
         first_rows: For each run, the first row of its span.
     """
-    span, nothing = len(changes) - 1, np.full_like(current[:1], -np.inf)
-    largest_after = np.maximum.accumulate(np.append(nothing, current[::-1], axis=0))[::-1]
-    unchanged = np.empty((len(changes), len(first_rows), 1, current.shape[-1]))
-    unchanged[0, :, 0] = np.maximum.accumulate(current)[first_rows - 1]
-    unchanged[1:, :, 0] = current[first_rows + np.arange(span)[:, None]]
-    after = changes[-1] + largest_after[first_rows + span][:, None]
+    span = len(changes) - 1
+    unchanged = np.empty((len(changes), len(first_rows), 1, current.sums.shape[-1]))
+    unchanged[0, :, 0] = current.largest_up_to[first_rows - 1]
+    unchanged[1:, :, 0] = current.sums[first_rows + np.arange(span)[:, None]]
+    after = changes[-1] + current.largest_from[first_rows + span][:, None]
     changes += unchanged
     largest: Floats = np.maximum(changes.max(axis=0), after)
     return largest

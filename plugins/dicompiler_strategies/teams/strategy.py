@@ -89,11 +89,11 @@ class Teams(Strategy):
         except DicompilerError:
             if not budget.is_exceeded():
                 raise
-            return single if search.best is None else search.best.plan
-        runs = RunSearch(tables.choices, build_objective(tables), budget)
-        for selection in self._selections(tables, runs, pipeline, known):
-            search.try_plans([(tables.plan(selection.tolist()), self.name)], is_always=True)
-        search.trim()
+        else:
+            runs = RunSearch(tables.choices, build_objective(tables), budget)
+            for selection in self._selections(tables, runs, pipeline, known):
+                search.try_plans([(tables.plan(selection.tolist()), self.name)], is_always=True)
+            search.trim()
         return single if search.best is None else search.best.plan
 
     def _selections(

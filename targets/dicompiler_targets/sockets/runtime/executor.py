@@ -26,9 +26,8 @@ from .segments import (
     BufferPool,
     BufferSet,
     SegmentIO,
+    call_session,
     can_run_on_arrays,
-    run_arrays,
-    run_bound,
     run_copies,
     run_segment,
     value_from_bytes,
@@ -366,9 +365,9 @@ class StepExecutor:
         outputs = role.manifest["outputs"]
         self.announced_at, self.timeline = time.perf_counter(), []
         try:
-            arrays = run_arrays(
-                self._sessions[0],
+            arrays = call_session(
                 role.manifest["segments"][0],
+                self._sessions[0].run,
                 [output["tensor"] for output in outputs],
                 {value["name"]: inputs[value["name"]] for value in role.manifest["inputs"]},
                 self._run_options,
@@ -563,7 +562,7 @@ class StepExecutor:
         binding, outputs, before, after = bound
         run_copies(before)
         if binding is not None:
-            run_bound(self._sessions[number], step.entry, binding, self._run_options)
+            call_session(step.entry, self._sessions[number].run_with_iobinding, binding, self._run_options)
         run_copies(after)
         return outputs
 

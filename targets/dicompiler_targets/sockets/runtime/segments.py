@@ -332,20 +332,10 @@ def _run_non_tensor(
     return found
 
 
-def run_bound(session: Any, segment: Mapping[str, Any], binding: Any, run_options: Any = None) -> None:
+def call_session(segment: Mapping[str, Any], method: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a method of the segment's session; raise ValueError with the segment's name if it fails."""
     try:
-        session.run_with_iobinding(binding, run_options)
-    except Exception as error:  # Exception is the only class that all errors of onnxruntime have in common.
-        raise _segment_error(segment, error) from error
-
-
-def run_arrays(
-    session: Any, segment: Mapping[str, Any], names: Sequence[str], inputs: Mapping[str, Any], run_options: Any = None
-) -> list[Any]:
-    """Run a segment on arrays, and return its outputs `names` as new arrays."""
-    try:
-        arrays: list[Any] = session.run(names, inputs, run_options)
-        return arrays
+        return method(*arguments)
     except Exception as error:  # Exception is the only class that all errors of onnxruntime have in common.
         raise _segment_error(segment, error) from error
 
