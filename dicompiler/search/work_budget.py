@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 DEFAULT_BUDGET_S = 30.0
 """Default budget of a search, in seconds of the reference computer."""
@@ -72,6 +74,22 @@ class WorkBudget:
             seconds: Work in seconds of the reference computer.
         """
         self.spent_s += seconds
+
+    @contextmanager
+    def share(self, fraction: float) -> Iterator[WorkBudget]:
+        """Return a context manager with a budget of its own for one step of the search.
+
+        At the end of the context, the work of the step is added to this budget.
+
+        Args:
+            fraction: Limit of the step's work, as a fraction of the work that is left.
+
+        Yields:
+            The budget of the step, with the same deadline.
+        """
+        step = WorkBudget(fraction * self.remaining_s, self.deadline)
+        yield step
+        self.spend(step.spent_s)
 
     def try_spend(self, seconds: float) -> bool:
         """Count work if it fits into the budget, and return True; otherwise, mark the budget as exceeded.

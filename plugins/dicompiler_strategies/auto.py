@@ -417,8 +417,6 @@ class _AutoSearch:
         return plan
 
     def _move_layers(self, plan: Plan) -> None:
-        budget = self.search.budget
-        share = WorkBudget(MOVES_SHARE * budget.remaining_s, budget.deadline)
-        moved = improve_by_moves(self.problem, plan, share)
-        budget.spend(share.spent_s)
+        with self.search.budget.share(MOVES_SHARE) as step_budget:
+            moved = improve_by_moves(self.problem, plan, step_budget)
         self.search.try_plans([(moved, "layer moves")], is_always=True)

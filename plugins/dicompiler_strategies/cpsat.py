@@ -172,9 +172,8 @@ def find_gradient_selections(cost_tables: CostTables, budget: WorkBudget) -> lis
 
     if len(cost_tables.choices) * len(cost_tables.problem.platform.devices) > MAX_GRADIENT_SIZE:
         return []
-    share = WorkBudget(GRADIENT_SHARE * budget.remaining_s, budget.deadline)
-    best = Gradient().search_tables(cost_tables, budget=share)
-    budget.spend(share.spent_s)
+    with budget.share(GRADIENT_SHARE) as step_budget:
+        best = Gradient().search_tables(cost_tables, budget=step_budget)
     if best.interrupted:
         raise KeyboardInterrupt
     return [best.selection, *best.others]

@@ -120,6 +120,16 @@ def test_plan_within_calls_plan_by_default() -> None:
     assert budget.spent_s == 0.0 and not budget.was_exceeded
 
 
+def test_share_limits_a_step_and_counts_its_work() -> None:
+    budget = WorkBudget(10.0, deadline=5.0)
+    budget.spend(2.0)
+    with budget.share(0.25) as step:
+        assert (step.limit_s, step.deadline) == (2.0, 5.0)
+        step.spend(1.5)
+        assert budget.spent_s == 2.0
+    assert budget.spent_s == 3.5
+
+
 def test_deadline_stops_search() -> None:
     budget = WorkBudget(deadline=0.0)
     assert budget.is_exceeded() and budget.was_exceeded and not budget.try_steps()
