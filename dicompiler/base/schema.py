@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Iterable, Sequence
-from functools import cache
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import date, time
+from functools import cache, reduce
 from importlib import resources
+from itertools import chain
+from operator import getitem
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from dicompiler.base.errors import DicompilerError, describe_wrong_path, did_you_mean
 
+if TYPE_CHECKING:
+    from jsonschema_rs import Draft202012Validator, ValidationError
+
+_EXACT_INTEGER = "x-exact-integer"
 _TYPE_NAMES = {
     "object": "an object",
     "array": "a list",
@@ -28,7 +37,7 @@ Python has a limit too, but the message of its error names settings of Python, w
 """
 # If a document has several errors, only one is shown: the one with the earliest keyword in this list, because its
 # message helps most. A misspelt key (additionalProperties), for example, explains a missing key (required).
-_VALIDATOR_PRIORITY = ("const", "additionalProperties", "required", "type", "enum")
+_KEYWORD_PRIORITY = ("const", "additionalProperties", "required", "type", "enum")
 
 
 def read_text(path: str | Path, missing: str = "no such file") -> str:
@@ -76,6 +85,7 @@ def load_json(path: str | Path) -> Any:
             object_pairs_hook=lambda pairs: _reject_duplicate_keys(pairs, path),
             parse_constant=_reject_constant,
             parse_int=_parse_int,
+            parse_float=_parse_float,
         )
     except json.JSONDecodeError as error:
         raise DicompilerError(f"{path}:{error.lineno}:{error.colno}: not JSON: {error.msg}") from None
@@ -105,6 +115,13 @@ def _parse_int(text: str) -> int:
     return int(text)
 
 
+def _parse_float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"the number {text} is too large")
+    return number
+
+
 @cache
 def load_schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema (draft 2020-12) of a format, such as "plan", "platform" or "manifest"."""
@@ -113,14 +130,68 @@ def load_schema(name: str) -> dict[str, Any]:
     return loaded
 
 
-@cache
-def _validator(name: str) -> Any:
-    from jsonschema import Draft202012Validator
-    from jsonschema.validators import extend
+class _RejectFloat:
+    """The keyword `_EXACT_INTEGER` of a schema: rejects 12.0, which JSON Schema accepts as an integer."""
 
-    # JSON Schema accepts 12.0 as an integer. It is rejected here, because Python code needs an int.
-    types = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
-    return extend(Draft202012Validator, type_checker=types)(load_schema(name))
+    def __init__(self, *_schema: object) -> None:
+        pass
+
+    def validate(self, value: object) -> None:
+        if isinstance(value, float):
+            raise ValueError(f"{value} is not an integer")
+
+
+@dataclass(frozen=True)
+class _Violation:
+    """A value of a document that violates a keyword of the schema.
+
+    Attributes:
+        path: The keys and indices that lead to the value.
+        value: The value.
+        keyword: The keyword, such as "minimum".
+        schema: The part of the schema that has the keyword.
+        branches: Violations of the schemas in the list of `anyOf`, if this is the keyword.
+    """
+
+    path: tuple[str | int, ...]
+    value: Any
+    keyword: str
+    schema: dict[str, Any]
+    branches: tuple[_Violation, ...]
+
+    @classmethod
+    def of(cls, error: ValidationError, document: Any, schema: dict[str, Any]) -> _Violation:
+        path = tuple(error.instance_path)
+        name = error.kind.name
+        branches: list[list[ValidationError]] = getattr(error.kind, "context", [])
+        return cls(
+            path,
+            _entry_at(document, path),
+            "type" if name == _EXACT_INTEGER else name,
+            _entry_at(schema, error.schema_path[:-1]),
+            tuple(cls.of(branch, document, schema) for branch in chain.from_iterable(branches)),
+        )
+
+
+def _entry_at(document: Any, path: Iterable[str | int]) -> Any:
+    return reduce(getitem, path, document)
+
+
+@cache
+def _validator(name: str) -> Draft202012Validator:
+    from jsonschema_rs import Draft202012Validator
+
+    return Draft202012Validator(_with_exact_integers(load_schema(name)), keywords={_EXACT_INTEGER: _RejectFloat})
+
+
+def _with_exact_integers(schema: Any) -> Any:
+    if isinstance(schema, list):
+        return [_with_exact_integers(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    types = schema.get("type", ())
+    keyword = {_EXACT_INTEGER: True} if "integer" in ([types] if isinstance(types, str) else types) else {}
+    return {key: _with_exact_integers(entry) for key, entry in schema.items()} | keyword
 
 
 def validate(document: Any, name: str, place: str) -> None:
@@ -130,12 +201,31 @@ def validate(document: Any, name: str, place: str) -> None:
     `plan.json: layers.conv1[0]: unknown key 'devise' (did you mean 'device'?); allowed: …`.
     """
     check_format(document, name, place)
-    errors = list(_validator(name).iter_errors(document))
+    try:
+        errors = list(_validator(name).iter_errors(document))
+    except ValueError:
+        for keys, value in _dates(document):
+            raise DicompilerError(
+                f"{place}: {format_key_path(keys)}: {value} is a date or time: write it in quotes if a text is meant"
+            ) from None
+        raise
     if not errors:
         return
-    error = _most_specific(min(errors, key=_error_priority))
-    path = format_key_path(error.absolute_path)
-    raise DicompilerError(f"{place}: {path + ': ' if path else ''}{_describe_error(error)}")
+    violations = [_Violation.of(error, document, load_schema(name)) for error in errors]
+    violation = _most_specific(min(violations, key=_priority))
+    path = format_key_path(violation.path)
+    raise DicompilerError(f"{place}: {path + ': ' if path else ''}{_describe(violation)}")
+
+
+def _dates(document: Any, path: tuple[str | int, ...] = ()) -> Iterator[tuple[tuple[str | int, ...], date | time]]:
+    # TOML has dates and times. The validator accepts values of JSON only.
+    if isinstance(document, date | time):
+        yield path, document
+    entries = (
+        document.items() if isinstance(document, dict) else enumerate(document) if isinstance(document, list) else ()
+    )
+    for key, entry in entries:
+        yield from _dates(entry, (*path, key))
 
 
 def check_format(document: Any, name: str, place: str) -> None:
@@ -154,24 +244,25 @@ def check_format(document: Any, name: str, place: str) -> None:
         raise DicompilerError(f"{place}: format {found} is not supported (this version reads {expected}): {remedy}")
 
 
-def _error_priority(error: Any) -> tuple[int, int, str]:
+def _priority(violation: _Violation) -> tuple[int, int, str]:
     # A wrong value of the key "format" has the highest priority, because another version of the format explains all
     # other errors. Wrong constants at other keys have the lowest priority.
-    is_wrong_value = error.validator == "const" and list(error.absolute_path) != ["format"]
-    kinds = [kind for kind in _VALIDATOR_PRIORITY if kind == error.validator and not is_wrong_value]
-    priority = _VALIDATOR_PRIORITY.index(kinds[0]) if kinds else len(_VALIDATOR_PRIORITY)
-    return priority, len(error.absolute_path), format_key_path(error.absolute_path)
+    is_wrong_value = violation.keyword == "const" and violation.path != ("format",)
+    kinds = [keyword for keyword in _KEYWORD_PRIORITY if keyword == violation.keyword and not is_wrong_value]
+    priority = _KEYWORD_PRIORITY.index(kinds[0]) if kinds else len(_KEYWORD_PRIORITY)
+    return priority, len(violation.path), format_key_path(violation.path)
 
 
-def _most_specific(error: Any) -> Any:
-    # An anyOf error contains one error for each allowed type. If the value has one of these types, its error is more
+def _most_specific(violation: _Violation) -> _Violation:
+    # A violation of anyOf has one for each allowed type. If the value has one of these types, its violation is more
     # helpful: a list with a wrong interval gives "wrong interval", and not "neither a list nor a string".
-    while error.validator == "anyOf":
-        fitting = [sub for sub in error.context if len(sub.relative_path) > 0 or sub.validator == "required"]
+    while violation.branches:
+        depth = len(violation.path)
+        fitting = [sub for sub in violation.branches if len(sub.path) > depth or sub.keyword == "required"]
         if not fitting:
-            return error
-        error = min(fitting, key=_error_priority)
-    return error
+            return violation
+        violation = min(fitting, key=_priority)
+    return violation
 
 
 def format_key_path(keys: Iterable[str | int]) -> str:
@@ -190,12 +281,13 @@ def format_key_path(keys: Iterable[str | int]) -> str:
     return text
 
 
-def _describe_error(error: Any) -> str:
-    kind, allowed, value = error.validator, error.validator_value, error.instance
+def _describe(violation: _Violation) -> str:
+    kind, schema, value = violation.keyword, violation.schema, violation.value
+    allowed = schema[kind]
     if kind == "additionalProperties":
-        keys = list(error.schema.get("properties", {}))
+        keys = list(schema.get("properties", {}))
         key = next(key for key in value if key not in keys)
-        if new := error.schema.get("x-renamed", {}).get(key):
+        if new := schema.get("x-renamed", {}).get(key):
             return f"unknown key {key!r}: it is now called {new!r}"
         close = did_you_mean(key, keys)
         hint = close if "did you mean" in close else ""
@@ -204,7 +296,7 @@ def _describe_error(error: Any) -> str:
         missing = next(key for key in allowed if key not in value)
         return f"missing key {missing!r} (required: {', '.join(allowed)})"
     if kind == "type":
-        examples = " or ".join(map(json.dumps, error.schema.get("examples", ())))
+        examples = " or ".join(map(json.dumps, schema.get("examples", ())))
         expected = _type_names(allowed) + (f" such as {examples}" if examples else "")
         return f"expected {expected}, got {_format_value(value)}"
     if kind == "const":

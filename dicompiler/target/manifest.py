@@ -263,7 +263,7 @@ def load_artifact(directory: Path) -> Json:
             require_regular_file(directory, name)
         for device in document["devices"]:
             check_file_name(device, path)
-    # Without jsonschema, keys and types were not checked, and may be wrong.
+    # Without jsonschema-rs, keys and types were not checked, and may be wrong.
     except (KeyError, TypeError, AttributeError) as error:
         raise DicompilerError(f"{path}: not an artifact of this version ({error}): compile the model again") from None
     return document
@@ -274,7 +274,7 @@ def read_checksummed_json(path: Path, schema: str) -> Json:
 
     Args:
         path: Path of the file.
-        schema: Name of the document's schema, which is checked if jsonschema is installed.
+        schema: Name of the document's schema, which is checked if jsonschema-rs is installed.
 
     Returns:
         The document.
@@ -291,7 +291,7 @@ def read_checksummed_json(path: Path, schema: str) -> Json:
     if not has_valid_checksum(data):
         raise DicompilerError(f"{path}: its checksum is wrong: it was changed or damaged: compile the model again")
     document: Json = load_json(path)
-    if find_spec("jsonschema") is not None:
+    if find_spec("jsonschema_rs") is not None:
         check_format(document, schema, str(path))
         try:
             validate(document, schema, str(path))

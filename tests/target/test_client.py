@@ -18,7 +18,7 @@ import dicompiler
 from dicompiler.base.errors import DicompilerError
 from dicompiler.target.remote.certificates import make_keys
 
-BLOCKED = "onnx onnxruntime onnx_graphsurgeon jsonschema ml_dtypes pluggy click rich ortools google cryptography"
+BLOCKED = "onnx onnxruntime onnx_graphsurgeon jsonschema_rs ml_dtypes pluggy click rich ortools google cryptography"
 
 
 CLIENT = f"""

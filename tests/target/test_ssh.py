@@ -186,7 +186,7 @@ def test_errors_of_ssh_have_a_remedy(said: str, expected: str) -> None:
 def test_module_needs_nothing_heavy() -> None:
     code = (
         "import sys, dicompiler.target.remote.ssh; "
-        "print([m for m in ('numpy', 'onnx', 'jsonschema') if m in sys.modules])"
+        "print([m for m in ('numpy', 'onnx', 'jsonschema_rs') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
