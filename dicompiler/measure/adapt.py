@@ -20,7 +20,8 @@ import shutil
 import statistics
 import threading
 import time
-from collections import Counter, deque
+from bisect import bisect_left
+from collections import deque
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -38,7 +39,14 @@ from dicompiler.measure.search_process import SearchProcess
 from dicompiler.target.client import Session, resolve_connect_options
 from dicompiler.target.manifest import PLATFORM_FILE, REFERENCE_FILE, load_artifact
 from dicompiler.target.remote.hosts import Hosts
-from dicompiler.target.run_records import FrameTimes, RunEvent, RunOptions, RunResult, default_in_flight
+from dicompiler.target.run_records import (
+    FrameTimes,
+    ReceivedBytes,
+    RunEvent,
+    RunOptions,
+    RunResult,
+    default_in_flight,
+)
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -180,6 +188,7 @@ class _Observation:
         directory: Directory of the artifact.
         expected_s: Predicted seconds of computing by device name, and predicted seconds per byte by connection name.
         replica_count: Number of replicas; 1 if the plan has none.
+        begun_at: Time (of `time.monotonic`) of the last call of `clear`, or else of the start.
     """
 
     def __init__(
@@ -190,13 +199,21 @@ class _Observation:
         self._frames = [deque[FrameTimes](maxlen=size) for _ in range(replica_count)]
         self._check_interval, self._unchecked_frame_count = math.ceil(size * replica_count / CHECKS_PER_WINDOW), 0
         self._next_frame_at = [0.0] * replica_count
+        self.begun_at = time.monotonic()
 
-    def is_due(self, replica: int, now_s: float) -> bool:
-        """Return True if OBSERVATION_INTERVAL_S have passed since the last time that the answer was True.
+    def is_due(self, replica: int, frame_s: float, now_s: float) -> bool:
+        """Return True if a frame that has just ended shall be recorded.
 
-        With several replicas, the interval of each is longer, so that the session records as many frames as without.
+        Frames that began before the observation are not recorded, because they were partly computed under other
+        conditions. After a recorded frame, no other is recorded for OBSERVATION_INTERVAL_S. With several replicas, the
+        interval of each is longer, so that the session records as many frames as without.
+
+        Args:
+            replica: Index of the replica that computed the frame.
+            frame_s: Seconds that the frame took.
+            now_s: The time (of `time.monotonic`).
         """
-        if now_s < self._next_frame_at[replica]:
+        if now_s - frame_s < self.begun_at or now_s < self._next_frame_at[replica]:
             return False
         self._next_frame_at[replica] = now_s + OBSERVATION_INTERVAL_S * self.replica_count
         return True
@@ -208,8 +225,8 @@ class _Observation:
         deviation.
 
         Returns:
-            Median seconds of computing by device name, and mean seconds per byte by connection name; None if nothing is
-            checked.
+            Median seconds of computing by device name, and median seconds per byte by connection name; None if nothing
+            is checked.
         """
         self._frames[times.role].append(times)
         self._unchecked_frame_count += 1
@@ -264,16 +281,16 @@ class _Observation:
         }
 
     def _measure(self, windows: Sequence[Sequence[FrameTimes]]) -> dict[str, float]:
-        seconds, nbytes = Counter[str](), Counter[str]()
+        timed: dict[str, list[ReceivedBytes]] = {name: [] for name in self.expected_s}
         for times in itertools.chain.from_iterable(windows):
             for devices, received in times.received.items():
-                name = name_connection(*devices)
-                seconds[name] += received.timed_s  # type: ignore[assignment]
-                nbytes[name] += received.timed_bytes
+                if (name := name_connection(*devices)) in timed and received.timed_bytes > 0:
+                    timed[name].append(received)
         sending = {
-            name: seconds[name] / nbytes[name]
-            for name in self.expected_s
-            if nbytes[name] >= MIN_TIMED_BYTES and seconds[name] > 0
+            name: seconds
+            for name, received in timed.items()
+            if sum(part.timed_bytes for part in received) >= MIN_TIMED_BYTES
+            and (seconds := _median_seconds_per_byte(received)) > 0
         }
         return {**self._measure_computing(windows), **sending}
 
@@ -293,8 +310,20 @@ class _Observation:
         return found
 
     def clear(self) -> None:
+        self.begun_at = time.monotonic()
         for frames in self._frames:
             frames.clear()
+
+
+def _median_seconds_per_byte(received: Sequence[ReceivedBytes]) -> float:
+    """Return the seconds per byte that half of the bytes took at most.
+
+    A single frame that the receiver read late does not change it much, other than the mean.
+    """
+    by_speed = sorted(received, key=lambda part: part.timed_s / part.timed_bytes)
+    ends = list(itertools.accumulate(part.timed_bytes for part in by_speed))
+    middle = by_speed[bisect_left(ends, ends[-1] / 2)]
+    return middle.timed_s / middle.timed_bytes
 
 
 class AdaptiveSession(SwappableSession):
@@ -409,12 +438,12 @@ class AdaptiveSession(SwappableSession):
                 return
             # After a failure, other devices compute the frames by a plan without predicted seconds.
             has_prediction = not down and times.role < observation.replica_count
-            # While the search process is being prepared, it slows down devices on this host. Frames are ignored until
-            # the preparation has ended.
+            # While the search process is being prepared, it slows down devices on this host. Frames that began before
+            # the end of the preparation are ignored.
             if not has_prediction or not self._can_search.is_set():
                 observation.clear()
                 return
-            if not observation.is_due(times.role, time.monotonic()):
+            if not observation.is_due(times.role, times.frame_s, time.monotonic()):
                 return
             measured = observation.add(times.divided_by(dilation))
             if measured is not None and time.monotonic() > self._next_search_at and not self._is_adapting:
@@ -427,6 +456,7 @@ class AdaptiveSession(SwappableSession):
         # A RunError is ignored, because it means that the session was closed during the preparation.
         with contextlib.suppress(RunError):
             self._search.prepare(self._make_request(self._first, {}, self._first))
+        self._observation.clear()
         self._can_search.set()
         while (found := self._measurements.get()) is not None:
             observation, measured = found

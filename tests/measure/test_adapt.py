@@ -215,9 +215,17 @@ def test_frames_of_replicas_are_measured_together_in_any_order() -> None:
 @pytest.mark.parametrize("replica_count", [1, 4])
 def test_at_most_40_frames_of_a_second_are_recorded(replica_count: int) -> None:
     observation = _Observation(Path("net"), EXPECTED, replica_count, AdaptOptions().frames)
-    due = [observation.is_due(i % replica_count, i / 1000) for i in range(10_000)]
+    start = observation.begun_at
+    due = [observation.is_due(i % replica_count, 0.0, start + i / 1000) for i in range(10_000)]
     assert 380 <= sum(due) <= 400 + replica_count
     assert {i % replica_count for i in range(10_000) if due[i]} == set(range(replica_count))
+
+
+def test_frames_that_began_before_the_observation_are_not_recorded() -> None:
+    observation = _Observation(Path("net"), EXPECTED, 1, AdaptOptions().frames)
+    start = observation.begun_at
+    assert not observation.is_due(0, 0.2, start + 0.1)
+    assert observation.is_due(0, 0.2, start + 0.3)
 
 
 def test_difference_that_no_plan_improves_becomes_the_expectation(compiled: Path) -> None:
@@ -274,12 +282,13 @@ def test_frames_are_not_judged_while_the_search_process_prepares_itself(compiled
     with open_session(compiled) as session:
         on_frame = session._with_observer(session.directory, RunOptions()).on_frame
         assert on_frame is not None
-        slow = FrameTimes(0.1, {name: 2 * seconds for name, seconds in session._observation.expected_s.items()})
+        slow = FrameTimes(0.0, {name: 2 * seconds for name, seconds in session._observation.expected_s.items()})
         for _ in range(100):
             on_frame(slow)
         assert not session._is_adapting and not session.adaptations
         assert session._can_search.wait(60)
-        on_frame(slow)  # The window was empty until now, so it contains only this frame.
+        for _ in range(100):
+            on_frame(replace(slow, frame_s=60.0))  # These frames began before the preparation ended.
         assert not session._is_adapting
         for _ in range(100):
             on_frame(slow)
@@ -319,7 +328,7 @@ def test_failure_plan_in_use_starts_no_search(compiled: Path) -> None:
         assert session._can_search.wait(60)
         options = session._with_observer(session.directory, RunOptions())
         assert options.on_event is not None and options.on_frame is not None
-        slow = FrameTimes(0.1, {name: 2 * seconds for name, seconds in session._observation.expected_s.items()})
+        slow = FrameTimes(0.0, {name: 2 * seconds for name, seconds in session._observation.expected_s.items()})
         options.on_event(RunEvent("failure", "pi04", "", ("pi04",), 0.0, 0))
         for _ in range(100):
             options.on_frame(slow)
@@ -354,6 +363,9 @@ def test_slow_connection_is_found_in_the_frames() -> None:
 
     rng = Random(2)
     assert not any(observe(observation, (frame(rng.uniform(0.7, 1.4)) for _ in range(400))))
+    # The receiver reads every fifth frame late.
+    assert not any(observe(observation, [*[frame(1.0)] * 4, frame(20.0)] * 20))
+    assert not any(observe(observation, [frame(1.0)] * 20))
     checks = observe(observation, [frame(3.0)] * 20)
     assert checks[-1] == {"a → b": pytest.approx(3.0)}
 
