@@ -5,6 +5,7 @@ benchmarks/backend.py uses all of them, and the tests a sample.
 
 from __future__ import annotations
 
+import importlib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -77,19 +78,36 @@ def cases(kinds: Sequence[str] = KINDS) -> Iterator[Case]:
         yield from _collected() if kind == "node" else _stored(kind)
 
 
+def node_case(module: str, name: str) -> Case:
+    """Return one node case of a module of `onnx.backend.test.case.node`; `cases` must not be called afterwards.
+
+    All modules together take 13 s, because they compute the outputs of large pools. The order of `cases` depends on the
+    modules that are imported before.
+    """
+    from onnx.backend.test.case import node
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        importlib.import_module(f"{node.__name__}.{module}")
+    return next(_node(case) for case in node._NodeTestCases if case.name == name)
+
+
 def _collected() -> Iterator[Case]:
     from onnx.backend.test.case.node import collect_testcases
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         found = collect_testcases(None)
-    for case in found:
-        model = case.model
-        assert model is not None  # It is None only for tests with models in files.
-        model.ir_version = min(model.ir_version, NEWEST_IR)
-        for entry in model.opset_import:
-            entry.version = min(entry.version, NEWEST_OPSET) if entry.domain in ("", "ai.onnx") else entry.version
-        yield Case(case.name, "node", model, _named(model, case.data_sets[0][0] if case.data_sets else ()))
+    yield from map(_node, found)
+
+
+def _node(case: Any) -> Case:
+    model = case.model
+    assert model is not None  # It is None only for tests with models in files.
+    model.ir_version = min(model.ir_version, NEWEST_IR)
+    for entry in model.opset_import:
+        entry.version = min(entry.version, NEWEST_OPSET) if entry.domain in ("", "ai.onnx") else entry.version
+    return Case(case.name, "node", model, _named(model, case.data_sets[0][0] if case.data_sets else ()))
 
 
 def _stored(kind: str) -> Iterator[Case]:
