@@ -1,10 +1,11 @@
 """Check that `auto` is at least as good as every built-in strategy, by simulation.
 
-    auto_never_worse.py [--network N …] [--platform P …] [--objective O …] [--budget S …] [--busy COUNT]
+    auto_never_worse.py [--network N …] [--platform P …] [--objective O …] [--budget S …] [--equal] [--busy COUNT]
 
 There are 12 networks × 6 platforms × 5 objectives, each with budgets of 2, 10 and 30 s: 1080 rows. A row has the value
-of `auto` divided by the best value of all other strategies, which have their default budgets. The exit code is 1 if a
-ratio is above 1. With `--busy 2`, two processes keep the processors busy in the meantime.
+of `auto` divided by the best value of all other strategies. They have their default budgets (30 s), or with `--equal`
+the budget of `auto`; `genetic` always has its default number of generations. The exit code is 1 if a ratio is above 1.
+With `--busy 2`, two processes keep the processors busy in the meantime.
 """
 
 from __future__ import annotations
@@ -96,13 +97,25 @@ class Row:
         )
 
 
-def rows(network: str, platform: str, objective: str, budgets: Sequence[float]) -> Iterator[Row]:
+def compare_others(problem: Problem, budget: float | None) -> Comparison:
+    """Evaluate all strategies but `auto`, with a budget in seconds, or with their default budgets (None)."""
+    strategies = {name: registry().make("strategies", name) for name in OTHERS}
+    if budget is not None:
+        with_budget = [name for name, strategy in strategies.items() if hasattr(strategy, "budget")]
+        strategies |= {name: registry().make("strategies", f"{name}{{budget={budget:g}}}") for name in with_budget}
+    return compare_strategies(problem, strategies)
+
+
+def rows(
+    network: str, platform: str, objective: str, budgets: Sequence[float], has_equal_budgets: bool
+) -> Iterator[Row]:
     """Compare `auto` with the other strategies for one problem, and yield a row for each of its budgets."""
     problem = replace(prepared(network), platform=PLATFORMS[platform](), objective=objective)
-    others = compare_strategies(problem, {name: registry().make("strategies", name) for name in OTHERS})
-    best = others.best
-    assert best is not None
+    with_defaults = None if has_equal_budgets else compare_others(problem, None)
     for budget in budgets:
+        others = with_defaults or compare_others(problem, budget)
+        best = others.best
+        assert best is not None
         auto: Comparison = compare_strategies(
             problem, {"auto": registry().make("strategies", f"auto{{budget={budget:g}}}")}
         )
@@ -117,12 +130,14 @@ def rows(network: str, platform: str, objective: str, budgets: Sequence[float]) 
 @click.option("--platform", "chosen_platforms", multiple=True, help="Only these platforms (repeatable).")
 @click.option("--objective", "objectives", multiple=True, help="Only these objectives (repeatable).")
 @click.option("--budget", "budgets", multiple=True, type=float, help="Only these budgets in seconds (repeatable).")
+@click.option("--equal", "has_equal_budgets", is_flag=True, help="Give all strategies the budget of auto.")
 @click.option("--busy", type=click.IntRange(min=0), default=0, help="Number of busy processes.")
 def main(
     chosen_networks: Sequence[str],
     chosen_platforms: Sequence[str],
     objectives: Sequence[str],
     budgets: Sequence[float],
+    has_equal_budgets: bool,
     busy: int,
 ) -> None:
     """Compare auto with all other strategies. "!" marks rows in which another strategy is better."""
@@ -132,7 +147,7 @@ def main(
         for network in chosen_networks or NETWORKS:
             for platform in chosen_platforms or tuple(PLATFORMS):
                 for objective in objectives or OBJECTIVES:
-                    for row in rows(network, platform, objective, budgets or (2.0, 10.0, 30.0)):
+                    for row in rows(network, platform, objective, budgets or (2.0, 10.0, 30.0), has_equal_budgets):
                         count, failed = count + 1, failed + (row.ratio > MAX_RATIO)
                         click.echo(row)
                         sys.stdout.flush()
