@@ -7,12 +7,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
-LOCK = Path(tempfile.gettempdir(), f"dicompiler-tests-{os.getuid()}.compiling")
+LOCKS = Path(tempfile.gettempdir(), f"dicompiler-tests-{os.getuid()}.compiling")
+COMPILE_ONCE = Path(__file__).with_name("compile_once.sh")
 
 CACHED = (
     {
-        # One compiler runs at a time. Simultaneous builds would otherwise all compile a source that is not cached yet.
-        "CMAKE_CXX_COMPILER_LAUNCHER": f"flock;{LOCK};ccache",
+        "CMAKE_CXX_COMPILER_LAUNCHER": f"{COMPILE_ONCE};{LOCKS}",
         # ccache makes paths below this directory relative. Builds in different test directories thus share its entries.
         "CCACHE_BASEDIR": tempfile.gettempdir(),
         "CCACHE_NOHASHDIR": "1",
