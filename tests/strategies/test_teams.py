@@ -48,6 +48,16 @@ def test_largest_load_is_the_simulated_objective(platform: str, objective: str, 
         assert lowest <= load / simulated <= 1 + 1e-9
 
 
+def test_values_are_finite_if_a_host_has_no_free_memory() -> None:
+    # The runtime of the target needs more memory than the hosts have.
+    platform = make_cluster("switch", 1.0, 1.0, memory=2**20)
+    problem = load_problem(Model.load(networks.build("lenet", 0)), platform, objective="throughput", target="sockets")
+    objective = build_objective(build_cost_tables(problem, team_choices(problem)))
+    assert objective.memory is not None and objective.memory_limits.min() == 1
+    with np.errstate(all="raise"):
+        assert np.isfinite(objective.value(np.zeros(len(problem.layers.layers), np.intp)))
+
+
 @pytest.mark.parametrize("name", ["lenet", "light/squeezenet"])
 def test_loads_of_moved_runs_are_those_of_whole_selections(name: str) -> None:
     assert_moved_loads_equal(network(name, "jetson-nx2", "throughput"), rtol=1e-12)

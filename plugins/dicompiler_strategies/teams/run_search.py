@@ -45,7 +45,7 @@ class RunObjective:
     Attributes:
         model: The loads of which the largest is minimised.
         memory: The bytes of each host; None if the hosts' memory is not checked.
-        memory_limits: Bytes that each host has.
+        memory_limits: Bytes that each host has; at least 1, because they are divisors.
         sent_states: For each pair of layers that compute and read a state (an output that is an input of the next
             frame): True for the pairs of choices that would send the state to another device, shape (choices, choices).
     """

@@ -173,7 +173,8 @@ def build_objective(tables: CostTables) -> RunObjective:
     """Return the objective of the tables' problem, throughput or memory, with the memory limits of the hosts."""
     problem, sent = tables.problem, find_sent_tensors(tables)
     memory = build_memory_model(tables, sent)
-    limits = np.array([free_memory(problem)[host.name] for host in problem.platform.hosts], np.float64)
+    free = free_memory(problem)
+    limits = np.maximum([float(free[host.name]) for host in problem.platform.hosts], 1.0)
     sent_states = find_sent_states(tables)
     if problem.objective == "memory":
         return RunObjective(memory, sent_states=sent_states)
