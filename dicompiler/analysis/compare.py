@@ -250,6 +250,31 @@ def compare(
     return compare_strategies(replace(problem, executor=executor), candidates, progress, tolerate_failures)
 
 
+def compare_without_powers(
+    model: ModelSource,
+    platform: str | Path | Platform | None,
+    strategies: str | Sequence[str | Strategy],
+    error: str,
+    *,
+    objective: str,
+    **options: Any,
+) -> Comparison:
+    """Return a comparison in which each result has an error, for a platform that states no powers of devices.
+
+    Args:
+        model: The model, as for `compare`.
+        platform: The platform.
+        strategies: The strategies.
+        error: The error of each result.
+        objective: The objective with energy, which cannot be computed for the platform.
+        **options: Other options of `compare`.
+    """
+    results = tuple(StrategyResult(name, 0.0, error=error) for name in parse_strategies(strategies))
+    comparison = compare(model, platform, (), **options)
+    problem = replace(comparison.problem, objective=objective)
+    return replace(comparison, problem=problem, results=results, lower_bound=None)
+
+
 def parse_strategies(strategies: str | Sequence[str | Strategy]) -> dict[str, Strategy]:
     """Return strategies by their text, such as "cpsat{time=10}".
 

@@ -7,7 +7,7 @@ import io
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,33 @@ if TYPE_CHECKING:
     from dicompiler.analysis.explain import Explanation, SplitReason
 
 
+@dataclass(frozen=True)
+class NamedComparison:
+    """The comparison of one model on one platform, with the names for the output.
+
+    Attributes:
+        model: Path of the model.
+        platform: The platform's name; the text of --platform if there are several, because their names may be equal.
+        comparison: The results of the strategies.
+        explanation: The result of --explain; None without this option.
+        splits: Conditions under which a split is better, if the best plan uses one device.
+    """
+
+    model: Path
+    platform: str
+    comparison: Comparison
+    explanation: Explanation | None = None
+    splits: tuple[SplitReason, ...] = ()
+
+    def __str__(self) -> str:
+        return f"{self.model} on {self.platform}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the JSON object that --json prints."""
+        explained = {} if self.explanation is None else {"explanation": asdict(self.explanation)}
+        return self.comparison.document() | {"platform": self.platform} | explained
+
+
 HEADERS = (
     "model", "platform", "objective", "strategy", "value", "lower_bound", "latency_s", "input_output_s", "period_s",
     "energy_j", "memory_bytes", "total_bytes", "speedup", "failed", "failure_latency_s", "search_s", "best", "error",
@@ -41,13 +68,13 @@ HEADERS = (
 
 
 def comparison_rows(
-    comparisons: Sequence[tuple[Path, Comparison]], format_float: Callable[[float], str] = str
+    comparisons: Sequence[NamedComparison], format_float: Callable[[float], str] = str
 ) -> Iterator[tuple[str, ...]]:
     """Yield a table row (see HEADERS) for each model, platform and strategy. The default does not round numbers."""
-    for model, comparison in comparisons:
-        problem, best = comparison.problem, comparison.best
+    for named in comparisons:
+        comparison, best = named.comparison, named.comparison.best
         for result in comparison.results:
-            setting = (model, problem.platform.name, problem.objective, result.strategy)
+            setting = (named.model, named.platform, comparison.problem.objective, result.strategy)
             bound = "" if comparison.lower_bound is None else comparison.lower_bound
             value = "" if result.metrics is None else comparison.objective_value(result)
             is_best = "yes" if result is best else ""
@@ -82,7 +109,7 @@ def _make_metric_cells(comparison: Comparison, result: StrategyResult) -> tuple[
     )
 
 
-def print_csv(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
+def print_csv(comparisons: Sequence[NamedComparison]) -> None:
     """Print the comparisons as CSV (RFC 4180, but with line feeds)."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -90,7 +117,7 @@ def print_csv(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
     echo_document(text.getvalue(), nl=False)
 
 
-def print_markdown(comparisons: Sequence[tuple[Path, Comparison]]) -> None:
+def print_markdown(comparisons: Sequence[NamedComparison]) -> None:
     """Print the comparisons as a Markdown table, with numbers of four significant digits."""
     echo_document(_format_row(HEADERS))
     echo_document("|" + "---|" * len(HEADERS))
@@ -162,10 +189,6 @@ def command(
 
     Example: dicompiler compare model.onnx --platform rpi4x4 --strategies single,modnn,dp
     """
-    from dicompiler.analysis.compare import DEFAULT_STRATEGIES, compare
-    from dicompiler.analysis.explain import explain, explain_splits
-    from dicompiler.cli.compile_output import show_comparison
-    from dicompiler.cli.progress import progress
     from dicompiler.cli.table import print_json
     from dicompiler.driver.executors import open_executor
 
@@ -175,45 +198,82 @@ def command(
     if with_explanation and output_format in ("csv", "markdown"):
         raise UsageError(f"compare: --explain cannot be used with --format {output_format}: remove one of them")
     given = {name: value for name, value in options.items() if value not in (None, ())}
-    comparisons: list[tuple[Path, Comparison]] = []
-    explanations: list[Explanation | None] = []
-    splits: list[tuple[SplitReason, ...]] = []
+    needs_hints = output_format == "table"
+    comparisons: list[NamedComparison] = []
     for model, platform in _pair_models_and_platforms(models, platforms):
         with (
             _name_in_log(f"{model} on {platform}" if len(models) * len(platforms) > 1 else ""),
             open_executor(executor) as workers,
-            progress("single") as tell,
         ):
-            comparison = compare(
-                model, platform, strategies or DEFAULT_STRATEGIES, executor=workers, progress=tell, **given
-            )
-            explanation = explain(comparison) if with_explanation else None
-            needs_hint = output_format == "table" and comparison.best is not None
-            hints = explain_splits(comparison) if needs_hint and explanation is None else ()
-        comparisons.append((model, comparison))
-        explanations.append(explanation)
-        splits.append(hints if explanation is None else explanation.splits)
+            comparison = _compare(model, platform, strategies, len(platforms) > 1, executor=workers, **given)
+            name = platform if platform and len(platforms) > 1 else comparison.problem.platform.name
+            named = NamedComparison(model, name, comparison)
+            comparisons.append(_with_reasons(named, with_explanation, needs_hints))
     if output_format == "csv":
         print_csv(comparisons)
     elif output_format == "markdown":
         print_markdown(comparisons)
     elif output_format == "json":
-        documents = [
-            comparison.document() | ({} if explanation is None else {"explanation": asdict(explanation)})
-            for (_, comparison), explanation in zip(comparisons, explanations, strict=True)
-        ]
+        documents = [named.document() for named in comparisons]
         print_json(documents[0] if len(documents) == 1 else documents)
     else:
-        for (model, comparison), explanation, hints in zip(comparisons, explanations, splits, strict=True):
-            if len(comparisons) > 1:
-                click.echo(f"{model} on {comparison.problem.platform.name}\n")
-            show_comparison(comparison, hints)
-            if explanation is not None:
-                _show_explanation(explanation)
-            if comparison is not comparisons[-1][1]:
-                click.echo()
-    if output_format in ("csv", "markdown") and any(comparison.best is None for _, comparison in comparisons):
-        raise DicompilerError("compare: no strategy found a feasible plan: see the column error")
+        _show_tables(comparisons)
+    if output_format != "json":
+        _require_plans(comparisons, "" if output_format == "table" else ": see the column error")
+
+
+def _compare(
+    model: Path, platform: str | None, strategies: str | None, has_several_platforms: bool, **options: Any
+) -> Comparison:
+    """Return the comparison of strategies for a model on a platform.
+
+    If a platform without powers is one of several, and energy is the objective, each result has the error.
+    """
+    from dicompiler.analysis.compare import DEFAULT_STRATEGIES, compare, compare_without_powers
+    from dicompiler.cli.progress import progress
+    from dicompiler.driver.problem_setup import MissingPowersError
+
+    chosen = strategies or DEFAULT_STRATEGIES
+    with progress("single") as tell:
+        try:
+            return compare(model, platform, chosen, progress=tell, **options)
+        except MissingPowersError as error:
+            if not has_several_platforms:
+                raise
+            return compare_without_powers(model, platform, chosen, str(error), **options)
+
+
+def _with_reasons(named: NamedComparison, with_explanation: bool, needs_hints: bool) -> NamedComparison:
+    """Add the reasons why the best plan does not split more layers, unless no strategy has a plan."""
+    from dicompiler.analysis.explain import explain, explain_splits
+
+    if named.comparison.best is None:
+        return named
+    if with_explanation:
+        explanation = explain(named.comparison)
+        return replace(named, explanation=explanation, splits=explanation.splits)
+    return replace(named, splits=explain_splits(named.comparison)) if needs_hints else named
+
+
+def _show_tables(comparisons: Sequence[NamedComparison]) -> None:
+    from dicompiler.cli.compile_output import show_comparison
+
+    for named in comparisons:
+        if named is not comparisons[0]:
+            click.echo()
+        if len(comparisons) > 1:
+            click.echo(f"{named}\n")
+        show_comparison(named.comparison, named.splits)
+        if named.explanation is not None:
+            _show_explanation(named.explanation)
+
+
+def _require_plans(comparisons: Sequence[NamedComparison], remedy: str) -> None:
+    """Raise DicompilerError if no strategy has a plan for some model and platform, which the message names."""
+    without_plan = [named for named in comparisons if named.comparison.best is None]
+    if without_plan:
+        places = f" for {', '.join(map(str, without_plan))}" if len(comparisons) > 1 else ""
+        raise DicompilerError(f"compare: no strategy found a feasible plan{places}{remedy}")
 
 
 def _pair_models_and_platforms(

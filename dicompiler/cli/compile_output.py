@@ -334,7 +334,7 @@ def _show_best(comparison: Comparison, splits: Sequence[SplitReason]) -> None:
 
     best, objective = comparison.best, comparison.problem.objective
     if best is None or best.metrics is None:
-        raise DicompilerError("compare: no strategy found a feasible plan")
+        return
     if comparison.lower_bound is not None:
         least = format_objective(objective, comparison.lower_bound)
         ratio = comparison.objective_value(best) / comparison.lower_bound
@@ -352,7 +352,7 @@ def _show_best(comparison: Comparison, splits: Sequence[SplitReason]) -> None:
         click.echo(wrap_text(f"warning: {warning}"))
     if len(best.metrics.devices) == 1:
         hint = f": {suggest_split(splits)}" if splits else ""
-        click.echo(wrap_text(f"a single device is best here{hint}"))
+        click.echo(wrap_text(f"no plan of these strategies is better than a single device{hint}"))
 
 
 def show_device_shares(metrics: Metrics, platform: Platform) -> None:

@@ -33,6 +33,10 @@ _SHAPE_REMEDIES = {
 _DEFAULT_REMEDY = "add value_info to the model"
 
 
+class MissingPowersError(UsageError):
+    """Energy is to be minimized, and the platform states no powers of devices."""
+
+
 def make_problem(
     compilation: PipelineState, objective: str = "latency", cost: CostModel | None = None, target: Target | None = None
 ) -> Problem:
@@ -62,10 +66,10 @@ def on_platform(problem: Problem, platform: Platform, target: Target | None) -> 
 
 
 def check_powers(platform: Platform, objective: str) -> None:
-    """Raise UsageError if energy is to be minimized, and the platform states no powers of devices."""
+    """Raise MissingPowersError if energy is to be minimized, and the platform states no powers of devices."""
     # Without powers, the energies of all plans would be 0, and every plan would be the best one.
     if "energy" in objective_terms(objective) and not platform.has_powers:
-        raise UsageError(
+        raise MissingPowersError(
             f"objective {objective!r}: platform {platform.name!r} states no powers: add power_active and power_idle to "
             "its devices, or use another objective"
         )

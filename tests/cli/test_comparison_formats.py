@@ -122,3 +122,35 @@ def test_rows_without_any_plan_end_with_an_error(model: Path, capsys: pytest.Cap
     printed = capsys.readouterr()
     assert len(printed.out.splitlines()) == 3
     assert "compare: no strategy found a feasible plan: see the column error" in printed.err
+
+
+def test_platforms_of_one_name_are_shown_as_given(model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    slow = 'rpi4x2{bandwidth="10 Mbit/s"}'
+    line = ["compare", str(model), "--platform", slow, "--platform", "rpi4x2", "--strategies", "single", "--format"]
+    assert main([*line, "csv"]) == 0
+    assert [row["platform"] for row in csv.DictReader(capsys.readouterr().out.splitlines())] == [slow, "rpi4x2"]
+    assert main([*line, "json"]) == 0
+    assert [document["platform"] for document in json.loads(capsys.readouterr().out)] == [slow, "rpi4x2"]
+    assert main([*line, "table"]) == 0
+    assert f"{model} on {slow}\n" in capsys.readouterr().out
+
+
+def test_a_platform_without_powers_does_not_hide_the_other_results(
+    model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster = model.with_name("cluster.toml")
+    cluster.write_text(PLATFORM.replace("MEMORY", "1 GiB"))
+    line = ["compare", str(model), "--platform", str(cluster), "--platform", "rpi4x2", "--strategies", "single,dp"]
+    line += ["--objective", "energy", "--format"]
+    assert main([*line, "csv"]) == 1
+    printed = capsys.readouterr()
+    rows = list(csv.DictReader(printed.out.splitlines()))
+    assert ["states no powers" in row["error"] for row in rows] == [True, True, False, False]
+    assert [bool(row["value"]) for row in rows] == [False, False, True, True]
+    assert f"no strategy found a feasible plan for {model} on {cluster}: see the column error" in printed.err
+    assert main([*line, "table"]) == 1
+    printed = capsys.readouterr()
+    assert "the best by energy, single" in printed.out and printed.err.endswith(f"plan for {model} on {cluster}\n")
+    assert main([*line, "json"]) == 0
+    for document in json.loads(capsys.readouterr().out):
+        validate(document, "comparison", "the document")
