@@ -10,6 +10,8 @@ from pathlib import Path
 
 MAX_MESSAGE_CHARS = 1500
 """Number of characters above which the middle of an error or a warning is omitted."""
+ALLOW_MORE_TIME = "allow more time (--timeout; in Python: timeout)"
+"""Remedy in error messages if a time limit was too short."""
 
 
 class DicompilerError(Exception):

@@ -46,6 +46,7 @@ from dicompiler.target.run_records import (
     RunOptions,
     RunResult,
     default_in_flight,
+    describe_unfinished_run,
 )
 
 if TYPE_CHECKING:
@@ -641,6 +642,11 @@ class _RunRecorder:
         count = event.finished_frames if is_of_session else self._frame_count
         self.events.append(replace(event, at_s=time.perf_counter() - self._start, finished_frames=count))
 
+    @property
+    def finished_at(self) -> list[float]:
+        """For each finished frame of all artifacts, the time (of `time.perf_counter`) at which it was finished."""
+        return sorted(at for times in self._times.values() for at, _ in times)
+
     def frames_of(self, directory: Path) -> tuple[tuple[float, ...], float]:
         """Return the seconds of each frame of an artifact, and the seconds of all frames together.
 
@@ -665,7 +671,7 @@ def run_with_swaps(
         directory: Directory of the artifact with which the run starts.
         inputs: Arrays by the names of the graph inputs. Default: seeded random arrays.
         frames: Number of frames.
-        options: Options of the run.
+        options: Options of the run. `options.timeout_s` limits the whole run.
         adapt: When to search for another plan and to swap to it; None: never.
         follow: Whether `directory` is a symbolic link, and the session swaps when the link points to another artifact.
 
@@ -675,7 +681,7 @@ def run_with_swaps(
 
     Raises:
         DicompilerError: The directory is not a valid artifact, or the inputs do not fit the model.
-        RunError: A device failed; the message names it.
+        RunError: A device failed (the message names it), or the time was too short.
         UsageError: The artifact has states, or `directory` is not a symbolic link and `follow` is True.
     """
     from dicompiler.verify.run_inputs import prepare_inputs
@@ -691,17 +697,22 @@ def run_with_swaps(
 
     artifact, link = resolve_link(Path(directory), follow)
     frame = prepare_inputs(Model.load(artifact / REFERENCE_FILE), inputs)
-    options = replace(options, on_event=record)
+    options = replace(options, on_event=record, deadline=time.monotonic() + options.timeout_s)
     session: SwappableSession
-    if adapt is None:
-        session = SwappableSession(artifact, options, recorder.specialize, link)
-    else:
-        session = AdaptiveSession(artifact, options, adapt, recorder.specialize, link)
-    with session:
-        outputs = session.stream(itertools.repeat(frame, frames))
-        first = next(outputs)
-        for _ in outputs:
-            pass
+    try:
+        if adapt is None:
+            session = SwappableSession(artifact, options, recorder.specialize, link)
+        else:
+            session = AdaptiveSession(artifact, options, adapt, recorder.specialize, link)
+        with session:
+            outputs = session.stream(itertools.repeat(frame, frames))
+            first = next(outputs)
+            for _ in outputs:
+                pass
+    except RunError as error:
+        if cause := describe_unfinished_run(options, frames, recorder.finished_at):
+            raise RunError(f"{cause}; then: {error}") from error
+        raise
     last = session.swaps[-1].new if session.swaps else artifact
     frames_s, total_s = recorder.frames_of(last)
     events = tuple(recorder.events)

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
         RunEvent,
         SegmentCall,
         TimelineEntry,
+        describe_unfinished_run,
     )
 
 __all__ = [
@@ -88,6 +89,7 @@ __all__ = [
     "describe_artifact",
     "describe_missing_plan",
     "describe_transfer",
+    "describe_unfinished_run",
     "describe_value",
     "excluded_nodes",
     "file_digest",

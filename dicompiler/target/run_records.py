@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -9,7 +11,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import ALLOW_MORE_TIME, UsageError
 from dicompiler.base.units import format_seconds
 
 if TYPE_CHECKING:
@@ -329,6 +331,10 @@ MAX_IN_FLIGHT = 1024
 """Maximum number of frames in flight that targets accept."""
 
 
+MAX_PAUSE_SHARE = 0.25
+"""Share of a run's time limit. If a frame was finished in this last part of it, the run is slow, but not stuck."""
+
+
 def default_in_flight(devices: int) -> int:
     return min(IN_FLIGHT_PER_DEVICE * devices, MAX_IN_FLIGHT)
 
@@ -362,6 +368,8 @@ class RunOptions:
             (target `sockets`). The session may call it as late as in the next call of one of its own methods.
         copy_bytes_per_s: For `Target.install`: largest number of bytes that are sent to all hosts in a second, so that
             the frames of a running artifact are not delayed; 0 means no limit.
+        deadline: Time (of `time.monotonic`) by which a session must have ended, in addition to `timeout_s`. It limits a
+            run that uses several sessions one after another.
 
     Raises:
         UsageError: A value has a wrong type or is out of range.
@@ -383,6 +391,7 @@ class RunOptions:
     on_event: Callable[[RunEvent], None] | None = field(default=None, repr=False)
     on_frame: Callable[[FrameTimes], None] | None = field(default=None, repr=False)
     copy_bytes_per_s: float = 0.0
+    deadline: float = math.inf
 
     def __post_init__(self) -> None:
         for name in ("keys", "logs"):
@@ -402,6 +411,7 @@ class RunOptions:
             ("heartbeat_s", True, Real),
             ("timeout_s", False, Real),
             ("copy_bytes_per_s", False, Real),
+            ("deadline", False, Real),
         ):
             value = getattr(self, name)
             if not isinstance(value, kind) and not (is_optional and value is None):
@@ -449,6 +459,29 @@ class RunOptions:
         if self.in_flight > limit:
             raise UsageError(f"run: frames in flight must be 1 to {limit}, or 0 for the default, not {self.in_flight}")
         return self.in_flight or min(limit, default_in_flight(devices))
+
+
+def describe_unfinished_run(options: RunOptions, frame_count: int, finished_at: Sequence[float]) -> str:
+    """Return how many frames a run has finished if its time was too short, for an error message.
+
+    If a frame was finished shortly before the deadline, no device hangs: the run only needs more time. The error then
+    must not blame a device.
+
+    Args:
+        options: Options of the run, with its deadline.
+        frame_count: Number of frames of the run.
+        finished_at: For each finished frame, the time (of `time.perf_counter`) at which it was finished, in ascending
+            order.
+
+    Returns:
+        The message; empty if the deadline has not passed or no frame was finished shortly before it.
+    """
+    seconds = options.timeout_s
+    late_s = time.monotonic() - options.deadline
+    if late_s < 0 or not finished_at or time.perf_counter() - finished_at[-1] > late_s + MAX_PAUSE_SHARE * seconds:
+        return ""
+    count = len(finished_at)
+    return f"run: only {count} of {frame_count} frames were finished within {seconds:g} s: {ALLOW_MORE_TIME}"
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import onnxruntime as ort
 
-from dicompiler.base.errors import DicompilerError
+from dicompiler.base.errors import ALLOW_MORE_TIME, DicompilerError
 
 T = TypeVar("T")
 
@@ -95,7 +95,7 @@ def run_interruptibly(place: str, call: Callable[[ort.RunOptions], T]) -> T:
         ended.wait(GRACE_S)
     if is_late:
         raise DeadlineExceededError(
-            f"{scope}: {place}: not finished after {deadline.seconds:g} s in all: allow more time (--timeout)"
+            f"{scope}: {place}: not finished after {deadline.seconds:g} s in all: {ALLOW_MORE_TIME}"
         )
     if errors:
         raise errors[0]

@@ -423,6 +423,17 @@ def test_log_of_a_run_with_a_swap_describes_the_last_artifact(
         load_log(log, compiled, load_artifact(compiled))
 
 
+@pytest.mark.parametrize("adapt", [FAST, None])
+def test_timeout_limits_the_whole_run(compiled: Path, adapt: AdaptOptions | None) -> None:
+    started_at = time.monotonic()
+    text = (
+        r"run: only \d+ of 1000000 frames were finished within 4 s: allow more time \(--timeout; in Python: timeout\)"
+    )
+    with pytest.raises(RunError, match=f"^{text}; then: device '"):
+        run_with_swaps(compiled, frames=1_000_000, options=RunOptions(in_flight=2, timeout_s=4), adapt=adapt)
+    assert time.monotonic() - started_at < 30
+
+
 def test_rejects_invalid_options_and_states(compiled: Path, tmp_path: Path) -> None:
     for options, words in (
         ({"deviation": -1.0}, "deviation must be 0 or more, not -1.0"),

@@ -147,7 +147,8 @@ def test_first_failure_ends_the_others() -> None:
 
 def test_ends_work_that_takes_too_long() -> None:
     with pytest.raises(
-        RunError, match=r"device 'a' on pi@board: its host did not answer in time: allow more time \(--timeout\)"
+        RunError,
+        match=r"device 'a' on pi@board: its host did not answer in time: allow more time \(--timeout",
     ):
         calls(0.2).run(PLACE, "exec sleep 30", [])
 

@@ -137,22 +137,32 @@ def test_timeout_before_the_first_result_names_devices_that_have_not_finished(tm
     with pytest.raises(RunError) as raised:
         session.infer(made[2])
     reports = r"device 'b': device '.' reports: tensor '.*' did not arrive in time"
-    waits = r"('a', )?'b', 'c' did not finish frame 0 within 3 s: allow more time \(--timeout\)"
+    waits = r"('a', )?'b', 'c' did not finish frame 0 within 3 s: allow more time \(--timeout; in Python: timeout\)"
     assert re.fullmatch(f"{reports}; {waits}", str(raised.value)), raised.value
     assert pids(tmp_path) == {}
 
 
 def test_timeout_before_a_device_has_connected(tmp_path: Path) -> None:
     made = halo()
-    with pytest.raises(RunError, match=r"^device 'b': did not connect within 2 s: allow more time \(--timeout\)$"):
+    with pytest.raises(
+        RunError, match=r"^device 'b': did not connect within 2 s: allow more time \(--timeout; in Python: timeout\)$"
+    ):
         SocketsTarget().run(emit(made, tmp_path), [made[2]], RunOptions(timeout_s=2, start_manually=("b",)))
+
+
+def test_timeout_while_devices_connect_names_the_remedy(tmp_path: Path) -> None:
+    text = (
+        r"did not (connect|finish the start|become ready).* within 0.05 s.*: allow more time \(--timeout; in Python: "
+    )
+    with pytest.raises(RunError, match=text):
+        dicompiler.connect(emit(halo(), tmp_path), timeout=0.05)
 
 
 def test_timeout_of_a_run_that_makes_progress_states_the_finished_frames(tmp_path: Path) -> None:
     made = halo()
     run = Run(emit(made, tmp_path), made[2], 1_000_000, timeout=2.0)
     run.join(20)
-    text = r"run: only \d+ of 1000000 frames were finished within 2 s: allow more time \(--timeout\); then: device '"
+    text = r"run: only \d+ of 1000000 frames were finished within 2 s: allow more time \(.*\); then: device '"
     assert isinstance(run.outcome, RunError) and re.match(text, str(run.outcome))
     assert pids(tmp_path) == {}
 

@@ -141,6 +141,8 @@ def test_errors_match_device_process_and_end_session(tmp_path: Path) -> None:
 
 def test_stops_frame_after_timeout(tmp_path: Path) -> None:
     session, start = dicompiler.connect(compiled(COUNT, tmp_path / "a"), timeout=1), time.monotonic()
-    with pytest.raises(RunError, match=r"^device 'pi01': did not finish within 1 s: allow more time \(--timeout\)$"):
+    with pytest.raises(
+        RunError, match=r"^device 'pi01': did not finish within 1 s: allow more time \(--timeout; in Python: timeout\)$"
+    ):
         session.infer({"x": np.ones(1, np.float32)})
     assert 1 <= time.monotonic() - start < 6

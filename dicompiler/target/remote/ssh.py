@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 
 from dicompiler.base.captured_output import KEPT_BYTES, CapturedOutput
-from dicompiler.base.errors import DicompilerError, RunError, one_line
+from dicompiler.base.errors import ALLOW_MORE_TIME, DicompilerError, RunError, one_line
 from dicompiler.target.remote.hosts import DeviceLocation
 
 Item = TypeVar("Item")
@@ -376,7 +376,7 @@ class RemoteCommands:
         if exit_code == SSH_ERROR_EXIT_CODE:
             raise UnreachableHost(location, explain_failure(location, result.errors, self._file))
         if exit_code < 0:
-            raise RunError(f"{location.title}: its host did not answer in time: allow more time (--timeout)")
+            raise RunError(f"{location.title}: its host did not answer in time: {ALLOW_MORE_TIME}")
         if not marker:
             raise RunError(f"{location.title}: {_explain_missing_shell(location, result, self._file)}")
         return result

@@ -20,7 +20,7 @@ from typing import Any
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, RunResult, UsageError
 from dicompiler.plugin_api.artifacts import TimelineEntry
-from dicompiler.plugin_api.utilities import CapturedOutput, one_line
+from dicompiler.plugin_api.utilities import ALLOW_MORE_TIME, CapturedOutput, one_line
 from dicompiler_targets.mpi.artifact import DeliveredFrames, MpiArtifact
 from dicompiler_targets.mpi.host_monitor import FailedDevices
 
@@ -135,7 +135,7 @@ def run_mpirun(
         if failed:
             raise RankFailure(artifact, failed)
         if is_late and RANK_MESSAGE_PREFIX not in errors:
-            raise RunError(f"the ranks did not finish within {timeout:g} s: allow more time (--timeout)")
+            raise RunError(f"the ranks did not finish within {timeout:g} s: {ALLOW_MORE_TIME}")
         raise RunError(one_line(find_cause(artifact, errors, process.returncode)))
     start = text.find("{")
     try:

@@ -16,6 +16,7 @@ from typing import Any
 
 from dicompiler.plugin_api import RunError, RunOptions
 from dicompiler.plugin_api.artifacts import describe_missing_plan
+from dicompiler.plugin_api.utilities import ALLOW_MORE_TIME
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import DaemonConnector
 from dicompiler_targets.sockets.device_connections import (
@@ -234,6 +235,7 @@ class ClusterState:
                 self._acceptor.allow_again(process.device)
             elif process is not None:
                 self._messages.listen(process, self.loop)
+            self.set_awaited(waiting, deadline)
             self._handle_joining(lambda: True)
             self._fail_missing([name for name in waiting if self.processes[name].channel is None], late_at)
             self.check_time(deadline, waiting, "did not connect", self._acceptor.refusal_text)
@@ -245,6 +247,7 @@ class ClusterState:
         while (
             (waiting := [name for name in self.up if name not in ready]) or self._suspicions or self._failed_processes
         ):
+            self.set_awaited(waiting or self.up, deadline)
             self._handle_joining(lambda: False)
             self._fail_missing([name for name in waiting if name not in ready], late_at)
             self.check_time(deadline, waiting or self.up, "did not become ready for frames")
@@ -353,9 +356,10 @@ class ClusterState:
         """Return which devices have not finished their work if the deadline has passed; otherwise an empty text."""
         if time.monotonic() < self._deadline:
             return ""
-        work = f"frame {self.window.oldest}" if len(self.window) else "the run"
+        work = "the run" if self._has_joined else "the start"
+        work = f"frame {self.window.oldest}" if len(self.window) else work
         names = ", ".join(map(repr, self._awaited))
-        return f"; {names} did not finish {work} within {self._options.timeout_s:g} s: allow more time (--timeout)"
+        return f"; {names} did not finish {work} within {self._options.timeout_s:g} s: {ALLOW_MORE_TIME}"
 
     # -- failures of devices
 
@@ -570,4 +574,4 @@ class ClusterState:
 
 
 def timeout_error(title: str, options: RunOptions, cause: str = NOT_FINISHED, suffix: str = "") -> RunError:
-    return RunError(f"{title}: {cause} within {options.timeout_s:g} s{suffix}: allow more time (--timeout)")
+    return RunError(f"{title}: {cause} within {options.timeout_s:g} s{suffix}: {ALLOW_MORE_TIME}")

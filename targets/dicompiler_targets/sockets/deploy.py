@@ -220,7 +220,7 @@ def install(directory: Path, options: RunOptions) -> tuple[InstalledDevice, ...]
     assert options.hosts is not None
     bytes_per_s = options.copy_bytes_per_s / len(locations)
     seconds = options.timeout_s + (_longest_copy_bytes(copies) / bytes_per_s if bytes_per_s else 0.0)
-    commands = ssh.RemoteCommands(time.monotonic() + seconds, options.hosts.file)
+    commands = ssh.RemoteCommands(min(time.monotonic() + seconds, options.deadline), options.hosts.file)
     states, failed = dict[str, DeployedState](), dict[str, RunError]()
 
     def probe(name: str) -> None:

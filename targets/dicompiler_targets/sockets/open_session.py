@@ -10,13 +10,14 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import RunError, RunOptions, RunResult, Session
+from dicompiler.plugin_api.artifacts import describe_unfinished_run
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.daemon_client import DaemonConnector, ResidentCluster
 from dicompiler_targets.sockets.device_connections import StartDevice
@@ -95,10 +96,6 @@ def _needs_process(options: RunOptions) -> bool:
     return bool(o.keys or o.listen or o.start_manually or o.start_without or o.pin or o.emulation)
 
 
-MAX_PAUSE_SHARE = 0.25
-"""Share of a run's time limit. If a frame was finished in this last part of it, the run is slow, but not stuck."""
-
-
 def run_artifact(
     directory: Path,
     frames: Sequence[Mapping[str, NDArray[Any]]],
@@ -115,26 +112,21 @@ def run_artifact(
         artifact.check_inputs(inputs)
     outputs: list[dict[str, dict[str, Any]]] = []
     finished: list[InFlightFrame] = []
-    deadline, end = time.monotonic() + options.timeout_s, time.perf_counter() + options.timeout_s
+    deadline = min(options.deadline, time.monotonic() + options.timeout_s)
+    session_options = replace(access.options, deadline=deadline)
     try:
         with (
             access.explain_errors(),
-            ClusterSession(artifact, access.options, access.start, access.connector, deadline) as session,
+            ClusterSession(artifact, session_options, access.start, access.connector) as session,
         ):
             for frame, frame_outputs in session.stream_frames(frames):
                 finished.append(frame)
                 if options.kept_frames is None or len(outputs) < options.kept_frames:
                     outputs.append(frame_outputs)
     except RunError as error:
-        # If a frame was finished shortly before the timeout, no device hangs: the run only needs more time. The error
-        # then must not blame the device that it names.
-        made_progress = bool(finished) and finished[-1].finished_at > end - MAX_PAUSE_SHARE * options.timeout_s
-        if time.monotonic() < deadline or not made_progress:
-            raise
-        raise RunError(
-            f"run: only {len(finished)} of {len(frames)} frames were finished within {options.timeout_s:g} s: allow "
-            f"more time (--timeout); then: {error}"
-        ) from error
+        if cause := describe_unfinished_run(session_options, len(frames), [frame.finished_at for frame in finished]):
+            raise RunError(f"{cause}; then: {error}") from error
+        raise
     return RunResult(
         tuple(map(artifact.merge_outputs, outputs)),
         session.reports,

@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session, UsageError
 from dicompiler.plugin_api.artifacts import BoardState, FrameTimes, ReceivedBytes, RunEvent, describe_missing_plan
-from dicompiler.plugin_api.utilities import check_type, did_you_mean
+from dicompiler.plugin_api.utilities import ALLOW_MORE_TIME, check_type, did_you_mean
 from dicompiler_targets.sockets.artifact import Manifest, RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
 from dicompiler_targets.sockets.cluster_state import ClusterState
 from dicompiler_targets.sockets.daemon_client import DaemonConnector
@@ -238,15 +238,14 @@ class ClusterSession(Session):
         options: RunOptions,
         start: StartDevice | None = None,
         acceptor: RunAcceptor | DaemonConnector | None = None,
-        deadline: float | None = None,
     ) -> None:
         """Start the devices and wait until they are ready; raise RunError if a device does not start.
 
         `start` starts a device; by default, on this host. `acceptor` accepts the devices' connections; by default, at a
-        listening socket. `deadline` is the time (time.monotonic) by which the session must have ended.
+        listening socket.
         """
         options = options.with_heartbeat(default_heartbeat_s(artifact))
-        self.artifact, self.options, self._deadline = artifact, options, deadline
+        self.artifact, self.options = artifact, options
         self.in_flight = resolve_frames_in_flight(options, len(artifact.devices))
         self.reports: tuple[DeviceReport, ...] = ()
         self._event_log = EventLog(options.on_event)
@@ -386,7 +385,7 @@ class ClusterSession(Session):
                     process.popen.wait(seconds_left(deadline))
             except subprocess.TimeoutExpired:
                 cause = "its process did not end in time"
-                raise RunError(f"{process.title}: {cause}: allow more time (--timeout)") from None
+                raise RunError(f"{process.title}: {cause}: {ALLOW_MORE_TIME}") from None
         self.reports = tuple(
             cluster.processes[manifest["device"]].report or _empty_report(manifest)
             for manifest in self.artifact.manifests
@@ -395,8 +394,7 @@ class ClusterSession(Session):
     # -- sending and finishing frames
 
     def _new_deadline(self) -> float:
-        deadline = time.monotonic() + self.options.timeout_s
-        return deadline if self._deadline is None else min(deadline, self._deadline)
+        return min(time.monotonic() + self.options.timeout_s, self.options.deadline)
 
     def _is_full(self) -> bool:
         cluster = self._cluster

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from dicompiler.plugin_api import DeviceReport, DicompilerError, RunError, RunOptions, RunResult, UsageError
 from dicompiler.plugin_api.artifacts import check_files, load_artifact
-from dicompiler.plugin_api.utilities import load_json
+from dicompiler.plugin_api.utilities import ALLOW_MORE_TIME, load_json
 from dicompiler_targets.tflm.arena_size import RUNTIME_MODULE
 from dicompiler_targets.tflm.emit import MANIFEST_FILE, MANIFEST_FORMAT
 from dicompiler_targets.tflm.flatbuffer import import_optional
@@ -135,7 +135,7 @@ def _run_frame(
                 moved = True
                 if time.monotonic() > deadline:
                     raise RunError(
-                        f"device {device_state.name!r} did not finish within {timeout:g} s: allow more time (--timeout)"
+                        f"device {device_state.name!r} did not finish within {timeout:g} s: {ALLOW_MORE_TIME}"
                     )
         if not moved:
             waiting = next(
