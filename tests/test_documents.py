@@ -23,6 +23,7 @@ from support.building import environment
 from support.clone import install_clone, programs_of
 from support.console import blocks
 
+import dicompiler
 from dicompiler import networks
 from dicompiler.base import schema
 from dicompiler.base.schema import validate
@@ -255,6 +256,17 @@ def test_commands_of_the_camera_run(tmp_path: Path) -> None:
     wrong = [sys.executable, "camera.py", "build", "--input", "x", "--size", "1x1"]
     done = subprocess.run(wrong, cwd=tmp_path, env=environment(), input=bytes(3), capture_output=True, timeout=300)
     assert done.returncode == 1 and done.stderr.endswith(b"(known: input): give its name with --input\n")
+
+
+def test_camera_needs_the_name_of_one_of_several_outputs() -> None:
+    camera = runpy.run_path(str(console.DOCUMENT.parent / "examples" / "camera" / "camera.py"))
+    boxes, classes = np.zeros(4), np.ones(10)
+    outputs = {"boxes": boxes, "classes": classes}
+    assert camera["select_output"](outputs, "classes") is classes
+    assert camera["select_output"]({"classes": classes}, None) is classes
+    for name in (None, "class"):
+        with pytest.raises(dicompiler.DicompilerError, match="outputs are boxes, classes: give one with --output"):
+            camera["select_output"](outputs, name)
 
 
 @pytest.mark.parametrize("every", [True, False])

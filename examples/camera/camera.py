@@ -61,12 +61,22 @@ def pictures(stream: FileIO, height: int, width: int, every: bool) -> Iterator[t
         taken, raw = waiting.get()
 
 
+def select_output(outputs: dict[str, np.ndarray], name: str | None) -> np.ndarray:
+    """Return the output with this name; None means the only output."""
+    if name is None and len(outputs) == 1:
+        name = next(iter(outputs))
+    if name not in outputs:
+        raise dicompiler.DicompilerError(f"the network's outputs are {', '.join(outputs)}: give one with --output")
+    return outputs[name]
+
+
 def main() -> None:
     """Print number, class and age in milliseconds for each picture."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("directory", type=Path, help="the artifact of dicompiler compile")
     parser.add_argument("--size", default="224x224", help="height x width of a picture")
     parser.add_argument("--input", default="input", help="name of the network's input")
+    parser.add_argument("--output", help="name of the output with the classes, if the network has several outputs")
     parser.add_argument("--every", action="store_true", help="drop no picture")
     parser.add_argument("--in-flight", type=int, default=2, help="pictures in flight: fewer give newer results")
     options = parser.parse_args()
@@ -82,7 +92,7 @@ def main() -> None:
 
     with dicompiler.connect(options.directory, dicompiler.RunOptions(in_flight=options.in_flight)) as session:
         for number, outputs in enumerate(session.stream(frames())):
-            (scores,) = outputs.values()
+            scores = select_output(outputs, options.output)
             age_ms = 1000 * (time.monotonic() - in_flight.get())
             print(number, scores.argmax(), f"{age_ms:.0f} ms old", flush=True)
 
