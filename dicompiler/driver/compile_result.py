@@ -164,7 +164,14 @@ def summarize(compilation: PipelineState, decision: Decision, metrics: Metrics, 
         single_device_period_s=single.period_s,
         bottleneck=description,
         engines=dict(compilation.plan.engines),
-        advice=_suggest(bottleneck, decision, metrics, single, is_narrowed=bool(compilation.plan.wire_format.dtypes)),
+        advice=_suggest(
+            bottleneck,
+            decision,
+            metrics,
+            single,
+            is_narrowed=bool(compilation.plan.wire_format.dtypes),
+            has_states=compilation.layers is not None and bool(compilation.layers.states),
+        ),
     )
 
 
@@ -207,7 +214,14 @@ def _computing_count(metrics: Metrics) -> int:
     return sum(device.flops > 0 for device in metrics.devices)
 
 
-def _suggest(bottleneck: Bottleneck, decision: Decision, metrics: Metrics, single: Metrics, is_narrowed: bool) -> str:
+def _suggest(
+    bottleneck: Bottleneck,
+    decision: Decision,
+    metrics: Metrics,
+    single: Metrics,
+    is_narrowed: bool,
+    has_states: bool,
+) -> str:
     """Return advice on how to relieve the bottleneck.
 
     Args:
@@ -216,12 +230,14 @@ def _suggest(bottleneck: Bottleneck, decision: Decision, metrics: Metrics, singl
         metrics: Metrics of the plan.
         single: Metrics of the best single device.
         is_narrowed: Whether tensors are already sent in narrower types than their own.
+        has_states: Whether frames use outputs of earlier frames, so that devices cannot compute whole frames in turn.
     """
+    is_for_streams = speed_metric(decision.objective) == "period_s"
     if _computing_count(metrics) < 2:
-        return (
-            "more devices help if computing takes longer than sending: use a faster network, or send whole frames to "
-            "different devices in a stream (objective throughput)"
-        )
+        advice = "more devices help if computing takes longer than sending: use a faster network"
+        if is_for_streams or has_states:
+            return advice
+        return f"{advice}, or send whole frames to different devices in a stream (objective throughput)"
     if metrics.objective_value(decision.objective) > single.objective_value(decision.objective):
         return (
             f"one device is better for objective {decision.objective}: strategy auto chooses the best of all "
@@ -231,7 +247,7 @@ def _suggest(bottleneck: Bottleneck, decision: Decision, metrics: Metrics, singl
         return "add a device, or quantise the network to int8"
     if decision.objective == "communication":
         return "quantise the network to int8" if is_narrowed else "wire type float16, which halves the sent bytes"
-    stream = "" if speed_metric(decision.objective) == "period_s" else "; for a stream, objective throughput"
+    stream = "" if is_for_streams else "; for a stream, objective throughput"
     if bottleneck == "computing":
         return f"add a device, or use a faster one for {metrics.busiest_device.device}{stream}"
     if bottleneck == "messages":

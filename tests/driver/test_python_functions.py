@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import onnx
 import pytest
+from support.onnx_models import parsed
 
 import dicompiler
 from dicompiler.base.schema import validate
@@ -54,6 +55,18 @@ def test_advice_in_results_has_no_options_of_commands(place: Path) -> None:
             result = dicompiler.plan(place / "lenet.onnx", "rpi4x2", strategy, objective=objective, allow_worse=True)
             assert "--" not in result.summary.advice
             assert "dicompiler " not in result.summary.advice
+
+
+@pytest.mark.parametrize(
+    ("state", "objective", "has_advice"),
+    [((), "latency", True), ((), "throughput", False), ("x=y", "latency", False)],
+)
+def test_advice_names_replicas_only_if_they_are_new_and_possible(
+    state: str | tuple[str, ...], objective: str, has_advice: bool
+) -> None:
+    model = parsed('<ir_version: 8, opset_import: ["": 17]> g (float[1, 8] x) => (float[1, 8] y) { y = Relu (x) }')
+    result = dicompiler.plan(model, "rpi4x2", "single", objective=objective, state=state)
+    assert ("whole frames to different devices" in result.summary.advice) == has_advice
 
 
 def test_advice_for_objective_memory_is_about_memory(place: Path) -> None:
