@@ -128,8 +128,9 @@ def command(
     if remove:
         _remove_files(directory, options, as_json)
         return
+    directory, link = stream.resolve_link(directory)
     expected = stream.predict(directory, cost, options)
-    _copy_and_run(directory, stream, options, copy_only, resident, verify, cost, expected, as_json)
+    _copy_and_run(directory, link, stream, options, copy_only, resident, verify, cost, expected, as_json)
 
 
 def _stop_devices(directory: Path, options: RunOptions, as_json: bool) -> None:
@@ -160,6 +161,7 @@ def _remove_files(directory: Path, options: RunOptions, as_json: bool) -> None:
 
 def _copy_and_run(
     directory: Path,
+    link: Path | None,
     stream: StreamOptions,
     options: RunOptions,
     copy_only: bool,
@@ -182,9 +184,7 @@ def _copy_and_run(
 
     inputs = read_inputs(stream.inputs)
     with progress(f"{directory}: copying to the hosts"):
-        # The artifact's directory on a board has the same name as here. With --follow, `directory` is a symbolic link
-        # that may later point to another artifact, so the name of the directory to which it points is used.
-        installed = install(directory.resolve() if stream.follow else directory, options)
+        installed = install(directory, options)
     report: dict[str, Any] = {"installed": [dataclasses.asdict(device) for device in installed]}
     if not as_json:
         _show_installed(installed)
@@ -194,7 +194,7 @@ def _copy_and_run(
     if not copy_only:
         if verify:
             options = dataclasses.replace(options, kept_frames=len(load_plan(directory / PLAN_FILE).replica_roles))
-        last, result = stream.run(directory, inputs, options)
+        last, result = stream.run(directory, link, inputs, options)
         if last.resolve() != directory.resolve():
             directory, expected = last, stream.predict(last, cost, options)
         verification = verify_run(directory, result, inputs) if verify else Verification(())

@@ -421,13 +421,24 @@ class StreamOptions:
             remedy = f"give a name that ends in .npz, such as {self.outputs.with_suffix('.npz')}"
             raise UsageError(f"{self.outputs}: outputs are written as npz: {remedy}")
 
+    def resolve_link(self, directory: Path) -> tuple[Path, Path | None]:
+        """Return the artifact, and with --follow the symbolic link to it.
+
+        All steps of a command must use this artifact, because the link may change meanwhile.
+        """
+        if not self.follow:
+            return directory, None
+        from dicompiler.driver.swap import resolve_link
+
+        return resolve_link(directory, follow=True)
+
     def run(
-        self, directory: Path, inputs: dict[str, NDArray[Any]] | None, options: RunOptions
+        self, directory: Path, link: Path | None, inputs: dict[str, NDArray[Any]] | None, options: RunOptions
     ) -> tuple[Path, RunResult]:
         """Run the artifact with the same inputs for all frames, and keep only the outputs of `options.kept_frames`.
 
-        By default, only the first frame's outputs are kept. With --adapt or --follow, another artifact may replace the
-        running one (a swap).
+        By default, only the first frame's outputs are kept. With --adapt or a symbolic link to follow, another artifact
+        may replace the running one (a swap).
 
         Returns:
             The directory of the artifact that was used last, and the result of its frames.
@@ -440,11 +451,11 @@ class StreamOptions:
             self._log_if_unfinished(directory, options) as options,
             progress(f"{directory}: running {self.frames} frame{'' if self.frames == 1 else 's'}"),
         ):
-            if self.adapt or self.follow:
+            if self.adapt or link is not None:
                 from dicompiler.measure.adapt import AdaptOptions, run_with_swaps
 
                 adapt = AdaptOptions() if self.adapt else None
-                return run_with_swaps(directory, inputs, self.frames, options, adapt, self.follow)
+                return run_with_swaps(directory, inputs, self.frames, options, adapt, link)
             options = replace(options, kept_frames=options.kept_frames or 1)
             return directory, run(directory, inputs, self.frames, options=options)
 

@@ -137,8 +137,9 @@ class SwappableSession(Session):
         Raises:
             DicompilerError: The directory is not a valid artifact, or its target does not support sessions.
             RunError: A device cannot be started.
-            UsageError: Devices are to be started manually.
+            UsageError: Devices are to be started manually, or the artifact has states.
         """
+        refuse_states(directory)
         if options.start_manually:
             raise UsageError("swap: devices that you start yourself cannot be swapped: use connect")
         self.reports, self.swaps, self.events = (), [], []
@@ -251,7 +252,7 @@ class SwappableSession(Session):
         Raises:
             DicompilerError: The new artifact has other inputs, outputs or devices, or needs too much memory.
             RunError: A new device could not be started, or its outputs differ from those of onnxruntime.
-            UsageError: Another swap is under way, an artifact has states (outputs that are inputs of the next frame),
+            UsageError: Another swap is under way, the artifact has states (outputs that are inputs of the next frame),
                 or a swap with a pause is called inside a loop over `stream`.
         """
         check_type(directory, (str, Path), "swap: directory", "a path")
@@ -608,8 +609,8 @@ def connect_swappable(
     Raises:
         DicompilerError: The directory is not a valid artifact, or its target does not support sessions.
         RunError: A device cannot be started.
-        UsageError: An argument has the wrong type, devices are to be started manually, or `directory` is not a symbolic
-            link and `follow` is True.
+        UsageError: An argument has the wrong type, devices are to be started manually, the artifact has states (outputs
+            that are inputs of the next frame), or `directory` is not a symbolic link and `follow` is True.
     """
     check_type(directory, (str, Path), "connect_swappable: directory", "a path")
     artifact, link = resolve_link(Path(directory), follow)
@@ -634,12 +635,18 @@ def resolve_link(directory: Path, follow: bool) -> tuple[Path, Path | None]:
     return directory.resolve(), directory
 
 
+def refuse_states(directory: Path) -> None:
+    """Raise UsageError if an artifact has states (outputs that are inputs of the next frame)."""
+    if load_artifact(directory).get("states"):
+        raise UsageError(f"swap: {directory} keeps states between frames, which a swap would lose: use connect")
+
+
 def check_replacement(old: Path, new: Path, options: RunOptions) -> None:
     """Check that an artifact can replace another one in a session.
 
     Raises:
         DicompilerError: The new artifact has other inputs, outputs or devices.
-        UsageError: Both are the same artifact, have the same name on the boards, or one of them has states (outputs
+        UsageError: Both are the same artifact, have the same name on the boards, or the new one has states (outputs
             that are inputs of the next frame).
     """
     if old.resolve() == new.resolve():
@@ -649,11 +656,7 @@ def check_replacement(old: Path, new: Path, options: RunOptions) -> None:
             f"swap: {new} and {old} would have the same directory on the boards: rename the directory of one of them"
         )
     old_document, new_document = load_artifact(old), load_artifact(new)
-    for directory, document in ((old, old_document), (new, new_document)):
-        if document.get("states"):
-            raise UsageError(
-                f"swap: {directory} keeps states between frames, which a swap would lose: open a new session instead"
-            )
+    refuse_states(new)
     for kind in ("inputs", "outputs"):
         if difference := _first_difference(old_document[kind], new_document[kind]):
             raise DicompilerError(

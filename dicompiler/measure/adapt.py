@@ -30,14 +30,14 @@ from typing import TYPE_CHECKING, Any
 from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
 from dicompiler.base.objectives import describe_objective
 from dicompiler.driver.artifact import check_frame_count, reopen_artifact
-from dicompiler.driver.swap import LINK_SHARE, Swap, SwappableSession, resolve_link
+from dicompiler.driver.swap import LINK_SHARE, Swap, SwappableSession, refuse_states, resolve_link
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml
 from dicompiler.measure.adapt_search import SearchAnswer, SearchRequest, expected_seconds
 from dicompiler.measure.connection_speeds import ARROW, name_connection
 from dicompiler.measure.search_process import SearchProcess
 from dicompiler.target.client import Session, resolve_connect_options
-from dicompiler.target.manifest import PLATFORM_FILE, REFERENCE_FILE, load_artifact
+from dicompiler.target.manifest import PLATFORM_FILE, REFERENCE_FILE
 from dicompiler.target.remote.hosts import Hosts
 from dicompiler.target.run_records import (
     FrameTimes,
@@ -373,8 +373,7 @@ class AdaptiveSession(SwappableSession):
         self._first = directory
         # The lock keeps a search and the user from replacing the artifact at the same time.
         self._adapt_lock = threading.RLock()
-        if load_artifact(directory).get("states"):
-            raise UsageError(f"adapt: {directory} keeps states between frames, which a swap would lose: use connect")
+        refuse_states(directory)
         platform = Platform.load(directory / PLATFORM_FILE)
         self._platform = platform_to_toml(platform)
         self._in_flight = options.in_flight or default_in_flight(len(platform.devices))
@@ -663,7 +662,7 @@ def run_with_swaps(
     frames: int = 1,
     options: RunOptions | None = None,
     adapt: AdaptOptions | None = None,
-    follow: bool = False,
+    link: Path | None = None,
 ) -> tuple[Path, RunResult]:
     """Run an artifact in a session that can replace it by another one, and give every frame the same inputs.
 
@@ -673,7 +672,7 @@ def run_with_swaps(
         frames: Number of frames.
         options: Options of the run. `options.timeout_s` limits the whole run.
         adapt: When to search for another plan and to swap to it; None: never.
-        follow: Whether `directory` is a symbolic link, and the session swaps when the link points to another artifact.
+        link: A symbolic link. When it points to another artifact than `directory`, the session swaps to that.
 
     Returns:
         The last artifact, and a result with the outputs of the first frame, all events, and the times of the last
@@ -682,7 +681,7 @@ def run_with_swaps(
     Raises:
         DicompilerError: The directory is not a valid artifact, or the inputs do not fit the model.
         RunError: A device failed (the message names it), or the time was too short.
-        UsageError: The artifact has states, or `directory` is not a symbolic link and `follow` is True.
+        UsageError: The artifact has states.
     """
     from dicompiler.verify.run_inputs import prepare_inputs
 
@@ -695,7 +694,7 @@ def run_with_swaps(
         if on_event is not None:
             on_event(event)
 
-    artifact, link = resolve_link(Path(directory), follow)
+    artifact = Path(directory)
     frame = prepare_inputs(Model.load(artifact / REFERENCE_FILE), inputs)
     options = replace(options, on_event=record, deadline=time.monotonic() + options.timeout_s)
     session: SwappableSession

@@ -376,10 +376,11 @@ def test_rejects_artifacts_with_states(three: Path, tmp_path: Path) -> None:
         g (float[1, 2] x, float[1, 2] s) => (float[1, 2] y, float[1, 2] t) { t = Add (x, s)  y = Relu (t) }"""
     )
     dicompiler.compile(model, "rpi4x4", "single", state="s=t", output=tmp_path / "a")
-    with dicompiler.connect_swappable(tmp_path / "a") as session:
-        session.infer({"x": np.ones((1, 2), np.float32)})
-        with pytest.raises(UsageError, match=r"keeps states between frames, which a swap would lose"):
-            session.swap(three)
+    refusal = pytest.raises(UsageError, match=r"a keeps states between frames, which a swap would lose: use connect")
+    with refusal:
+        dicompiler.connect_swappable(tmp_path / "a")
+    with dicompiler.connect_swappable(three) as session, refusal:
+        session.swap(tmp_path / "a")
 
 
 @pytest.mark.parametrize("share", [0, 1.5])

@@ -695,3 +695,26 @@ def test_rejects_options_for_local_runs(compiled: Path, tmp_path: Path) -> None:
         install(compiled, RunOptions(hosts=Hosts.load(tmp_path / "hosts.toml"), pin=True))
     with pytest.raises(UsageError, match="no hosts: pass the file that describes the hosts"):
         install(compiled, RunOptions())
+
+
+def test_followed_link_that_changes_during_copying_starts_the_copied_artifact(
+    compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    link, used = tmp_path / "current", list[Path]()
+    link.symlink_to(compiled)
+
+    def copy_while_link_changes(directory: Path, _options: RunOptions) -> tuple[()]:
+        used.append(directory)
+        link.unlink()
+        link.symlink_to(tmp_path)
+        return ()
+
+    def run(directory: Path, *_: object) -> None:
+        used.append(directory)
+        raise RunError("stop")
+
+    monkeypatch.setattr("dicompiler.driver.artifact.install", copy_while_link_changes)
+    monkeypatch.setattr("dicompiler.measure.adapt.run_with_swaps", run)
+    (tmp_path / "hosts.toml").write_text('[[host]]\nname = "pi01"\nssh = "pi01"\n')
+    assert main(["deploy", str(link), "--hosts", str(tmp_path / "hosts.toml"), "--follow", "--json"]) == 1
+    assert used == [compiled, compiled]
