@@ -50,6 +50,16 @@ def test_exact_check_fails_for_wrong_role() -> None:
     assert not bad.passed and "replica 1: output" in bad.detail
 
 
+def test_equal_outputs_without_a_finite_value_prove_nothing() -> None:
+    for value in (np.nan, -np.inf):
+        reference = np.full(3, value, np.float32)
+        check = compare_value("y", reference, reference.copy())
+        assert check.passed and not check.applies and "prove nothing: give other inputs" in check.detail
+        assert not compare_value("y", reference, np.zeros(3, np.float32)).passed
+    assert compare_value("y", np.array([np.nan, 1]), np.array([np.nan, 1])).applies
+    assert compare_value("y", np.zeros(0), np.zeros(0)).applies
+
+
 @pytest.mark.parametrize(("dtype", "allowed"), [("float16", 2e-3), ("float32", 1e-5), ("float64", 1e-10)])
 def test_floats_may_differ_within_tolerance_of_largest(dtype: str, allowed: float) -> None:
     reference = np.array([0, 100, -1], dtype)
