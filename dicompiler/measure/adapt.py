@@ -131,6 +131,7 @@ class Adaptation:
         objective: The objective; empty if the search failed.
         swap: The change to that artifact; None if the gain was too small.
         error: Reason why the search or the swap failed; empty if it did not fail.
+        min_gain: The session swaps if the gain is above this fraction.
     """
 
     at_s: float
@@ -140,6 +141,7 @@ class Adaptation:
     objective: str = ""
     swap: Swap | None = None
     error: str = ""
+    min_gain: float = AdaptOptions.min_gain
 
     @property
     def message(self) -> str:
@@ -150,7 +152,7 @@ class Adaptation:
         gain = 1 - self.new_value / self.value if self.value else 0.0
         better = f"{gain:.0%} better ({describe_objective(self.objective)})"
         if self.swap is None:
-            return f"{seen}: no swap: the best plan is {better}, and min_gain requires more"
+            return f"{seen}: no swap: the best plan is {better}, and a swap needs more than {self.min_gain:.0%}"
         return f"{seen}: {self.swap.new} is predicted to be {better}, from frame {self.swap.first_frame} on"
 
 
@@ -472,7 +474,7 @@ class AdaptiveSession(SwappableSession):
     ) -> Adaptation:
         """Search for a better plan at the measured speeds, and swap to its artifact if the gain is large enough."""
         output = self._name_output()
-        adaptation = Adaptation(time.perf_counter() - self._opened_at, ratios)
+        adaptation = Adaptation(time.perf_counter() - self._opened_at, ratios, min_gain=self._adapt.min_gain)
         log.info("adapt: searching for another plan")
         try:
             answer = self._search.search(self._make_request(observation.directory, measured, output))

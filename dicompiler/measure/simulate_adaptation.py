@@ -75,7 +75,7 @@ def simulate_adaptation(
         candidates["new"] = plan_for(changed, None)
         values = {name: candidate.metrics.objective_value(objective) for name, candidate in candidates.items()}
         best = choose_best(values, "first")
-        adaptation = Adaptation(seen_s, ratios, values["current"], values[best], objective)
+        adaptation = Adaptation(seen_s, ratios, values["current"], values[best], objective, min_gain=adapt.min_gain)
         if candidates[best].plan == current.plan or 1 - values[best] / values["current"] <= adapt.min_gain:
             found.append(adaptation)
             continue
