@@ -161,7 +161,7 @@ _HINT_BY_MARKER_FILE = {
 
 
 def describe_wrong_path(path: str | Path, part: str = "") -> str:
-    """Return a hint for an error message if `path` is, or is in, a directory that dicompiler wrote; else "".
+    """Return a hint for an error message if `path` is a model, or is in a directory that dicompiler wrote; else "".
 
     An example of a hint is ": it is an artifact of …".
 
@@ -177,4 +177,9 @@ def describe_wrong_path(path: str | Path, part: str = "") -> str:
     for parent in place.parents[:2]:
         if (parent / "artifact.json").is_file():
             return f": it is part of the artifact {str(parent)!r}: give the path of the artifact"
+    if place.suffix == ".onnx" and place.is_file():
+        return (
+            f": it is a model: 'dicompiler compile {path} --platform rpi4x4 -o build' compiles it, and "
+            "'dicompiler run build' runs the artifact"
+        )
     return ""

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.cli.completion import complete_names
 from dicompiler.cli.options import (
     PATH,
@@ -96,6 +96,7 @@ def command(
     from dicompiler.cost.failure_timeline import parse_outage
     from dicompiler.target.run_records import default_in_flight
 
+    _refuse_artifact(request.model)
     check_output_file(trace)
     outages = [parse_outage(text) for text in failures]
     if outages and changes:
@@ -120,6 +121,14 @@ def command(
         finished_s = sorted(end for _, end in simulation.frames)
         click.echo()
         show_periods(finished_s, finished_s[-1])
+
+
+def _refuse_artifact(directory: Path) -> None:
+    if (directory / "artifact.json").is_file():
+        raise DicompilerError(
+            f"{directory}: it is an artifact of 'dicompiler compile': simulate its plan with 'dicompiler simulate "
+            f"{directory}/reference/model.onnx --platform {directory}/platform.toml --plan {directory}/plan.json'"
+        )
 
 
 def _compile_plan(request: CompileRequest, outages: Sequence[Outage]) -> CompileResult:

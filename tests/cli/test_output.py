@@ -172,7 +172,14 @@ def test_error_names_a_file_for_another_command(place: Path, capsys: pytest.Capt
         (("compile", str(model), "--platform", "rpi4x2", "--plan", str(net), "-o", "x"), "it is an artifact of"),
         (("run", str(net / "pi01")), f"it is part of the artifact {str(net)!r}: give the path of "),
         (("report", str(net / "pi01"), "-o", "x"), f"it is part of the artifact {str(net)!r}: give the path of "),
-        (("run", str(place / "lenet.onnx")), "not an artifact of dicompiler: compile a model into it first"),
+        (
+            ("run", str(place / "lenet.onnx")),
+            f"not an artifact of dicompiler: it is a model: 'dicompiler compile {place / 'lenet.onnx'} --platform ",
+        ),
+        (
+            ("simulate", str(net)),
+            f"'dicompiler simulate {model} --platform {net / 'platform.toml'} --plan {net / 'plan.json'}'",
+        ),
     ):
         assert main(arguments) == 1
         error = capsys.readouterr().err.splitlines()[-1]
