@@ -58,6 +58,12 @@ MIN_FRAMES_OF_REPLICA = 3
 """Least number of frames from which a median is computed, for each replica (copy of the plan on other devices)."""
 MIN_TIMED_BYTES = 65536
 """The speed of a connection is compared with its prediction after at least this number of bytes."""
+MIN_SENDING_SHARE = 0.25
+"""The speed of a connection is compared if its bytes take this fraction of the busiest device's computing, or more.
+
+Other connections hardly delay frames, and their speeds vary more. The seconds are the longer ones of the measured and
+the predicted seconds, so that slow connections are compared, and those that have been slow.
+"""
 MAX_NAMED_CONNECTIONS = 2
 CHECKS_PER_WINDOW = 4
 """The window of last frames is checked this number of times until all of its frames are new."""
@@ -289,13 +295,15 @@ class _Observation:
             for devices, received in times.received.items():
                 if (name := name_connection(*devices)) in timed and received.timed_bytes > 0:
                     timed[name].append(received)
-        sending = {
-            name: seconds
-            for name, received in timed.items()
-            if sum(part.timed_bytes for part in received) >= MIN_TIMED_BYTES
-            and (seconds := _median_seconds_per_byte(received)) > 0
-        }
-        return {**self._measure_computing(windows), **sending}
+        computing = self._measure_computing(windows)
+        min_s = MIN_SENDING_SHARE * max(computing.values(), default=0.0) * len(windows[0])
+        sending = {}
+        for name, parts in timed.items():
+            nbytes = sum(part.timed_bytes for part in parts)
+            seconds = _median_seconds_per_byte(parts) if nbytes >= MIN_TIMED_BYTES else 0.0
+            if seconds > 0 and nbytes * max(seconds, self.expected_s[name]) >= min_s:
+                sending[name] = seconds
+        return {**computing, **sending}
 
     def find_deviations(self, measured: Mapping[str, float], adapt: AdaptOptions) -> dict[str, float]:
         """Return measured / predicted seconds, by name, of the devices and connections that deviate too much.

@@ -19,8 +19,8 @@ from dicompiler.ir.platform import Platform
 
 ARROW = " → "
 """Separator of sender and receiver in the name of a connection (`pi01 → pi02`)."""
-MIN_MESSAGE_BYTES = 16384
-"""Connections with shorter messages on average are not compared, because little of their time is sending."""
+MIN_MESSAGE_S = 0.0005
+"""Connections with shorter messages (seconds on average) are not compared, because other delays are as long."""
 MAX_SIMULATED_FRAMES = 32
 MAX_CORRECTIONS = 5
 MAX_TIME_ERROR = 0.1
@@ -40,7 +40,7 @@ def predict_byte_seconds(workload: Workload, platform: Platform, in_flight: int)
         in_flight: Number of frames in flight. Their messages share the links.
 
     Returns:
-        The mean over all bytes, by connection name. Connections with short messages are omitted.
+        The mean over all bytes, by connection name. Connections with short messages (MIN_MESSAGE_S) are omitted.
     """
     replicas, names = workload.replicas, [device.device for device in workload.devices]
     rounds = math.ceil(min(2 * in_flight, MAX_SIMULATED_FRAMES) / len(replicas))
@@ -56,7 +56,7 @@ def predict_byte_seconds(workload: Workload, platform: Platform, in_flight: int)
     return {
         name: total / (rounds * nbytes[name])
         for name, total in seconds.items()
-        if nbytes[name] >= MIN_MESSAGE_BYTES * counts[name]
+        if total >= MIN_MESSAGE_S * rounds * counts[name]
     }
 
 

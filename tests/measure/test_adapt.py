@@ -370,6 +370,13 @@ def test_slow_connection_is_found_in_the_frames() -> None:
     assert checks[-1] == {"a → b": pytest.approx(3.0)}
 
 
+def test_connection_that_sends_little_starts_no_search() -> None:
+    """7 KB take 0.7 ms instead of 0.2 ms, but device b computes each frame for 40 ms."""
+    expected = {**EXPECTED, name_connection("a", "b"): 3e-8}
+    received = {("a", "b"): ReceivedBytes(9_000, 7_000, 7_000e-7)}
+    assert not any(observe(_Observation(Path("net"), expected, 1, 10), [FrameTimes(0.1, EXPECTED, 0, received)] * 50))
+
+
 def test_swap_by_the_user_changes_the_model_that_is_observed_and_searched(compiled: Path) -> None:
     """A search that began before the swap is discarded, because its artifact has the old model."""
     other = compiled.with_name("other")
