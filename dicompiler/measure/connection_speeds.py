@@ -130,7 +130,8 @@ class _BandwidthFit:
         while slower:
             # A slow host makes all of its connections slow. The most likely one has many slow connections that are not
             # yet explained, and few fast ones.
-            name = max(hosts, key=lambda name: 2 * len(connections[name] & slower) - len(connections[name]))
+            possible = [name for name in hosts if connections[name] & slower]
+            name = max(possible, key=lambda name: 2 * len(connections[name] & slower) - len(connections[name]))
             hosts[name] = self._scale_host(hosts[name], [self.ratios[found] for found in connections[name] & slower])
             slower -= connections[name]
         return replace(self.platform, hosts=tuple(hosts.values()))

@@ -77,3 +77,13 @@ def test_bandwidth_of_shared_medium_is_corrected_if_all_connections_differ() -> 
     slow = replace(stated, hosts=(replace(stated.hosts[0], bandwidth=50e6), *stated.hosts[1:]))
     assert fit_bandwidths(stated, stated, predict(slow), predict) == slow
     assert fit_bandwidths(stated, stated, {}, predict) == stated
+
+
+def test_single_slow_connection_lowers_the_bandwidth_of_one_of_its_hosts() -> None:
+    """pi02 and pi03 have many fast connections, and pi04 has a single one."""
+    pairs = [("pi01", "pi02"), ("pi02", "pi01"), ("pi01", "pi03"), ("pi03", "pi01"), ("pi02", "pi03"), ("pi03", "pi02")]
+    predicted = {name_connection(a, b): 1e-8 for a, b in (*pairs, ("pi04", "pi01"))}
+    measured = {**predicted, name_connection("pi03", "pi02"): 1.6e-8}
+    found = fit_bandwidths(STATED, STATED, measured, lambda _: predicted)
+    (changed,) = (host.name for host in found.hosts if host.bandwidth is not None)
+    assert changed in ("pi02", "pi03")
