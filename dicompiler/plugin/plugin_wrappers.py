@@ -39,7 +39,7 @@ from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.platform import Platform, PlatformFamily
 from dicompiler.ir.program import Program
-from dicompiler.ir.regions import Region, contains, full_region
+from dicompiler.ir.regions import Region, contains, full_region, is_empty
 from dicompiler.search.pareto_front import ParetoFront
 from dicompiler.target.engine import Engine, EngineFiles
 from dicompiler.target.manifest import ARTIFACT_FILE
@@ -96,11 +96,8 @@ class CallGuard:
         except BaseException as error:
             if not self.plugin or isinstance(error, KeyboardInterrupt | TerminationError):
                 raise
-            # Operator rules, cost models and platform families are called while other objects run, so the error names
-            # only the plugin.
-            culprit = name if self.kind in ("pass", "strategy", "target", "engine") else self.plugin
-            line = format_plugin_error(error, dict.fromkeys(self.packages, culprit))
-            raise PluginError(line or f"{culprit}: {describe_exception(error)}") from error
+            line = format_plugin_error(error, dict.fromkeys(self.packages, name))
+            raise PluginError(line or f"{name}: {describe_exception(error)}") from error
 
 
 def format_plugin_error(error: BaseException, packages: Mapping[str, str]) -> str | None:
@@ -317,6 +314,8 @@ def describe_piece_error(operation: Operation, region: Region, piece: Any) -> st
     """
     if not isinstance(piece, Piece):
         return f"returned {type(piece).__name__} instead of a Piece"
+    if cause := _describe_piece_type_error(operation, piece):
+        return cause
     output = full_region(operation.out_shape)
     if not _is_inside(region, piece.out) or not _is_inside(piece.out, output):
         return f"out is {piece.out}: it must contain the region {region} and lie in the output {output}"
@@ -328,7 +327,31 @@ def describe_piece_error(operation: Operation, region: Region, piece: Any) -> st
     for i, (need, whole) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
         if need is not None and (whole is None or not _is_inside(need, whole)):
             return f"needs[{i}] is {need}: it must lie in the input {whole}"
+        if need is not None and is_empty(need) and need != whole:
+            return f"needs[{i}] is {need}, which is empty: give None or a region that is not empty"
     return ""
+
+
+def _describe_piece_type_error(operation: Operation, piece: Piece) -> str:
+    """Return a description of a region or constant of a piece that has the wrong type; '' if there is none."""
+    if not isinstance(piece.needs, tuple):
+        return f"needs is {piece.needs!r}: expected a tuple of regions"
+    regions = {f"needs[{i}]": need for i, need in enumerate(piece.needs)}
+    for name, region in {"out": piece.out, "written_region": piece.written_region, **regions}.items():
+        if not _is_region(region) and (region is not None or name == "out"):
+            return f"{name} is {region!r}: expected a tuple with a pair of integers (start, stop) for each axis"
+    for i, constant in piece.constants.items():
+        if i not in range(len(operation.inputs)) or not isinstance(constant, np.ndarray):
+            return f"constants[{i!r}] is {constant!r}: expected an array for the index of an input"
+    return ""
+
+
+def _is_region(value: Any) -> bool:
+    intervals = value if isinstance(value, tuple) else (None,)
+    return all(
+        isinstance(interval, tuple) and len(interval) == 2 and all(isinstance(bound, Integral) for bound in interval)
+        for interval in intervals
+    )
 
 
 def _is_inside(inner: Any, outer: Any) -> bool:

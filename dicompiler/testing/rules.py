@@ -42,7 +42,6 @@ from dicompiler.plugin_api.onnx import ProgramExecutor, run_model
 from dicompiler.plugin_api.regions import (
     cuttable_axes,
     full_region,
-    is_empty,
     output_shape,
     reduction_length,
     region_shape,
@@ -277,8 +276,6 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
     for i, (need, whole) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
         is_same = not rule.is_elementwise or whole != full_output or need in (None, piece.out)
         require(is_same, f"{place}: needs[{i}] is {need}, not out, {piece.out}, although the rule is element-wise")
-        empty = need is not None and is_empty(need) and need != whole
-        require(not empty, f"{place}: needs[{i}] is {need}, which is empty: give None or a region that is not empty")
 
 
 def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:

@@ -127,7 +127,15 @@ def rule(operation, region, reduce):
         return Piece(region[:-1] + ((0, 1),), (region,))
     if alpha == 3.0:
         return Piece(region, (region[:-1] + ((0, 99),),))
-    return Piece(region, ())
+    if alpha == 4.0:
+        return Piece(region, ())
+    if alpha == 5.0:
+        return Piece(region, (region[:-1] + ((3, 3),),))
+    if alpha == 6.0:
+        return Piece(region, (list(region),))
+    if alpha == 7.0:
+        return Piece(tuple((float(start), float(stop)) for start, stop in region), (region,))
+    return Piece(region, (region,), constants={0: 1})
 
 def make(number):
     return helper({})
@@ -262,7 +270,7 @@ def test_error_during_a_run_names_the_target(
 @pytest.mark.parametrize(
     ("how", "cause"),
     [
-        ("raise", f"{PLUGIN}: KeyError: 'pi99' {PLACE}"),
+        ("raise", f"cost model 'bad-cost' {OF}: KeyError: 'pi99' {PLACE}"),
         ("negative", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes -1.0 s: give a number of at least 0"),
         ("nan", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes nan s: "),
         ("none", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes None s: "),
@@ -291,10 +299,14 @@ def test_error_names_the_pass(how: str, cause: str, fails: Callable[..., str]) -
 @pytest.mark.parametrize(
     ("alpha", "cause"),
     [
-        (1.0, f"{PLUGIN}: KeyError: 'pi99' {PLACE}"),
+        (1.0, f"rule 'com.microsoft::QuickGelu' of {PLUGIN}: KeyError: 'pi99' {PLACE}"),
         (2.0, f"{RULE}: out is ((0, 1), (0, 1)): "),
         (3.0, f"{RULE}: needs[0] is ((0, 1), (0, 99)"),
         (4.0, f"{RULE}: needs has 0 entries"),
+        (5.0, f"{RULE}: needs[0] is ((0, 1), (3, 3)), which is empty: give None or a region that is not empty"),
+        (6.0, f"{RULE}: needs[0] is [(0, 1), (0, 1)]: expected a tuple with a pair of integers (start, stop) for each"),
+        (7.0, f"{RULE}: out is ((0.0, 1.0), (0.0, 1.0)): expected a tuple with a pair of integers"),
+        (8.0, f"{RULE}: constants[0] is 1: expected an array for the index of an input"),
     ],
 )  # fmt: skip
 def test_error_names_the_rule(alpha: float, cause: str, fails: Callable[..., str]) -> None:
@@ -306,7 +318,7 @@ def test_error_names_the_rule(alpha: float, cause: str, fails: Callable[..., str
 
 def test_error_names_the_platform(fails: Callable[..., str]) -> None:
     error = fails(SOURCE, "compile lenet.onnx --platform badx2 --strategy single -o out")
-    assert error.startswith(f"{PLUGIN}: KeyError: 'pi99' {PLACE}")
+    assert error.startswith(f"platform 'badxN' of {PLUGIN}: KeyError: 'pi99' {PLACE}")
 
 
 @pytest.mark.parametrize(
@@ -322,7 +334,7 @@ def test_error_names_the_platform(fails: Callable[..., str]) -> None:
         ),
         (
             SOURCE + "\n@hookimpl\ndef dicompiler_passes():\n    raise ValueError('late')",
-            ": dicompiler_passes fails: ValueError: late (in dicompiler_passes, acme_bad.py:144)",
+            ": dicompiler_passes fails: ValueError: late (in dicompiler_passes, acme_bad.py:152)",
         ),
         (
             SOURCE.replace('name = "bad-pass"', 'name = "bad-pass"\n    requires = ("layer",)'),

@@ -114,7 +114,10 @@ def test_plugin_may_catch_its_own_exceptions() -> None:
     layers, devices = problem.layers, problem.platform.devices
     cost = plugins.make_entry(BAD, "cost_models", bad.Careful).value()
     assert cost.seconds_table(layers, layers.layers[0], [LayerShare()], devices).tolist() == [[1.0, 1.0]]
-    with pytest.raises(PluginError, match=r"^plugin 'bad' of acme-bad 1\.2: KeyError: 'lost' \(in broken, bad_plugins"):
+    with pytest.raises(
+        PluginError,
+        match=r"^cost model 'careful' of acme-bad 1\.2 \(plugin 'bad'\): KeyError: 'lost' \(in broken, bad_plugins",
+    ):
         cost.seconds(layers, layers.layers[0], LayerShare(), devices[0])
 
 
@@ -158,7 +161,9 @@ def test_functions_of_a_rule_name_the_plugin_and_can_be_pickled(function: str) -
     rule = plugins.make_entry(BAD, "operators", OperatorRule("Odd", bad.broken, reduction_length=bad.broken)).value
     again = pickle.loads(pickle.dumps(rule))
     assert again == rule
-    with pytest.raises(PluginError, match=r"^plugin 'bad' of acme-bad 1\.2: KeyError: 'lost' \(in broken, bad_plugins"):
+    with pytest.raises(
+        PluginError, match=r"^rule 'Odd' of plugin 'bad' of acme-bad 1\.2: KeyError: 'lost' \(in broken, bad_plugins"
+    ):
         getattr(again, function)(None, (), None)
 
 
