@@ -100,7 +100,8 @@ def test_commands_and_python_of_the_readme_and_the_guides_print_the_shown_output
     assert (tmp_path / "by-hand" / "artifact.json").is_file()
     assert (tmp_path / "report.html").is_file()
     check_plan_by_hand(tmp_path)
-    check_python_page(tmp_path)
+    (tmp_path / "python-page").mkdir()
+    check_python_page(tmp_path / "python-page")
     check_minimal_plugin(tmp_path)
     check_stream_page(tmp_path)
 
@@ -114,16 +115,21 @@ def check_plan_by_hand(walked: Path) -> None:
     assert len(written.layers) == 8
 
 
-def check_python_page(walked: Path) -> None:
-    """Run the Python of the page in the directory of its commands."""
+def check_python_page(directory: Path) -> None:
+    """Run the Python of the page in an empty directory."""
     first, other_functions, _ = blocks(PYTHON, "python")  # The third block is not run, because it needs boards.
-    _, counts, shape, *streamed = console.run_python(first, walked).splitlines()
+    times, counts, shape, *streamed = console.run_python(first, directory).splitlines()
+    split_s, single_device_s = map(float, times.split())
+    assert split_s < single_device_s
     assert len(set(counts.split())) == 1
-    assert shape == "(1, 10)"
+    assert shape == "(1, 1000)"
     assert len(streamed) == 10
     assert len(set(streamed)) == 1  # All frames of the stream are the same image.
-    assert [line.split()[0] for line in console.run_python(other_functions, walked).splitlines()] == ["single", "modnn"]
-    assert (walked / "tiled.onnx").is_file()
+    assert [line.split()[0] for line in console.run_python(other_functions, directory).splitlines()] == [
+        "single",
+        "modnn",
+    ]
+    assert (directory / "tiled.onnx").is_file()
 
 
 def check_minimal_plugin(walked: Path) -> None:
