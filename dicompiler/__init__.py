@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from dicompiler.measure.adapt import Adaptation, AdaptiveSession, AdaptOptions, connect_adaptive
     from dicompiler.measure.emulation.emulate import EmulationResult, emulate
     from dicompiler.target.client import Session, connect
-    from dicompiler.target.run_records import RunOptions
+    from dicompiler.target.run_records import FrameTimes, RunEvent, RunOptions, RunResult
     from dicompiler.verify.comparison import Verification
 
     __version__: str
@@ -45,10 +45,10 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptOptions", "Adaptation", "AdaptiveSession", "Comparison", "CompileOptions", "CompileResult",
     "CompileSummary", "Deployment", "DeviceTiming", "DicompilerError", "EmulationResult", "ExpectedTiming",
-    "MetricsServer", "Model", "Part", "PipelineState", "Plan", "Platform", "PluginError", "RunError", "RunOptions",
-    "RunTiming", "Session", "StrategyResult", "Swap", "SwappableSession", "UsageError", "Verification",
-    "__version__", "compare", "compile", "connect", "connect_adaptive", "connect_swappable", "deploy", "emulate",
-    "open_executor", "opt", "plan", "run", "write_report",
+    "FrameTimes", "MetricsServer", "Model", "Part", "PipelineState", "Plan", "Platform", "PluginError", "RunError",
+    "RunEvent", "RunOptions", "RunResult", "RunTiming", "Session", "StrategyResult", "Swap", "SwappableSession",
+    "UsageError", "Verification", "__version__", "compare", "compile", "connect", "connect_adaptive",
+    "connect_swappable", "deploy", "emulate", "open_executor", "opt", "plan", "run", "write_report",
 ]  # fmt: skip
 
 # If type checkers saw `__getattr__`, they would accept every name as an attribute of this module.

@@ -13,6 +13,7 @@ import pytest
 from support import acme_pages, api_pages
 from support.public_api import PUBLIC
 
+import dicompiler
 from dicompiler import testing
 from dicompiler.plugin import hookspecs
 from dicompiler.plugin.plugin_kinds import PLUGIN_KINDS
@@ -61,6 +62,14 @@ def test_api_pages_list_the_current_names(page: Path) -> None:
     assert api_pages.update(text) == text, "run `python tests/support/api_pages.py`"
     assert text.count("\n- `") >= 10
     assert "GenericAlias" not in text
+
+
+def test_python_page_lists_attributes_and_records_of_sessions() -> None:
+    text = (api_pages.REFERENCE / "python.md").read_text(encoding="utf-8")
+    for name in ("events: list[RunEvent]", "swaps: list[Swap]", "adaptations: list[Adaptation]"):
+        assert f"    - `{name}`: " in text
+    for name in ("RunResult", "RunEvent", "FrameTimes"):
+        assert getattr(dicompiler, name).__name__ == name and f"- `{name}(" in text
 
 
 def test_api_pages_list_each_public_module() -> None:

@@ -19,6 +19,8 @@ from support.public_api import format_signature, format_type_alias, is_field, is
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 PAGES = (REFERENCE / "python.md", *sorted((REFERENCE / "plugin-api").glob("*.md")))
 BLOCK = re.compile(r"(<!-- all of (\S+) -->\n).*?(<!-- end of \2 -->)", re.DOTALL)
+ATTRIBUTES = re.compile(r"^Attributes:\n((?:(?: {4}.*)?\n?)+)", re.MULTILINE)
+ATTRIBUTE = re.compile(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", re.MULTILINE)
 RAISES = re.compile(r"^Raises:\n((?:(?: {4}.*)?\n?)+)", re.MULTILINE)
 ERROR = re.compile(r"^ {4}(\w+):", re.MULTILINE)
 HINT = "`help(NAME)` in Python prints the complete description of a name."
@@ -56,9 +58,20 @@ def _format_name(name: str, value: Any) -> Iterator[str]:
     else:
         yield f"- {_describe(name, value)}"
     if inspect.isclass(value):
+        yield from _format_attributes(value)
         for member, attribute in sorted(vars(value).items()):
             if not member.startswith("_") and not is_field(value, member):
                 yield f"    - {_describe(member, unwrap(attribute))}"
+
+
+def _format_attributes(cls: type) -> Iterator[str]:
+    """Yield a list item for each annotated attribute of a class that its signature does not include."""
+    section = ATTRIBUTES.search(inspect.getdoc(cls) or "")
+    summaries = dict(ATTRIBUTE.findall(section[1])) if section else {}
+    for member, annotation in sorted(inspect.get_annotations(cls).items()):
+        if not (member.startswith("_") or member in vars(cls) or is_field(cls, member)):
+            summary = " ".join(summaries.get(member, "").split())
+            yield f"    - `{member}: {annotation}`" + (f": {summary}" if summary else "")
 
 
 def _describe(name: str, value: Any) -> str:
