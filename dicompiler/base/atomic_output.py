@@ -20,6 +20,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.base.termination import signal_deferral
 
 TRACKED_LIST_NAME = ".outputs"
 """File in an output directory that lists the generated files: one relative path per line, the main file first."""
@@ -59,7 +60,9 @@ def atomic_file(path: Path, cannot: str = "it cannot be written") -> Iterator[Pa
         stage = scratch / "new" / place.name
         yield stage
         if not _has_same_bytes(stage, place):
-            os.replace(stage, place)
+            with signal_deferral:
+                os.replace(stage, place)
+                signal_deferral.note_commit()
 
 
 def is_special_file(path: Path) -> bool:
@@ -154,7 +157,8 @@ def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
     with _os_errors_as_ours(output), _scratch_directory(place.absolute()) as scratch:
         stage = scratch / "new"
         stage.mkdir()
-        yield stage
+        with _commits_ignored():
+            yield stage
         files, _ = _relative_entries(stage)
         names = [main_file, *sorted(files - {main_file})]
         (stage / TRACKED_LIST_NAME).write_bytes(b"".join(os.fsencode(f"{name}\n") for name in names))
@@ -164,21 +168,41 @@ def atomic_directory(output: Path, main_file: str, kind: str) -> Iterator[Path]:
             return
         with _replacement_lock(place):
             _check_replaceable(output, main_file, kind)
-            if _carry_over(place, stage, names) and not _swap_directories(stage, place):
-                place.rename(scratch / "old")
-                stage.rename(place)
+            if _carry_over(place, stage, names):
+                _replace_directory(place, stage, scratch / "old")
+
+
+@contextmanager
+def _commits_ignored() -> Iterator[None]:
+    """Do not take the files that the block writes to a scratch directory for outputs of the command."""
+    is_commit_last, signal_deferral.is_commit_last = signal_deferral.is_commit_last, False
+    try:
+        yield
+    finally:
+        signal_deferral.is_commit_last = is_commit_last
+
+
+def _replace_directory(place: Path, stage: Path, old: Path) -> None:
+    """Rename the directory `stage` to `place`. The previous directory gets the path `stage` or `old`."""
+    with signal_deferral:
+        if not _swap_directories(stage, place):
+            place.rename(old)
+            stage.rename(place)
+        signal_deferral.note_commit()
 
 
 def _move_to_free_path(stage: Path, place: Path) -> bool:
     """Rename the directory `stage` to `place`; return False if `place` exists, even if it was created just now."""
     if place.exists():
         return False
-    try:
-        stage.rename(place)
-    except OSError as error:
-        if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
-            return False
-        raise
+    with signal_deferral:
+        try:
+            stage.rename(place)
+        except OSError as error:
+            if error.errno in (errno.ENOTEMPTY, errno.EEXIST):
+                return False
+            raise
+        signal_deferral.note_commit()
     return True
 
 
@@ -219,8 +243,10 @@ def _scratch_directory(place: Path) -> Iterator[Path]:
     Scratch directories that killed processes left behind are removed first. Their owner mark (a file) is not locked.
     """
     _remove_abandoned(place)
-    scratch = Path(tempfile.mkdtemp(prefix=f".{place.name[:_MAX_NAME_CHARS]}.", dir=place.parent))
+    scratch = None
     try:
+        with signal_deferral:
+            scratch = Path(tempfile.mkdtemp(prefix=f".{place.name[:_MAX_NAME_CHARS]}.", dir=place.parent))
         with (scratch / "unlocked").open("wb") as file:
             # This process keeps the owner mark locked, so that others do not remove the directory. If the file system
             # does not support locks, the directory gets no owner mark.
@@ -231,7 +257,9 @@ def _scratch_directory(place: Path) -> Iterator[Path]:
                 (scratch / "unlocked").rename(scratch / OWNER_MARK_NAME)
             yield scratch
     finally:
-        _remove_scratch(scratch)
+        if scratch is not None:
+            with signal_deferral:
+                _remove_scratch(scratch)
 
 
 def _remove_scratch(scratch: Path) -> None:

@@ -8,6 +8,7 @@ import click
 
 from dicompiler.base.atomic_output import check_writable
 from dicompiler.base.errors import UsageError
+from dicompiler.base.termination import signal_deferral
 from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, print_paths
 from dicompiler.cli.options import (
     PATH,
@@ -96,6 +97,7 @@ def command(
     check_writable(output)
     plugins = make_plugins(strategy="fit" if fit else strategy, cost=options.cost, target=options.target)
     depfile_rule = building.depfile_rule([output / ARTIFACT_FILE], request, plugins.values())
+    signal_deferral.is_commit_last = True
     with open_executor(executor) as workers, progress(f"compiling {request.model.name}"):
         result = request.compile(**plugins, output=output, executor=workers)
     depfile_rule.write()

@@ -1,7 +1,8 @@
 """Ctrl-C, SIGTERM and SIGHUP in the command line: one line on stderr, and exit code 130, 143 or 129.
 
 Before a command starts and after it ends, a signal ends the process at once. While a command runs, an interrupt raises
-KeyboardInterrupt and the other signals raise TerminationError, so that the command can clean up.
+KeyboardInterrupt and the other signals raise TerminationError, so that the command can clean up. Signals wait while
+the command replaces an output or removes temporary files (`signal_deferral`).
 
 The module imports almost nothing, so that the handler is installed early. Until then, Ctrl-C prints a traceback.
 """
@@ -13,7 +14,7 @@ import _thread
 import os
 import time
 
-from dicompiler.base.termination import TerminationError
+from dicompiler.base.termination import TerminationError, signal_deferral
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class InterruptHandler:
 
     def begin_command(self) -> None:
         """Let Ctrl-C raise KeyboardInterrupt from now on, instead of ending the process at once."""
+        signal_deferral.reset()
         self._is_in_command = True
 
     def end_command(self, is_finished: bool) -> None:
@@ -66,13 +68,25 @@ class InterruptHandler:
         Raises:
             KeyboardInterrupt: The command is finished, but Ctrl-C was pressed during an import and is still delayed.
         """
+        if is_finished and signal_deferral.is_active:
+            self._ignore_signals()
+            return
         # Read `_retries` first: as soon as `_is_in_command` is False, the signal handler may set it to 0.
         is_delayed = self._retries > 0
         self._is_in_command = False
         if is_finished and is_delayed:
             raise KeyboardInterrupt
 
+    def _ignore_signals(self) -> None:
+        # The outputs are written, so the exit code must be 0. Python restores the default actions of signals while it
+        # exits, except of those that are ignored.
+        for number in (_signal.SIGINT, *_TERMINATION_SIGNALS):
+            if _signal.getsignal(number) == self._handle:
+                _signal.signal(number, _signal.SIG_IGN)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if signal_deferral.postpone(number):
+            return
         is_interrupt = number == _signal.SIGINT
         if not self._is_in_command:
             # Ignore a delayed interrupt after the end of the command, which has already printed its error.

@@ -11,6 +11,7 @@ import click
 
 from dicompiler.base.atomic_output import is_special_file
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.termination import signal_deferral
 from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, print_paths
 from dicompiler.cli.completion import complete_name_list
 from dicompiler.cli.options import (
@@ -128,6 +129,7 @@ def command(
             _show_times(times.rows)
     if statistics:
         _show_statistics(counts.rows)
+    signal_deferral.is_commit_last = True
     written = _write_outputs(result, output, save_plan)
     rule.write()
     if as_json:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from dicompiler.base.termination import signal_deferral
 from dicompiler.cli.build_system_options import BuildSystemOptions, build_system_options, print_paths
 from dicompiler.cli.options import (
     CompileRequest,
@@ -56,6 +57,7 @@ def command(request: CompileRequest, building: BuildSystemOptions, as_json: bool
     with progress(f"planning {request.model.name}"):
         result = request.compile(**parts)
     assert result.plan is not None
+    signal_deferral.is_commit_last = True
     write_text(output, plan_to_text(result.plan))
     rule.write()
     if building.print_outputs:

@@ -86,11 +86,85 @@ def test_interrupt_at_any_moment_is_one_line(count: int, arguments: list[str], a
         shutil.rmtree(artifact / "other")
     events = int(errors.split()[-1])
     for moment in (1, *(events * step // count for step in range(1, count)), events):
-        check_interrupted(start(moment, artifact, *arguments))
-        # If the interrupt came after the output was complete, the output exists as a whole.
-        if (artifact / "other").exists():
+        process = start(moment, artifact, *arguments)
+        # From the moment at which the output exists, the command ignores the interrupt.
+        if names and process.wait(600) == 0:
             assert {path.name for path in (artifact / "other").iterdir()} == names
             shutil.rmtree(artifact / "other")
+        else:
+            check_interrupted(process)
+            assert not (artifact / "other").exists()
+
+
+# This program runs the console script, and sends itself a signal after a call of the function `sys.argv[2]`.
+SIGNALLED = """
+import atexit, importlib, os, sys
+number, place, sys.argv[:] = int(sys.argv[1]), sys.argv[2], ["dicompiler", *sys.argv[3:]]
+from dicompiler.cli import main
+if place == "exit":
+    atexit.register(os.kill, os.getpid(), number)
+else:
+    module, _, name = place.rpartition(".")
+    module = importlib.import_module(module)
+    function = getattr(module, name)
+    def signalled(*arguments, **options):
+        result = function(*arguments, **options)
+        # These functions are also called for other files, such as temporary ones.
+        if name not in ("replace", "mkdtemp") or "plan.json" in str(arguments) or ".out." in str(options):
+            os.kill(os.getpid(), number)
+        return result
+    setattr(module, name, signalled)
+sys.exit(main())
+"""
+COMPILE = ["compile", "tiny.onnx", "--platform", "rpi4x2", "--strategy", "modnn", "-o", "out", "--depfile", "out.d"]
+PLAN = ["plan", "tiny.onnx", "--platform", "rpi4x2", "--strategy", "single", "-o", "plan.json", "--depfile", "plan.d"]
+ATOMIC_OUTPUT = "dicompiler.base.atomic_output"
+
+
+def run_signalled(number: int, place: str, directory: Path, arguments: list[str]) -> int:
+    """Run a command that sends itself the signal `number` at `place`. Return its exit code."""
+    onnx.save(networks.build("tiny"), directory / "tiny.onnx")
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED, str(int(number)), place, *arguments],
+        cwd=directory,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        timeout=600,
+    )
+    return done.returncode
+
+
+@pytest.mark.parametrize(
+    ("number", "place"),
+    [
+        (signal.SIGINT, f"{ATOMIC_OUTPUT}._swap_directories"),
+        (signal.SIGTERM, f"{ATOMIC_OUTPUT}._swap_directories"),
+        (signal.SIGTERM, "dicompiler.cli.compile_output.show_compilation"),
+        (signal.SIGINT, "exit"),
+    ],
+)
+def test_signal_after_the_output_was_replaced_is_ignored(
+    number: int, place: str, artifact: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(artifact / "build", tmp_path / "out")
+    assert run_signalled(number, place, tmp_path, COMPILE) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.onnx", "out", "out.d"}
+    assert (tmp_path / "out" / "plan.json").read_bytes() != (artifact / "build" / "plan.json").read_bytes()
+
+
+def test_signal_after_a_plan_was_written_is_ignored(tmp_path: Path) -> None:
+    assert run_signalled(signal.SIGTERM, "os.replace", tmp_path, PLAN) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.onnx", "plan.json", "plan.d"}
+
+
+@pytest.mark.parametrize("function", ["_carry_over", "tempfile.mkdtemp"])
+def test_signal_before_the_output_is_replaced_changes_nothing(function: str, artifact: Path, tmp_path: Path) -> None:
+    shutil.copytree(artifact / "build", tmp_path / "out")
+    before = (tmp_path / "out" / "artifact.json").read_bytes()
+    place = function if "." in function else f"{ATOMIC_OUTPUT}.{function}"
+    assert run_signalled(signal.SIGTERM, place, tmp_path, COMPILE) == 143
+    assert {path.name for path in tmp_path.iterdir()} == {"tiny.onnx", "out"}
+    assert (tmp_path / "out" / "artifact.json").read_bytes() == before
 
 
 def test_a_delayed_interrupt_after_the_end_of_the_command_adds_no_second_line() -> None:

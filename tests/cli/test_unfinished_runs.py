@@ -130,7 +130,10 @@ def test_run_without_finished_frames_writes_no_log(
     threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         stream.run(artifact, None, RunOptions(start_manually=("pi02",)))
-    assert caplog.messages[-1] == f"{tmp_path}/run.json: no log is written: no frame was finished"
+    assert (
+        caplog.messages[-1]
+        == f"{tmp_path}/run.json: no log is written: target 'sockets' has reported no finished frame"
+    )
     assert not list(tmp_path.iterdir())
 
 

@@ -320,6 +320,14 @@ def test_wrong_number_of_ranks_and_wrong_options_are_one_line(package: Path, tmp
     assert done.stderr.splitlines() == ["dicompiler: 2 ranks were started, this program has 1: use mpirun -n 1"]
 
 
+@pytest.mark.parametrize("name", ["main.cc", "runtime/options.cc", "runtime/options.hpp", "CMakeLists.txt"])
+def test_a_changed_source_is_built_before_the_program_starts(name: str, package: Path, tmp_path: Path) -> None:
+    copy = shutil.copytree(package, tmp_path / "package")
+    (copy / name).write_text("not C++ and not CMake")
+    done = call(copy, "--help")
+    assert done.returncode != 0 and "rror" in done.stderr
+
+
 def test_help_starts_nothing_on_other_hosts(package: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(package, tmp_path / "package")
     (copy / "hostfile").write_text("nowhere.invalid slots=1\n")

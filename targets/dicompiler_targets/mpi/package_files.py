@@ -34,7 +34,7 @@ for tool in cmake mpirun; do
     exit 1
   }
 done
-if [ ! -x build/program ] || [ main.cc -nt build/program ]; then
+if [ ! -x build/program ] || [ "$(find main.cc CMakeLists.txt runtime -newer build/program)" ]; then
   { cmake -S . -B build && cmake --build build; } >&2
 fi
 if [ "${1:-}" = build ]; then exit 0; fi
