@@ -35,7 +35,8 @@ for tool in cmake mpirun; do
   }
 done
 if [ ! -x build/program ] || [ "$(find main.cc CMakeLists.txt runtime -newer build/program)" ]; then
-  { cmake -S . -B build && cmake --build build; } >&2
+  cmake -S . -B build >&2
+  cmake --build build >&2
 fi
 if [ "${1:-}" = build ]; then exit 0; fi
 if [ "$help" ]; then exec build/program --help; fi
