@@ -70,7 +70,7 @@ class BuildSystemOptions:
             The rule. Its method `write` does nothing if no depfile was requested.
 
         Raises:
-            UsageError: The options exclude each other, or an output is also an input.
+            UsageError: The options exclude each other, an output is also an input, or a depfile cannot name the model.
             DicompilerError: An output cannot be written, or the model cannot be read.
         """
         plugins = tuple(plugins)
@@ -85,6 +85,8 @@ class BuildSystemOptions:
                 raise UsageError("--depfile-empty-rules needs --depfile")
             _check_no_input_is_overwritten(outputs, rule)
             return rule
+        if request.model.is_fifo():
+            raise UsageError("--depfile needs the names of files: give a file instead of a pipe")
         check_output_file(self.depfile)
         refuse_overwriting(self.depfile, outputs)
         _check_no_input_is_overwritten((*outputs, self.depfile), rule)

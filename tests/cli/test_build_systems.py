@@ -33,6 +33,17 @@ class TestOutputs:
         assert paths == [f"net/{name}" for name in tracked_files(place / "net")]
         assert json.loads(dicompiler(place, *line, "--json"))["outputs"] == paths
 
+    def test_model_can_come_from_a_pipe(self, tmp_path: Path) -> None:
+        onnx.save(networks.build("tiny"), tmp_path / "net.onnx")
+        start = f"cat net.onnx | {sys.executable} -m dicompiler compile /dev/stdin {' '.join(SPLIT)} -o net"
+        for _ in range(2):  # The second call checks that the existing output is not an input.
+            run(tmp_path, "sh", "-c", start)
+        written = {path.name: path.read_bytes() for path in (tmp_path / "net").rglob("plan.json")}
+        dicompiler(tmp_path, "compile", "net.onnx", *SPLIT, "-o", "net")
+        assert written == {"plan.json": (tmp_path / "net" / "plan.json").read_bytes()}
+        errors = run(tmp_path, "sh", "-c", f"{start} --depfile net.d", code=2)
+        assert "--depfile needs the names of files: give a file instead of a pipe" in errors
+
     def test_so_are_those_of_plan_and_opt(self, place: Path) -> None:
         line = ("plan", "net.onnx", *SPLIT, "-o", "plan.json")
         assert dicompiler(place, *line, "--print-outputs") == "plan.json\n"

@@ -156,9 +156,13 @@ def _map_external_data(
 def external_files(path: Path) -> tuple[Path, ...]:
     """Return the files with external data of a model, in the order in which the model names them.
 
+    A pipe is not read, because it can be read only once, and it has no directory with external data.
+
     Raises:
         DicompilerError: The model cannot be read, or a file is missing or outside of the model's directory.
     """
+    if path.is_fifo():
+        return ()
     skeleton, _ = read_skeleton(map_file(path, "the model"), str(path))
     files: dict[Path, None] = {}
     for tensor in (*skeleton.graph.initializer, *_inner_tensors(skeleton)):

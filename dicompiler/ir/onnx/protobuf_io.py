@@ -41,6 +41,8 @@ def map_file(path: Path, description: str) -> memoryview:
     """Return a read-only view of a file. `description` is the word for it in error messages, such as "the model"."""
     try:
         with path.open("rb") as file:
+            if path.is_fifo():  # A pipe cannot be mapped, and its size is 0.
+                return memoryview(file.read())
             if path.stat().st_size == 0:
                 return memoryview(b"")
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
