@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +28,9 @@ from dicompiler.cli.options import (
 from dicompiler.target.run_records import RunOptions
 
 if TYPE_CHECKING:
-    from dicompiler.measure.tune import Runner, Tuning
+    from dicompiler.measure.tune import Runner, Trial, Tuning
+
+log = logging.getLogger("dicompiler")
 
 
 @click.command("tune")
@@ -139,6 +142,11 @@ def _show_tuning(tuning: Tuning, output: Path, as_json: bool) -> None:
 
     assert tuning.best is not None
     best = tuning.trials[tuning.best]
+    if best.state == "disturbed":
+        log.warning(
+            f"tune: trial {best.directory}, the fastest plan, was disturbed: the times of its frames differ by "
+            f"{best.spread:.0%}: end other programs on the boards, or measure more frames (--frames)"
+        )
     artifact = output / best.directory / ARTIFACT_DIRECTORY
     outputs = [str(output / PLAN_FILE), str(output / PLATFORM_FILE), str(artifact)]
     if as_json:
@@ -148,9 +156,15 @@ def _show_tuning(tuning: Tuning, output: Path, as_json: bool) -> None:
     rows = [
         (trial.directory, trial.strategy, format_seconds(trial.predicted_s),
          trial.error if trial.state == "failed" else format_seconds(trial.measured_s), f"{trial.spread:.0%}",
-         "fastest" if trial is best else trial.state)
+         _describe_state(trial, trial is best))
         for trial in tuning.trials
     ]  # fmt: skip
     print_table(("trial", "strategy", "predicted", "measured", "spread", "state"), rows, right=(2, 3, 4))
     click.echo(f"\n{tuning.reason}")
     click.echo("written: " + " ".join(outputs))
+
+
+def _describe_state(trial: Trial, is_fastest: bool) -> str:
+    if not is_fastest:
+        return trial.state
+    return "fastest" if trial.state == "measured" else f"fastest, {trial.state}"

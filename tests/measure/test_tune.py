@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -16,12 +17,13 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cli.command_line import main
+from dicompiler.cli.tune import _show_tuning
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform, platform_to_toml
 from dicompiler.measure.emulation.trial_runs import make_emulated_runner
-from dicompiler.measure.tune import Runner, TuneOptions, Tuning, tune
+from dicompiler.measure.tune import Runner, Trial, TuneOptions, Tuning, tune
 from dicompiler.target.run_records import RunOptions
 
 STRATEGIES = ("single", "modnn", "dp")
@@ -125,6 +127,21 @@ def test_command_prints_all_trials(tmp_path: Path, capsys: pytest.CaptureFixture
     assert main([*emulated, "-o", str(tmp_path / "out"), "--json"]) == 0
     validate({"tune": json.loads(capsys.readouterr().out)}, "results", "tune --json")
     assert "fastest" in printed and "single" in printed and f"written: {tmp_path / 'out' / 'plan.json'}" in printed
+
+
+def test_fastest_plan_of_a_disturbed_run_is_marked(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # `main` stops the propagation of records, which caplog needs.
+    monkeypatch.setattr(logging.getLogger("dicompiler"), "propagate", True)
+    trials = (Trial("01", "single", "disturbed", 1e-3, 2e-3, 0.4), Trial("02", "dp", "failed", 1e-3, error="no board"))
+    with caplog.at_level(logging.WARNING, "dicompiler"):
+        _show_tuning(Tuning(GUESS, trials, reason="the budget is over"), tmp_path, as_json=False)
+    assert "40%  fastest, disturbed\n" in capsys.readouterr().out
+    assert "tune: trial 01, the fastest plan, was disturbed: the times of its frames differ by 40%" in caplog.text
 
 
 @pytest.mark.parametrize(
