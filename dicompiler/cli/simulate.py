@@ -60,8 +60,8 @@ if TYPE_CHECKING:
     metavar="DEVICE@2.5s[-6s]",
     multiple=True,
     help="Let this device fail at the first time, and return at the second time, if there is one. The stream continues "
-    "with the failure plans of --plan or --tolerate-failures, whose default is the number of devices that fail. Can be "
-    "repeated.",
+    "with the failure plans of --plan or --tolerate-failures. Without --plan, the default of --tolerate-failures is "
+    "the number of devices that fail. Can be repeated.",
 )
 @slow_option(help=SLOW_HELP + "Prints the time between frames. Can be repeated.")
 @click.option(

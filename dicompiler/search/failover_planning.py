@@ -217,12 +217,16 @@ class _FailurePlanner:
         for names, role in ((plan.source, "source"), (plan.sink, "sink")):
             remaining = tuple(name for name in names if name not in failed)
             if not remaining and not can_move:
-                was_given = self.problem.platform.device(names[0]).can_compute
-                reason = f"was given as the {role}" if was_given else f"is the {role} and has no compute"
+                reason = self._describe_fixed_end(names[0], role)
                 self.uncovered_reasons.setdefault(names[0], f"{names[0]} {reason}")
                 return None
             ends.append(remaining or next((d.name,) for d in computing if d.name not in failed))
         return ends[0], ends[1]
+
+    def _describe_fixed_end(self, device: str, role: str) -> str:
+        if not self.problem.platform.device(device).can_compute:
+            return f"is the {role} and has no compute"
+        return f"is the {role} in the given plan" if self.is_plan_fixed else f"was given as the {role}"
 
     def describe_uncovered(self) -> str:
         return "; ".join(self.uncovered_reasons.values())

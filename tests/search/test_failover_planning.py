@@ -131,7 +131,7 @@ def test_source_and_sink_move_to_the_first_remaining_device() -> None:
     [
         (("a",), (), False, "a is the source and has no compute"),
         ((), ("a",), False, "a was given as the source"),
-        ((), (), True, "a was given as the source"),
+        ((), (), True, "a is the source in the given plan"),
     ],
 )
 def test_given_source_and_sink_stay_with_a_warning(
