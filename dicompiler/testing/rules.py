@@ -18,6 +18,7 @@ import onnx
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
+from dicompiler.base.errors import check_type
 from dicompiler.partition.segmentation import build_program
 from dicompiler.plugin.plugin_wrappers import (
     describe_op_cost_error,
@@ -74,6 +75,9 @@ class RuleCase:
         shape: Shape of the output; needed only if onnx cannot infer it. The default for a custom domain is the shape
             that a run of the node returns.
         domain: The operator's domain; '' is the standard domain.
+
+    Raises:
+        UsageError: `values` is not a tuple of arrays.
     """
 
     op: str
@@ -85,6 +89,11 @@ class RuleCase:
     extra_outputs: tuple[str, ...] = ()
     shape: tuple[int, ...] | None = None
     domain: str = ""
+
+    def __post_init__(self) -> None:
+        check_type(self.values, (tuple, list), "RuleCase: values", "a tuple of arrays")
+        for i, value in enumerate(self.values):
+            check_type(value, (np.ndarray, np.generic, type(None)), f"RuleCase: values[{i}]", "an array or None")
 
     def model(self) -> Model:
         """Return a model that consists of the node.

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import onnx
 
-from dicompiler.driver.prepare import load_problem
+from dicompiler.base.objectives import objective_terms
+from dicompiler.driver.prepare import load_problem, resolve_platform
 from dicompiler.ir.cluster import NetworkKind
 from dicompiler.networks import build
 from dicompiler.networks.weights import make_weight
@@ -122,20 +123,26 @@ def default_platforms() -> tuple[Platform, ...]:
 
 def samples(
     networks: Sequence[str | Path | onnx.ModelProto] = NETWORKS,
-    platforms: Sequence[Platform] | None = None,
+    platforms: Sequence[str | Path | Platform] | None = None,
     objectives: Sequence[str] | None = None,
 ) -> Iterator[Sample]:
     """Yield every network on every platform for every objective.
 
     Args:
         networks: Names such as "lenet" (those that `build_network` accepts), paths of ONNX files, or models.
-        platforms: The platforms. Default: `default_platforms()`.
+        platforms: Platforms, names of built-in platforms such as "rpi4x4", or paths of TOML files. Default:
+            `default_platforms()`.
         objectives: The objectives. Default: all, but the objective energy only for platforms that state powers.
 
     Yields:
         The samples.
+
+    Raises:
+        UsageError: A platform or an objective is unknown.
     """
-    chosen = default_platforms() if platforms is None else platforms
+    chosen = default_platforms() if platforms is None else [resolve_platform(platform) for platform in platforms]
+    for objective in objectives or ():
+        objective_terms(objective)
     for i, source in enumerate(networks):
         name, model = _name_and_model(source, i)
         for platform in chosen:

@@ -480,6 +480,19 @@ def test_it_needs_no_test_framework() -> None:
     assert done.stdout == "set()\n"
 
 
+def test_samples_accept_names_of_platforms_and_refuse_unknown_objectives() -> None:
+    assert [str(sample) for sample in samples(["lenet"], ["rpi4x2"], ["latency"])] == ["lenet on rpi4x2 for latency"]
+    with pytest.raises(UsageError, match=r"unknown objective 'latancy' \(did you mean 'latency'"):
+        next(samples(["lenet"], objectives=["latancy"]))
+
+
+def test_a_rule_case_refuses_values_that_are_not_a_tuple_of_arrays() -> None:
+    with pytest.raises(UsageError, match=r"RuleCase: values must be a tuple of arrays, not .*ndarray"):
+        RuleCase("Relu", np.zeros((1, 4), np.float32))  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"RuleCase: values\[0\] must be an array or None, not 3"):
+        RuleCase("Relu", (3,))  # type: ignore[arg-type]
+
+
 def test_samples_are_the_same_each_time() -> None:
     assert build_network("branches") == build_network("branches")
     assert [str(s) for s in samples()] == [str(s) for s in samples()]
