@@ -39,6 +39,8 @@ def objective_terms(text: str) -> Mapping[str, float]:
         if name not in OBJECTIVES and weight.strip() in OBJECTIVES:
             before, after = weight.strip(), name
             raise UsageError(f"objective {text!r}: the weight comes first: write {after}*{before}")
+        if (names := [part.strip() for part in name.split(",")])[1:] and set(names) <= set(OBJECTIVES):
+            raise UsageError(f"objective {text!r}: a sum is written with '+': write {'+'.join(names)}")
         if name not in OBJECTIVES:
             raise UsageError(f"unknown objective {name!r}{did_you_mean(name, OBJECTIVES)}")
         if name in weights:

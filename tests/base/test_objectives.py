@@ -36,6 +36,8 @@ def test_weights_round_trip_in_order(weights: dict[str, float]) -> None:
         ("", "unknown objective ''"),
         ("latency+", "unknown objective ''"),
         ("latency+2", "unknown objective '2'"),
+        ("latency,energy", "a sum is written with '+': write latency+energy"),
+        ("latency, energy,memory", "write latency+energy+memory"),
         ("latency+energi", "(did you mean 'energy'?)"),
         ("latency+energy+2*latency", "latency appears twice"),
         ("*energy", "weight '' is not a number above 0"),
