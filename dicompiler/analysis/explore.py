@@ -17,6 +17,7 @@ from typing import Any
 from dicompiler.base.atomic_output import atomic_directory, check_output_directory
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.base.option_specs import Spec, options_of, parse_spec
+from dicompiler.base.schema import load_json
 from dicompiler.cost.cost_model import CostModel
 from dicompiler.driver.compile_options import DEFAULT_COST_MODEL, DEFAULT_TARGET
 from dicompiler.driver.prepare import load_problem
@@ -73,7 +74,7 @@ def explore(
 
     Raises:
         DicompilerError: The model cannot be explored. Nothing is written.
-        UsageError: An argument is not valid. Nothing is written.
+        UsageError: An argument is not valid, or `output` has the front of another network. Nothing is written.
     """
     explorer: Strategy = registry().resolve("strategies", strategy)
     if output is not None:
@@ -91,11 +92,21 @@ def explore(
     )
     problem = replace(problem, executor=executor)
     assert problem.model is not None
-    front = _with_model_digest(explorer.front(problem, progress), problem.model.digest())
+    digest = problem.model.digest()
+    if output is not None:
+        _check_earlier_front(Path(output), digest)
+    front = _with_model_digest(explorer.front(problem, progress), digest)
     front = _drop_unknown_energy(front)
     if output is not None:
         write_front(front, problem.platform, Path(output))
     return front
+
+
+def _check_earlier_front(output: Path, digest: str) -> None:
+    """Raise UsageError if `output` has the front of a model with another digest."""
+    path = output / FRONT_FILE
+    if path.is_file() and load_json(path).get("model_digest", digest) != digest:
+        raise UsageError(f"explore: {output}: it has the front of another network: remove it, or use another directory")
 
 
 def override_options(text: str, options: Mapping[str, str | tuple[str, ...]]) -> str:

@@ -109,6 +109,16 @@ def test_replaces_earlier_front_unless_the_exploration_fails(model: Path, tmp_pa
     assert files(output) == after
 
 
+def test_keeps_the_front_of_another_network(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    output, other = tmp_path / "front", tmp_path / "lenet.onnx"
+    onnx.save(build("lenet"), other)
+    explore(other, "rpi4x3", "modnn", output=output)
+    before = files(output)
+    assert run(model, output) == 2
+    assert "it has the front of another network" in capsys.readouterr().err
+    assert files(output) == before
+
+
 def test_strategy_with_one_plan_gives_one_point(model: Path) -> None:
     front = explore(model, "rpi4x2", "modnn")
     (point,) = front.points
