@@ -31,7 +31,8 @@ def endless(tmp_path: Path) -> Path:
 def test_timeout_stops_verification_and_names_level_and_cause(endless: Path) -> None:
     line = failed(1, "verify", endless, "--timeout", "2")
     assert line == (
-        "dicompiler: error: verify: exact: the whole model: not finished after 2 s in all: allow more time (--timeout)"
+        "dicompiler: error: verify: exact: the whole model: not finished after 2 s in all: allow more time (--timeout; "
+        "in Python: timeout)"
     )
 
 
