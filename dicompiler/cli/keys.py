@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import click
@@ -17,8 +18,7 @@ from dicompiler.target.remote import DEFAULT_VALIDITY_DAYS, MAX_VALIDITY_DAYS
     "--days",
     metavar="N",
     type=click.IntRange(1, MAX_VALIDITY_DAYS),
-    default=DEFAULT_VALIDITY_DAYS,
-    help=f"Make certificates valid for N days. Default: {DEFAULT_VALIDITY_DAYS}.",
+    help=f"Make new certificates valid for N days. Default: {DEFAULT_VALIDITY_DAYS}.",
 )
 @click.option("--renew", is_flag=True, help="Create all keys again; the old ones are no longer accepted.")
 @click.option(
@@ -29,7 +29,7 @@ from dicompiler.target.remote import DEFAULT_VALIDITY_DAYS, MAX_VALIDITY_DAYS
 )
 @json_option
 def command(
-    directory: Path, output: Path | None, days: int, renew: bool, revoke: tuple[str, ...], as_json: bool
+    directory: Path, output: Path | None, days: int | None, renew: bool, revoke: tuple[str, ...], as_json: bool
 ) -> None:
     """Create the TLS keys of an artifact's devices.
 
@@ -45,7 +45,11 @@ def command(
 
     document = load_artifact(directory)
     place = output if output is not None else directory.absolute().with_name(f"{directory.absolute().name}.keys")
-    written = make_keys(document["devices"], place, days, renew, revoke)
+    written = make_keys(document["devices"], place, days or DEFAULT_VALIDITY_DAYS, renew, revoke)
+    if days is not None and not written:
+        logging.getLogger("dicompiler").warning(
+            "--days: all keys exist, and none is new: create them again with --renew"
+        )
     warn_of_expiry(place)
     if as_json:
         print_json({"keys": str(place), "created": list(written), "revoked": list(revoke)})

@@ -55,4 +55,5 @@ def test_days_are_limited_and_expiry_is_reported(tmp_path: Path) -> None:
     assert re.match(near, command("run", str(directory), *keys).stderr)
     (tmp_path / "hosts.toml").write_text("")
     assert re.match(near, command("deploy", str(directory), "--hosts", str(tmp_path / "hosts.toml"), *keys).stderr)
+    assert "--days: all keys exist, and none is new: " in command("keys", str(directory), "--days", "400").stderr
     assert command("keys", str(directory), "--renew", "--days", "36500").stderr == ""
