@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self, get_args, get_type_hints
 
 from dicompiler.base.addresses import is_ip_address, join_address, split_address
-from dicompiler.base.errors import RunError, UsageError
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.target.remote import COORDINATOR_DIRECTORY
 from dicompiler.target.run_records import BoardState, FrameTimes, RunEvent
 
@@ -54,8 +54,9 @@ class MetricsServer:
 
         Raises:
             RunError: The address cannot be used, for example because another program uses the port.
-            UsageError: The address is invalid, or the keys cannot be used. Or other hosts can reach the address, and
-                neither `keys` nor `insecure` is given.
+            DicompilerError: The keys cannot be used.
+            UsageError: The address is invalid. Or other hosts can reach the address, and neither `keys` nor `insecure`
+                is given.
         """
         try:
             host, port = split_address(address)
@@ -233,7 +234,7 @@ def _load_keys(keys: Path) -> ssl.SSLContext:
         for name in ("ca.pem", "crl.pem"):
             context.load_verify_locations(directory / name)
     except OSError as error:  # Invalid keys raise ssl.SSLError, which is a subclass of OSError.
-        raise UsageError(
+        raise DicompilerError(
             f"metrics: the keys in {directory} cannot be used ({error.strerror or error}): create them with "
             "'dicompiler keys'"
         ) from None

@@ -55,7 +55,6 @@ class TestCommandLines:
                 "run: --quiet hides the commands that --start-manually prints: omit",
             ),
             ("run a --listen pi01:port", "run: 'pi01:port' is not an address: expected HOST or HOST:PORT"),
-            ("run a --keys none", "run: keys: none/coordinator/ca.pem is missing: create keys with 'dicompiler keys'"),
             ("deploy a --hosts no --stop --frames 3 --log x", "--stop runs nothing: remove --frames and --log"),
             ("deploy a --hosts no --remove --cost roofline", "deploy: --remove runs nothing: remove --cost"),
             ("deploy a --hosts no --copy-only --in-flight 2", "deploy: --copy-only runs nothing: remove --in-flight"),

@@ -16,7 +16,7 @@ from support.running import pids, wait_until
 from support.swapping import compile_times, frame, frames
 
 import dicompiler
-from dicompiler.base.errors import RunError, UsageError
+from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.cli.command_line import main
 from dicompiler.driver.metrics_server import MetricsServer
 from dicompiler.target.run_records import BoardState, FrameTimes, ReceivedBytes, RunOptions
@@ -99,7 +99,7 @@ def test_other_hosts_need_a_certificate_of_the_cluster(tmp_path: Path) -> None:
                 fetch(owner)
     with MetricsServer("127.0.0.1:0", keys=keys) as metrics:
         assert value(read(metrics), "dicompiler_devices_down") == 0
-    with pytest.raises(UsageError, match=r"metrics: the keys in .*coordinator cannot be used .*'dicompiler keys'"):
+    with pytest.raises(DicompilerError, match=r"metrics: the keys in .*coordinator cannot be used .*'dicompiler keys'"):
         MetricsServer("0.0.0.0:0", keys=tmp_path)
 
 

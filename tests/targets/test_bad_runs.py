@@ -140,7 +140,7 @@ def test_reports_wrong_expired_or_missing_certificate(
 
 
 def test_reports_missing_coordinator_keys(artifact: Path, tmp_path: Path, failing: Failing) -> None:
-    line = failing.refused(2, "run", artifact, "--keys", tmp_path / "none", "--outputs", tmp_path / "y.npz")
+    line = failing.refused(1, "run", artifact, "--keys", tmp_path / "none", "--outputs", tmp_path / "y.npz")
     assert line == f"run: keys: {tmp_path / 'none'}/coordinator/ca.pem is missing: create keys with 'dicompiler keys'"
 
 

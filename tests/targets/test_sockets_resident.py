@@ -36,6 +36,7 @@ from dicompiler_targets.sockets.daemon_client import DaemonConnector, ResidentCl
 from dicompiler_targets.sockets.runtime import STATE_DIRECTORY
 from dicompiler_targets.sockets.runtime.daemon import MAX_LOG_BYTES
 from dicompiler_targets.sockets.runtime.handshake import TOKEN_VARIABLE
+from dicompiler_targets.sockets.runtime.transport import VERIFICATION_ERRORS, CertificateError
 from dicompiler_targets.sockets.session import ClusterSession
 from dicompiler_targets.sockets.target import SocketsTarget
 
@@ -223,3 +224,12 @@ def test_status_is_watched_until_interrupt(tmp_path: Path) -> None:
         assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\n", lines[0])
         both = subprocess.run([*command, "--watch", "1", "--json"], env=env, capture_output=True, text=True)
         assert both.returncode == 2 and "--watch shows a table: omit --json" in both.stderr
+
+
+def test_errors_of_devices_have_one_remedy_with_a_whole_command(tmp_path: Path) -> None:
+    cluster = ResidentCluster(tmp_path / "net", "", {})
+    refused = cluster.describe_error(CertificateError(VERIFICATION_ERRORS[23]))
+    assert refused.count("'dicompiler ") == 1 and "'dicompiler keys DIR --revoke DEVICE --renew'" in refused
+    assert cluster.describe_error(ConnectionRefusedError(111, "Connection refused")) == (
+        f"Connection refused: start the device again ('dicompiler deploy {tmp_path / 'net'} --hosts HOSTS --resident')"
+    )

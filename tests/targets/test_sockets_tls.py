@@ -24,7 +24,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, load_pem_priv
 from support.handmade import halo, partial
 from support.running import control, emit, pids, wait_until
 
-from dicompiler.base.errors import DicompilerError, RunError, UsageError
+from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.target.remote import certificates
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunOptions
@@ -369,7 +369,7 @@ def test_reports_port_in_use(tmp_path: Path) -> None:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         with pytest.raises(RunError, match=rf"^{address}: cannot listen there: the port is in use: end"):
             SocketsTarget().run(directory, [partial()[2]], RunOptions(timeout_s=20, listen=address))
-    with pytest.raises(UsageError, match=r"^run: keys: .*coordinator/ca\.pem is missing"):
+    with pytest.raises(DicompilerError, match=r"^run: keys: .*coordinator/ca\.pem is missing"):
         SocketsTarget().run(directory, [partial()[2]], RunOptions(timeout_s=20, keys=tmp_path))
 
 

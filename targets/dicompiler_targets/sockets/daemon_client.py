@@ -21,7 +21,7 @@ from dicompiler.plugin_api import DicompilerError, RunError, RunOptions, UsageEr
 from dicompiler.plugin_api.artifacts import DeviceStatus
 from dicompiler.plugin_api.utilities import one_line, resolve_host
 from dicompiler_targets.sockets.artifact import Manifest, SocketsArtifact
-from dicompiler_targets.sockets.device_connections import DeviceProcess, read_status
+from dicompiler_targets.sockets.device_connections import DeviceProcess, load_coordinator_keys, read_status
 from dicompiler_targets.sockets.runtime.addresses import PORT_HINT, connect, is_loopback, join_address
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import (
@@ -34,6 +34,7 @@ from dicompiler_targets.sockets.runtime.handshake import (
 from dicompiler_targets.sockets.runtime.protocol import MessageType, PeerRefused, ProtocolError
 from dicompiler_targets.sockets.runtime.transport import (
     DEVICE_IDENTITY,
+    CertificateError,
     TlsKeys,
     check_encryption,
     check_identity,
@@ -44,7 +45,6 @@ from dicompiler_targets.sockets.runtime.transport import (
 log = logging.getLogger("dicompiler")
 
 RESIDENT_FORMAT = "dicompiler.resident/1"
-RESTART_HINT = "start the device again ('dicompiler deploy --resident')"
 
 
 @dataclass(frozen=True)
@@ -143,10 +143,14 @@ class ResidentCluster:
         return replace(options, keys=keys, insecure=options.insecure or self.insecure)
 
     def load_keys(self, options: RunOptions) -> TlsKeys | None:
-        try:
-            return None if options.keys is None else TlsKeys(options.keys / "coordinator")
-        except ValueError as error:
-            raise UsageError(f"run: {error}") from None
+        return load_coordinator_keys(options.keys)
+
+    def describe_error(self, error: Exception) -> str:
+        """Return the text of an error of a connection to a device, with a remedy."""
+        if isinstance(error, CertificateError | PeerRefused):  # The text ends with its own remedy.
+            return _error_text(error)
+        command = f"dicompiler deploy {self.directory} --hosts HOSTS --resident"
+        return f"{_error_text(error)}: start the device again ('{command}')"
 
     def status(self, options: RunOptions) -> tuple[DeviceStatus, ...]:
         """Ask all devices for their status. A device that does not answer gets a status with an `error`."""
@@ -164,7 +168,7 @@ class ResidentCluster:
                 channel.close()
                 return read_status(address, report)
             except (OSError, ValueError, TypeError, ProtocolError, PeerRefused) as error:
-                return DeviceStatus(device=name, address=address, error=f"{_error_text(error)}: {RESTART_HINT}")
+                return DeviceStatus(device=name, address=address, error=self.describe_error(error))
 
         with ThreadPoolExecutor(max(1, len(self.addresses))) as pool:
             return tuple(pool.map(ask, sorted(self.addresses)))
@@ -318,7 +322,7 @@ class DaemonConnector:
         except PeerRefused as error:
             self._connections.put(RunError(f"{process.title}: {error}"))
         except Exception as error:
-            process.failure = f": {_error_text(error)}: {RESTART_HINT}"
+            process.failure = f": {self.cluster.describe_error(error)}"
         finally:
             done.set()
 

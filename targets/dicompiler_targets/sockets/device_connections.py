@@ -23,7 +23,7 @@ from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, UsageError
+from dicompiler.plugin_api import DeviceReport, DicompilerError, RunError, RunOptions, UsageError
 from dicompiler.plugin_api.artifacts import BoardState, DeviceStatus, ReceivedBytes, TimelineEntry
 from dicompiler.plugin_api.utilities import CapturedOutput, one_line
 from dicompiler_targets.sockets.artifact import MANIFEST, Manifest, RoleIO
@@ -361,6 +361,18 @@ class DeviceEvent:
     received_at: float = 0.0
 
 
+def load_coordinator_keys(keys: Path | None) -> TlsKeys | None:
+    """Return the coordinator's keys in the directory that 'dicompiler keys' created; None if `keys` is None.
+
+    Raises:
+        DicompilerError: A file is missing or cannot be used.
+    """
+    try:
+        return None if keys is None else TlsKeys(keys / "coordinator")
+    except ValueError as error:
+        raise DicompilerError(f"run: {error}") from None
+
+
 class RunAcceptor:
     """Accepts connections of the devices of a run.
 
@@ -375,8 +387,8 @@ class RunAcceptor:
         """Listen at HOST:PORT; port 0 means any free port.
 
         `keys` is the directory that 'dicompiler keys' created; None for no TLS. With `is_insecure`, other hosts may
-        connect without TLS. Raise UsageError if the address or the keys cannot be used, and RunError if the address is
-        in use.
+        connect without TLS. Raise UsageError if the address is invalid, DicompilerError if the keys cannot be used, and
+        RunError if the address is in use.
         """
         # Without keys, a token proves that a device belongs to the run. With keys, certificates prove it.
         self.credentials = RunCredentials(secrets.token_hex(8), "" if keys else secrets.token_hex(16))
@@ -384,10 +396,10 @@ class RunAcceptor:
         self._joined_devices: set[str] = set()
         self._lock = threading.Lock()
         try:
-            self._keys = None if keys is None else TlsKeys(keys / "coordinator")
             host, port = split_address(listen)
         except ValueError as error:
             raise UsageError(f"run: {error}") from None
+        self._keys = load_coordinator_keys(keys)
         try:
             self._listener = bind_socket(host, port)
         except ValueError as error:

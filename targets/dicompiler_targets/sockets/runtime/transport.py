@@ -72,7 +72,9 @@ MAX_FULL_READS = 16
 _ZERO_INT = bytes(4)
 LINGER_S, MAX_LINGER_READS = 1.0, 64
 """Maximum seconds and reads for which a refused connection stays open, so that the other end can read the reason."""
-RENEW_REVOKED_HINT = "to trust the device again, create new ones with 'dicompiler keys --revoke --renew'"
+RENEW_REVOKED_HINT = (
+    "to trust the device again, create new ones with 'dicompiler keys DIR --revoke DEVICE --renew', and deploy again"
+)
 WRONG_CRL = f"crl.pem, the list of revoked certificates, does not belong to this cluster: {RENEW_HINT}"
 VERIFICATION_ERRORS = {
     3: WRONG_CRL,
@@ -90,6 +92,10 @@ ALERTS = {
     "DECRYPT_ERROR": WRONG_CLUSTER,
 }
 """Error messages by the TLS alert with which the other end rejects this end's certificate."""
+
+
+class CertificateError(ProtocolError):
+    """Error: this end refuses the other end's certificate. The text ends with the remedy."""
 
 
 def seconds_left(deadline: float) -> float:
@@ -245,7 +251,7 @@ class TlsConnection(Connection):
         certificate = self._tls.getpeercert() or {}
         if certificate and (cause := describe_wrong_date(certificate)):
             self._refuse(f"the other end refused this end's certificate, which {cause}")
-            raise ProtocolError(f"its certificate {cause}")
+            raise CertificateError(f"its certificate {cause}")
         names: Sequence[tuple[str, str]] = certificate.get("subjectAltName", ())  # type: ignore[assignment]
         self.identity = next((name for kind, name in names if kind == "URI"), "")
 
@@ -434,11 +440,11 @@ class TlsKeys:
 
 
 def tls_error(error: ssl.SSLError) -> Exception:
-    """Return the exception for a TLS error: PeerRefused if the other end reported it, else ProtocolError."""
+    """Return the exception for a TLS error: PeerRefused if the other end reported it, else a ProtocolError."""
     code, reason = getattr(error, "verify_code", 0), str(error.reason)
     if isinstance(error, ssl.SSLCertVerificationError):
         unknown = f"its certificate does not belong to this cluster: {RENEW_HINT}"
-        return ProtocolError(VERIFICATION_ERRORS.get(code, unknown))
+        return CertificateError(VERIFICATION_ERRORS.get(code, unknown))
     if reason == "PEER_DID_NOT_RETURN_A_CERTIFICATE":
         return ProtocolError("the other end sent no certificate: give keys to the other end (--keys)")
     if "ALERT" not in reason:
