@@ -128,7 +128,7 @@ def _similarity(name: str, known_name: str) -> tuple[int, float, int]:
     return start + end, difflib.SequenceMatcher(None, known_name, name).ratio(), start
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
+def did_you_mean(name: str, known: Iterable[str], listing: str = "") -> str:
     """Return a suggestion to append to an "unknown name" message.
 
     Example: `did_you_mean("tile-heigth", passes)` is ` (did you mean 'tile-height'?)`.
@@ -136,6 +136,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     Args:
         name: The unknown name.
         known: The valid names.
+        listing: A command that prints all valid names. It is named if the list is not complete.
 
     Returns:
         The most similar valid name as a question. If no name is similar, a list of up to twelve valid names.
@@ -149,8 +150,8 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
         return f" (did you mean {by_lower_case[closest]!r}?)"
     if not names:
         return " (there are none)"
-    shown = ", ".join(names[:12])
-    return f" (known: {shown}{', …' if len(names) > 12 else ''})"
+    rest = f", …{f'; see {listing!r}' if listing else ''}" if len(names) > 12 else ""
+    return f" (known: {', '.join(names[:12])}{rest})"
 
 
 _HINT_BY_MARKER_FILE = {

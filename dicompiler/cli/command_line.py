@@ -85,7 +85,7 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             known = OPTION_BY_WRONG_COMMAND.get(args[0])
-            hint = did_you_mean(args[0], COMMANDS) if known is None else f" (did you mean {known!r}?)"
+            hint = did_you_mean(args[0], COMMANDS, "dicompiler --help") if known is None else f" (did you mean {known!r}?)"
             raise UsageError(f"unknown command {args[0]!r}{hint}")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:

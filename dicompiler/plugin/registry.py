@@ -148,7 +148,7 @@ class Registry:
         """
         known = self.entries(kind)
         if name not in known:
-            hint = did_you_mean(name, known)
+            hint = did_you_mean(name, known, f"dicompiler list {kind.replace('_', '-')}")
             if self.load_errors and "did you mean" not in hint:
                 hint = ""  # The load errors are long, and more likely to help than a list of names.
             with self.naming_load_errors():

@@ -47,6 +47,8 @@ def test_lists_at_most_twelve_names() -> None:
     names = [f"{letter * 3}" for letter in "abcdefghijklmn"]
     assert did_you_mean("?", names[:12]) == f" (known: {', '.join(names[:12])})"
     assert did_you_mean("?", names) == f" (known: {', '.join(names[:12])}, …)"
+    assert did_you_mean("?", names, "dicompiler list x").endswith(", lll, …; see 'dicompiler list x')")
+    assert "see" not in did_you_mean("?", names[:12], "dicompiler list x")
 
 
 @given(NAMES, st.lists(NAMES, max_size=20))
