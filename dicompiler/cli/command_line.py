@@ -19,6 +19,7 @@ import importlib
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -85,7 +86,9 @@ class LazyGroup(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             known = OPTION_BY_WRONG_COMMAND.get(args[0])
-            hint = did_you_mean(args[0], COMMANDS, "dicompiler --help") if known is None else f" (did you mean {known!r}?)"
+            hint = (
+                did_you_mean(args[0], COMMANDS, "dicompiler --help") if known is None else f" (did you mean {known!r}?)"
+            )
             raise UsageError(f"unknown command {args[0]!r}{hint}")
         name, command, rest = super().resolve_command(ctx, args)
         if command is not None and not ctx.resilient_parsing:
@@ -163,8 +166,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if arguments is None:
         accept_all_texts()
     called = list(sys.argv[1:] if arguments is None else arguments)
+    start = time.monotonic()
     with separate_results(called):
-        return _run_command(called)
+        code = _run_command(called)
+    if "dicompiler.cli.log_handlers" in sys.modules:
+        sys.modules["dicompiler.cli.log_handlers"].log_end(code, time.monotonic() - start)
+    return code
 
 
 def _run_command(arguments: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""Log handlers: warnings are printed to stderr, and --log-file gets all records."""
+"""Log handlers: warnings and notices are printed to stderr, and --log-file gets all records."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from dicompiler.base.errors import DicompilerError, one_line
 
 log = logging.getLogger("dicompiler")
 
+NOTICE_LEVEL = logging.INFO + 5
+"""Level of records about the start of slow work. They are printed like warnings, but without the word."""
+
 
 class _StderrHandler(logging.Handler):
-    """A handler that prints each warning to stderr in the form of an error message."""
+    """A handler that prints each warning or notice to stderr in the form of an error message."""
 
     def emit(self, record: logging.LogRecord) -> None:
         # Look up sys.stderr for each line, because a progress display replaces it.
-        line = f"dicompiler: {record.levelname.lower()}: {one_line(record.getMessage())}"
+        level = f"{record.levelname.lower()}: " if record.levelno >= logging.WARNING else ""
+        line = f"dicompiler: {level}{one_line(record.getMessage())}"
         sys.stderr.write(f"{line}\n")
 
 
@@ -48,8 +52,8 @@ def set_handlers(is_quiet: bool, log_file: Path | None) -> None:
     for handler in log.handlers:
         handler.close()
     # Without any handler, Python's logging would print warnings to stderr itself, so --quiet needs a NullHandler.
-    log.handlers, log.propagate = [logging.NullHandler() if is_quiet else _StderrHandler(logging.WARNING)], False
-    log.setLevel(logging.NOTSET)
+    log.handlers, log.propagate = [logging.NullHandler() if is_quiet else _StderrHandler(NOTICE_LEVEL)], False
+    log.setLevel(NOTICE_LEVEL)
     if log_file is None:
         return
     try:
@@ -71,7 +75,16 @@ def is_log_file(path: Path) -> bool:
 def log_error(line: str, error: BaseException | None) -> None:
     """Write an error message to the log file, if there is one, with the traceback of `error`, if given."""
     trace = None if error is None else (type(error), error, error.__traceback__)
-    record = log.makeRecord(log.name, logging.ERROR, "", 0, line, (), trace)
+    _write_to_file(log.makeRecord(log.name, logging.ERROR, "", 0, line, (), trace))
+
+
+def log_end(code: int, seconds: float) -> None:
+    """Write the exit code and the duration of the command to the log file, if there is one."""
+    line = f"end: exit code {code} after {seconds:.1f} s"
+    _write_to_file(log.makeRecord(log.name, logging.INFO, "", 0, line, (), None))
+
+
+def _write_to_file(record: logging.LogRecord) -> None:
     for handler in log.handlers:
         if isinstance(handler, logging.FileHandler):
             handler.handle(record)

@@ -14,11 +14,12 @@ from support.building import environment
 from support.distributions import distribution
 
 from dicompiler.base.errors import DicompilerError, UsageError
-from dicompiler.cli import main
+from dicompiler.cli import log_handlers, main
 from dicompiler.driver import artifact
 from dicompiler.driver.compiler import check_search_is_complete
 from dicompiler.ir.plan import Plan
 from dicompiler.search.strategy import INTERRUPTED_NOTE
+from dicompiler_targets.mpi import build
 
 WORSE = "this plan's predicted latency is worse than that of one device"
 
@@ -109,6 +110,8 @@ def test_log_file_has_command_steps_warnings_and_errors(
     assert [WORSE in text for text in texts if text.startswith("WARNING ")] == [True]
     (error,) = [text for text in texts if text.startswith("ERROR ")]
     assert "gone.onnx: cannot read the model" in error
+    ends = [re.fullmatch(r"INFO end: exit code (\d) after \d+\.\d s", text) for text in texts]
+    assert [match[1] for match in ends if match] == ["0", "1"] and ends[-1]
     # A traceback does not help against a mistake of the user, so the log omits it.
     assert "Traceback" not in log.read_text()
     plan(tmp_path / "gone.onnx", *options, "--debug")
@@ -132,8 +135,8 @@ def test_lines_of_parallel_commands_in_one_log_file_can_be_told_apart(tmp_path: 
     log = (tmp_path / "log").read_text()
     for name, process, error in zip(names, processes, printed, strict=True):
         own_lines = re.findall(rf"^\S+Z {process.pid} (.*)$", log, re.MULTILINE)
-        # Each process writes two lines to the log: its command and its error.
-        assert [name in line for line in own_lines] == [True, True]
+        # Each process writes three lines to the log: its command, its error and its exit code.
+        assert [name in line for line in own_lines] == [True, True, False]
         assert error.startswith(f"dicompiler: error: {name}: cannot read the model: ")
 
 
@@ -251,3 +254,11 @@ def test_json_is_not_mixed_with_prints_of_plugins(model: Path, tmp_path: Path) -
     assert set(done.stdout.splitlines()) >= PRINTED
     done = run_in_process(tmp_path, *lines[0], "--quiet", PYTHONPATH=path)
     assert (done.stdout, done.stderr) == ("", "")
+
+
+def test_notices_about_slow_work_are_printed_without_a_level(capsys: pytest.CaptureFixture[str]) -> None:
+    assert build.NOTICE_LEVEL == log_handlers.NOTICE_LEVEL
+    for is_quiet, printed in ((False, "dicompiler: building\n"), (True, "")):
+        log_handlers.set_handlers(is_quiet, None)
+        log_handlers.log.log(build.NOTICE_LEVEL, "building")
+        assert capsys.readouterr().err == printed

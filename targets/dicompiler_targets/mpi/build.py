@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import re
 import shutil
@@ -26,6 +27,9 @@ from dicompiler_targets.mpi.toolchain import Toolchain, get_search_path
 MAX_CACHED_PROGRAMS = 64
 """Maximum number of cached executables for each set of tools. The least recently used ones are removed."""
 MAIN_SOURCE, EXECUTABLE = "main.cc", "program"
+NOTICE_LEVEL = logging.INFO + 5
+"""Level of log records that commands print to stderr, although they are not warnings."""
+log = logging.getLogger("dicompiler")
 
 
 def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -> Path:
@@ -47,6 +51,7 @@ def build_program(package: Path, toolchain: Toolchain, sanitize: bool = False) -
         # Processes that build in the same directory must do so one after another.
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not _is_intact(program, digests / program.name):
+            log.log(NOTICE_LEVEL, "target mpi: building the program (only once, about a minute)")
             _compile(tree, sources, main_source, toolchain, sanitize)
             with tempfile.TemporaryDirectory(dir=tree) as temporary:
                 copy = Path(shutil.copy2(tree / "build" / EXECUTABLE, Path(temporary, EXECUTABLE)))
