@@ -8,11 +8,9 @@ import time
 from pathlib import Path
 
 from dicompiler.base.errors import DicompilerError, one_line
+from dicompiler.base.notices import NOTICE_LEVEL
 
 log = logging.getLogger("dicompiler")
-
-NOTICE_LEVEL = logging.INFO + 5
-"""Level of records about the start of slow work. They are printed like warnings, but without the word."""
 
 
 class _StderrHandler(logging.Handler):

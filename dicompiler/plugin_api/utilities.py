@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from dicompiler.base.captured_output import CapturedOutput
     from dicompiler.base.errors import ALLOW_MORE_TIME, check_type, did_you_mean, one_line
     from dicompiler.base.memoize import Memoizing, memoized
+    from dicompiler.base.notices import NOTICE_LEVEL
     from dicompiler.base.option_specs import Spec
     from dicompiler.base.process import memory_limit
     from dicompiler.base.schema import load_json, read_text
@@ -23,9 +24,9 @@ if TYPE_CHECKING:
     from dicompiler.plugin.registry import Registry, RegistryEntry
 
 __all__ = [
-    "ALLOW_MORE_TIME", "CapturedOutput", "Memoizing", "Plugin", "Registry", "RegistryEntry", "Spec", "check_type",
-    "did_you_mean", "format_bytes", "format_needed_bytes", "load_json", "memoized", "memory_limit", "one_line",
-    "package_version", "parse_release", "read_text", "resolve_host",
+    "ALLOW_MORE_TIME", "NOTICE_LEVEL", "CapturedOutput", "Memoizing", "Plugin", "Registry", "RegistryEntry", "Spec",
+    "check_type", "did_you_mean", "format_bytes", "format_needed_bytes", "load_json", "memoized", "memory_limit",
+    "one_line", "package_version", "parse_release", "read_text", "resolve_host",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:  # Type checkers must not see `__getattr__`, because they would then accept unknown names.

@@ -14,12 +14,12 @@ from support.building import environment
 from support.distributions import distribution
 
 from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.notices import NOTICE_LEVEL
 from dicompiler.cli import log_handlers, main
 from dicompiler.driver import artifact
 from dicompiler.driver.compiler import check_search_is_complete
 from dicompiler.ir.plan import Plan
 from dicompiler.search.strategy import INTERRUPTED_NOTE
-from dicompiler_targets.mpi import build
 
 WORSE = "this plan's predicted latency is worse than that of one device"
 
@@ -257,8 +257,7 @@ def test_json_is_not_mixed_with_prints_of_plugins(model: Path, tmp_path: Path) -
 
 
 def test_notices_about_slow_work_are_printed_without_a_level(capsys: pytest.CaptureFixture[str]) -> None:
-    assert build.NOTICE_LEVEL == log_handlers.NOTICE_LEVEL
     for is_quiet, printed in ((False, "dicompiler: building\n"), (True, "")):
         log_handlers.set_handlers(is_quiet, None)
-        log_handlers.log.log(build.NOTICE_LEVEL, "building")
+        log_handlers.log.log(NOTICE_LEVEL, "building")
         assert capsys.readouterr().err == printed

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from dicompiler.plugin_api import DicompilerError
 from dicompiler.plugin_api.artifacts import file_digest
+from dicompiler.plugin_api.utilities import NOTICE_LEVEL
 from dicompiler_targets.mpi.cache_directory import get_cache_directory
 from dicompiler_targets.mpi.fetch_headers import HEADER_FILE
 from dicompiler_targets.mpi.fetch_ncnn import LIBRARY_FILE
@@ -27,8 +28,6 @@ from dicompiler_targets.mpi.toolchain import Toolchain, get_search_path
 MAX_CACHED_PROGRAMS = 64
 """Maximum number of cached executables for each set of tools. The least recently used ones are removed."""
 MAIN_SOURCE, EXECUTABLE = "main.cc", "program"
-NOTICE_LEVEL = logging.INFO + 5
-"""Level of log records that commands print to stderr, although they are not warnings."""
 log = logging.getLogger("dicompiler")
 
 
