@@ -194,7 +194,7 @@ def _copy_and_run(
     if not copy_only:
         if verify:
             options = dataclasses.replace(options, kept_frames=len(load_plan(directory / PLAN_FILE).replica_roles))
-        last, result = stream.run(directory, link, inputs, options)
+        last, result = stream.run(directory, inputs, options, link)
         if last.resolve() != directory.resolve():
             directory, expected = last, stream.predict(last, cost, options)
         verification = verify_run(directory, result, inputs) if verify else Verification(())

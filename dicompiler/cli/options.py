@@ -433,7 +433,7 @@ class StreamOptions:
         return resolve_link(directory, follow=True)
 
     def run(
-        self, directory: Path, link: Path | None, inputs: dict[str, NDArray[Any]] | None, options: RunOptions
+        self, directory: Path, inputs: dict[str, NDArray[Any]] | None, options: RunOptions, link: Path | None = None
     ) -> tuple[Path, RunResult]:
         """Run the artifact with the same inputs for all frames, and keep only the outputs of `options.kept_frames`.
 

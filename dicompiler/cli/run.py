@@ -74,7 +74,7 @@ def command(directory: Path, stream: StreamOptions, options: RunOptions, cost: s
     warn_of_expiry(options.keys)
     directory, link = stream.resolve_link(directory)
     expected = stream.predict(directory, cost, options)
-    last, result = stream.run(directory, link, read_inputs(stream.inputs), options)
+    last, result = stream.run(directory, read_inputs(stream.inputs), options, link)
     if stream.outputs is not None:
         write_npz(stream.outputs, result.outputs[0])
     if last.resolve() != directory.resolve():
