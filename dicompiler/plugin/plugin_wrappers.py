@@ -314,7 +314,7 @@ def describe_piece_error(operation: Operation, region: Region, piece: Any) -> st
     """
     if not isinstance(piece, Piece):
         return f"returned {type(piece).__name__} instead of a Piece"
-    if cause := _describe_piece_type_error(operation, piece):
+    if cause := _describe_piece_type_error(piece):
         return cause
     output = full_region(operation.out_shape)
     if not _is_inside(region, piece.out) or not _is_inside(piece.out, output):
@@ -332,7 +332,7 @@ def describe_piece_error(operation: Operation, region: Region, piece: Any) -> st
     return ""
 
 
-def _describe_piece_type_error(operation: Operation, piece: Piece) -> str:
+def _describe_piece_type_error(piece: Piece) -> str:
     """Return a description of a region or constant of a piece that has the wrong type; '' if there is none."""
     if not isinstance(piece.needs, tuple):
         return f"needs is {piece.needs!r}: expected a tuple of regions"
@@ -341,7 +341,7 @@ def _describe_piece_type_error(operation: Operation, piece: Piece) -> str:
         if not _is_region(region) and (region is not None or name == "out"):
             return f"{name} is {region!r}: expected a tuple with a pair of integers (start, stop) for each axis"
     for i, constant in piece.constants.items():
-        if i not in range(len(operation.inputs)) or not isinstance(constant, np.ndarray):
+        if not isinstance(i, int) or i < 0 or not isinstance(constant, np.ndarray):
             return f"constants[{i!r}] is {constant!r}: expected an array for the index of an input"
     return ""
 
