@@ -1,4 +1,4 @@
-"""Hooks for every test: a time limit, and exclusive use of the machine for tests that are marked `alone`.
+"""For every test: a time limit, an unchanged logger, and exclusive use of the machine if it is marked `alone`.
 
 Tests that are marked `alone` run first, one after another: each of them would otherwise have to wait for the tests of
 all workers. Then slow tests run, so that no worker is left with a long one at the end.
@@ -7,9 +7,10 @@ all workers. Then slow tests run, so that no worker is left with a long one at t
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from support.caching import CACHED
@@ -37,6 +38,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     # The thousands of collected tests stay until the end, so the garbage collector need not visit them again and again.
     gc.freeze()
+
+
+@pytest.fixture(autouse=True)
+def unchanged_logger() -> Iterator[None]:
+    """Restore the logger after a test, because commands that run in this process change it for later tests."""
+    log = logging.getLogger("dicompiler")
+    handlers, propagate, level = log.handlers, log.propagate, log.level
+    yield
+    log.handlers, log.propagate = handlers, propagate
+    log.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True)
