@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import platform as host_platform
 import time
@@ -105,15 +106,16 @@ class FrameRecorder:
     def __init__(self) -> None:
         self.frames_s, self.events = [], []
         self._compute_s = Counter[str]()
-        self._first_sent_at = self._last_finished_at = 0.0
+        self._first_sent_at, self._last_finished_at = math.inf, 0.0
 
     def observe(self, options: RunOptions) -> RunOptions:
         """Return run options that record each frame and event, and still call the functions of `options`."""
 
         def record_frame(times: FrameTimes) -> None:
             self._last_finished_at = time.perf_counter()
-            if not self.frames_s:
-                self._first_sent_at = self._last_finished_at - times.frame_s
+            # Several frames are in flight, and this function may be called late. The run must not seem shorter than one
+            # of its frames.
+            self._first_sent_at = min(self._first_sent_at, self._last_finished_at - times.frame_s)
             self.frames_s.append(times.frame_s)
             self._compute_s.update(times.compute_s)
             if options.on_frame is not None:

@@ -22,7 +22,7 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.cli.options import StreamOptions
 from dicompiler.driver.metrics_server import MetricsServer
-from dicompiler.driver.run_log import load_log, read_log
+from dicompiler.driver.run_log import FrameRecorder, load_log, read_log
 from dicompiler.target.manifest import load_artifact
 from dicompiler.target.run_records import FrameTimes, RunOptions
 
@@ -142,3 +142,13 @@ def test_finished_run_is_not_marked(artifact: Path, tmp_path: Path) -> None:
     directory, result = stream.run(artifact, None, RunOptions())
     stream.write_log(directory, result, RunOptions(), None)
     assert "unfinished" not in json.loads((tmp_path / "run.json").read_text())
+
+
+def test_run_is_not_shorter_than_its_frames() -> None:
+    """Two frames began together, and the second one is recorded at once, although it took ten seconds longer."""
+    recorder = FrameRecorder()
+    record = recorder.observe(RunOptions()).on_frame
+    assert record is not None
+    for seconds in (1.0, 11.0):
+        record(FrameTimes(seconds, {}))
+    assert recorder.make_result([]).total_s >= 11.0
