@@ -475,18 +475,18 @@ class StreamOptions:
         from dicompiler.driver.run_log import FrameRecorder, run_document
         from dicompiler.target.manifest import load_artifact
 
-        recorder, document = FrameRecorder(), load_artifact(directory)
+        recorder = FrameRecorder()
         try:
             yield recorder.observe(options)
         except (DicompilerError, KeyboardInterrupt, TerminationError) as error:
             if recorder.frames_s:
-                result = recorder.make_result(document["devices"])
+                result = recorder.make_result(load_artifact(directory)["devices"])
                 cause = TERMINATED_MESSAGE if isinstance(error, TerminationError) else str(error) or INTERRUPTED_MESSAGE
                 write_json(self.log, run_document(directory, result, options, self.log, unfinished=cause))
                 count = len(recorder.frames_s)
                 logging.getLogger("dicompiler").warning("%s: the log has the %d finished frames", self.log, count)
             elif not isinstance(error, DicompilerError):
-                cause = f"target {document['target']!r} has reported no finished frame"
+                cause = f"target {load_artifact(directory)['target']!r} has reported no finished frame"
                 logging.getLogger("dicompiler").warning("%s: no log is written: %s", self.log, cause)
             raise
 

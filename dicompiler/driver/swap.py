@@ -139,7 +139,7 @@ class SwappableSession(Session):
             RunError: A device cannot be started.
             UsageError: Devices are to be started manually, or the artifact has states.
         """
-        refuse_states(directory)
+        _refuse_states(directory, load_artifact(directory))
         if options.start_manually:
             raise UsageError("swap: devices that you start yourself cannot be swapped: use connect")
         self.reports, self.swaps, self.events = (), [], []
@@ -635,9 +635,12 @@ def resolve_link(directory: Path, follow: bool) -> tuple[Path, Path | None]:
     return directory.resolve(), directory
 
 
-def refuse_states(directory: Path) -> None:
-    """Raise UsageError if an artifact has states (outputs that are inputs of the next frame)."""
-    if load_artifact(directory).get("states"):
+def _refuse_states(directory: Path, document: Mapping[str, Any]) -> None:
+    """Raise UsageError if an artifact has states (outputs that are inputs of the next frame).
+
+    `document` is the content of its artifact.json.
+    """
+    if document.get("states"):
         raise UsageError(f"swap: {directory} keeps states between frames, which a swap would lose: use connect")
 
 
@@ -656,7 +659,7 @@ def check_replacement(old: Path, new: Path, options: RunOptions) -> None:
             f"swap: {new} and {old} would have the same directory on the boards: rename the directory of one of them"
         )
     old_document, new_document = load_artifact(old), load_artifact(new)
-    refuse_states(new)
+    _refuse_states(new, new_document)
     for kind in ("inputs", "outputs"):
         if difference := _first_difference(old_document[kind], new_document[kind]):
             raise DicompilerError(

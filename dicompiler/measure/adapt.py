@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any
 from dicompiler.base.errors import DicompilerError, RunError, UsageError, check_type
 from dicompiler.base.objectives import describe_objective
 from dicompiler.driver.artifact import check_frame_count, reopen_artifact
-from dicompiler.driver.swap import LINK_SHARE, Swap, SwappableSession, refuse_states, resolve_link
+from dicompiler.driver.swap import LINK_SHARE, Swap, SwappableSession, resolve_link
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform, platform_from_toml, platform_to_toml
 from dicompiler.measure.adapt_search import SearchAnswer, SearchRequest, expected_seconds
@@ -329,7 +329,7 @@ class _Observation:
 def _median_seconds_per_byte(received: Sequence[ReceivedBytes]) -> float:
     """Return the seconds per byte that half of the bytes took at most.
 
-    A single frame that the receiver read late does not change it much, other than the mean.
+    Unlike the mean, it changes little if the receiver read a single frame late.
     """
     by_speed = sorted(received, key=lambda part: part.timed_s / part.timed_bytes)
     ends = list(itertools.accumulate(part.timed_bytes for part in by_speed))
@@ -383,7 +383,6 @@ class AdaptiveSession(SwappableSession):
         self._first = directory
         # The lock keeps a search and the user from replacing the artifact at the same time.
         self._adapt_lock = threading.RLock()
-        refuse_states(directory)
         platform = Platform.load(directory / PLATFORM_FILE)
         self._platform = platform_to_toml(platform)
         self._in_flight = options.in_flight or default_in_flight(len(platform.devices))

@@ -443,6 +443,14 @@ class RunOptions:
         """
         return self if self.heartbeat_s is not None else replace(self, heartbeat_s=default_s)
 
+    def deadline_from_now(self) -> float:
+        """Return the time by which work that begins now must have ended.
+
+        Returns:
+            The earlier one of now + `timeout_s` and `deadline`, as a time of `time.monotonic`.
+        """
+        return min(time.monotonic() + self.timeout_s, self.deadline)
+
     def resolve_in_flight(self, devices: int, limit: int = MAX_IN_FLIGHT) -> int:
         """Return the number of frames in flight for a number of devices.
 

@@ -148,8 +148,7 @@ class InProcessSession(Session):
         number, self._next_frame = self._next_frame, self._next_frame + 1
         if not self._executor.runs_on_arrays:
             self._deliver(number, inputs)
-        self._deadline = min(time.monotonic() + self.options.timeout_s, self.options.deadline)
-        start = time.perf_counter()
+        self._deadline, start = self.options.deadline_from_now(), time.perf_counter()
         with self._device_errors_as_run_errors():
             computed = self._compute(number, inputs)
         self._deadline = math.inf

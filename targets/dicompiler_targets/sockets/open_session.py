@@ -7,7 +7,6 @@ module imports neither onnx nor onnxruntime, so that sessions start fast.
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -112,8 +111,7 @@ def run_artifact(
         artifact.check_inputs(inputs)
     outputs: list[dict[str, dict[str, Any]]] = []
     finished: list[InFlightFrame] = []
-    deadline = min(options.deadline, time.monotonic() + options.timeout_s)
-    session_options = replace(access.options, deadline=deadline)
+    session_options = replace(access.options, deadline=options.deadline_from_now())
     try:
         with (
             access.explain_errors(),

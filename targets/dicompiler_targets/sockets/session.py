@@ -275,7 +275,7 @@ class ClusterSession(Session):
         self._guard = SessionGuard(self._stop, self._loop.wake)
         with self._guard_call(), contextlib.ExitStack() as stack:
             stack.callback(acceptor.close)
-            self._cluster.join(self._new_deadline())
+            self._cluster.join(self.options.deadline_from_now())
             if self._cluster.schedule.tolerates_failures:
                 stack.pop_all()  # The acceptor stays open, because failed devices may return.
 
@@ -375,7 +375,7 @@ class ClusterSession(Session):
 
     def _finish_run(self) -> None:
         """Tell the devices that no frames follow, and wait for their reports and for the end of their processes."""
-        cluster, deadline = self._cluster, self._new_deadline()
+        cluster, deadline = self._cluster, self.options.deadline_from_now()
         self._wait_for_event_log()
         cluster.finish()
         self._wait_until_none(lambda: [name for name in cluster.up if cluster.processes[name].report is None], deadline)
@@ -392,9 +392,6 @@ class ClusterSession(Session):
         )
 
     # -- sending and finishing frames
-
-    def _new_deadline(self) -> float:
-        return min(time.monotonic() + self.options.timeout_s, self.options.deadline)
 
     def _is_full(self) -> bool:
         cluster = self._cluster
@@ -433,7 +430,7 @@ class ClusterSession(Session):
 
     def _send_frame(self, frame: InFlightFrame, inputs: Mapping[str, Any], after_each: Callable[[], object]) -> None:
         """Queue the messages of a frame for all its devices; call `after_each` after the messages of each device."""
-        cluster, deadline = self._cluster, self._new_deadline()
+        cluster, deadline = self._cluster, self.options.deadline_from_now()
         self._admit_frame(frame, deadline)
         number, role_io = frame.number, frame.role_io
         allowed_ms = min(int(1000 * seconds_left(deadline)), 2**32 - 1)
@@ -473,7 +470,7 @@ class ClusterSession(Session):
         the frames.
         """
         self._cluster.needs_replay = False
-        self._change_deadline = self._new_deadline() - self._caller_s
+        self._change_deadline = self.options.deadline_from_now() - self._caller_s
         frames = [self._in_flight_frames[number] for number in sorted(self._in_flight_frames)]
         self._in_flight_frames = {}
         for frame in frames:
@@ -612,7 +609,7 @@ class ClusterSession(Session):
             interruption_s: For takeovers, the seconds for which the user has waited for outputs because of the failure.
             takeover_s: For takeovers, the seconds since the failure was noticed.
         """
-        self._change_deadline = self._new_deadline() - self._caller_s
+        self._change_deadline = self.options.deadline_from_now() - self._caller_s
         down = tuple(name for name in self.artifact.devices if name in self._cluster.down)
         at_s = time.perf_counter() - self.opened_at
         counts = self._finished_frames, replayed_frames
