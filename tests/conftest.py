@@ -10,7 +10,7 @@ import gc
 import logging
 import os
 import signal
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 
 import pytest
 from support.caching import CACHED
@@ -40,14 +40,16 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+LOGGER = logging.getLogger("dicompiler")
+UNCHANGED = tuple(LOGGER.handlers), LOGGER.propagate, LOGGER.level
+
+
 @pytest.fixture(autouse=True)
-def unchanged_logger() -> Iterator[None]:
-    """Restore the logger after a test, because commands that run in this process change it for later tests."""
-    log = logging.getLogger("dicompiler")
-    handlers, propagate, level = log.handlers, log.propagate, log.level
-    yield
-    log.handlers, log.propagate = handlers, propagate
-    log.setLevel(level)
+def unchanged_logger() -> None:
+    """Restore the logger before a test: commands that earlier tests and fixtures ran in this process changed it."""
+    handlers, LOGGER.propagate, level = UNCHANGED
+    LOGGER.handlers = list(handlers)
+    LOGGER.setLevel(level)
 
 
 @pytest.hookimpl(wrapper=True)
