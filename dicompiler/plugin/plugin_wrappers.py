@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 import onnx
 
-from dicompiler.base.errors import DicompilerError, PluginError, describe_exception
+from dicompiler.base.errors import DicompilerError, PluginError, describe_exception, one_line
 from dicompiler.base.schema import load_json, validate
 from dicompiler.base.termination import TerminationError
 from dicompiler.cost.cost_model import CostModel, validate_seconds
@@ -34,7 +34,7 @@ from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.metrics import DeviceFootprint
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.operator_rule import OpCost, Operation, OperatorRule, Piece
+from dicompiler.ir.operator_rule import Node, OpCost, Operation, OperatorRule, Piece
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.platform import Platform, PlatformFamily
@@ -329,7 +329,7 @@ def describe_piece_error(operation: Operation, region: Region, piece: Any) -> st
             return f"needs[{i}] is {need}: it must lie in the input {whole}"
         if need is not None and is_empty(need) and need != whole:
             return f"needs[{i}] is {need}, which is empty: give None or a region that is not empty"
-    return ""
+    return _describe_table_rows_error(operation, piece) or _describe_node_error(operation, piece)
 
 
 def _describe_piece_type_error(piece: Piece) -> str:
@@ -343,6 +343,53 @@ def _describe_piece_type_error(piece: Piece) -> str:
     for i, constant in piece.constants.items():
         if not isinstance(i, int) or i < 0 or not isinstance(constant, np.ndarray):
             return f"constants[{i!r}] is {constant!r}: expected an array for the index of an input"
+    if not isinstance(piece.attributes, Mapping):
+        return f"attributes is {piece.attributes!r}: expected values by attribute name"
+    return ""
+
+
+def _describe_table_rows_error(operation: Operation, piece: Piece) -> str:
+    """Return a description of the mistake in a piece's `table_rows`; '' if there is none."""
+    if piece.table_rows is None:
+        return ""
+    place = f"table_rows is {piece.table_rows!r}"
+    table, *indices = piece.needs
+    if len(indices) != 1 or not table or indices[0] is None:
+        return f"{place}: the node must read regions of two inputs, which are a table and its indices"
+    if table[0] != piece.table_rows:
+        return f"{place}: it must be the first interval of needs[0], {table}"
+    indices_info = operation.inputs[1]
+    if indices_info is None or indices_info.dtype not in (onnx.TensorProto.INT32, onnx.TensorProto.INT64):
+        return f"{place}: the second input must contain integers (int32 or int64)"
+    if len(piece.out) != len(indices[0]) + len(table) - 1:
+        return f"{place}: out is {piece.out}: expected the axes of the indices, then those of one row of the table"
+    return ""
+
+
+def _describe_node_error(operation: Operation, piece: Piece) -> str:
+    """Return a description of an operator or attribute of a piece that ONNX does not allow; '' if there is none."""
+    if not piece.op and not piece.attributes:
+        return ""
+    cause = _describe_checker_error(operation.node, piece.op or "", piece.attributes)
+    # The checker also rejects some nodes of models that onnxruntime runs, such as deprecated ones.
+    return cause and ("" if _describe_checker_error(operation.node, "", {}) else cause)
+
+
+def _describe_checker_error(node: Node, op: str, attributes: Mapping[str, Any]) -> str:
+    """Return the error of onnx's checker for a node with a changed operator ('': unchanged) and changed attributes.
+
+    The result is '' if there is none, as for all operators of domains that onnx does not know.
+    """
+    merged = {name: value for name, value in {**node.attributes, **attributes}.items() if value is not None}
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version, context.opset_imports = onnx.IR_VERSION, {node.domain: node.opset}
+    try:
+        proto = onnx.helper.make_node(op or node.op, node.inputs, node.outputs, node.name, domain=node.domain)
+        proto.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in merged.items())
+        onnx.checker.check_node(proto, context)
+    except (TypeError, ValueError, onnx.checker.ValidationError) as error:
+        changes = f"op is {op!r} and " * bool(op) + f"attributes is {dict(attributes)!r}"
+        return f"{changes}: {one_line(str(error).partition('==>')[0]).rstrip('. ')}"
     return ""
 
 

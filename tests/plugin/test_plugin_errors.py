@@ -135,7 +135,19 @@ def rule(operation, region, reduce):
         return Piece(region, (list(region),))
     if alpha == 7.0:
         return Piece(tuple((float(start), float(stop)) for start, stop in region), (region,))
-    return Piece(region, (region,), constants={0: 1})
+    if alpha == 8.0:
+        return Piece(region, (region,), constants={0: 1})
+    if alpha == 9.0:
+        return Piece(region, (region,), {"beta": 1})
+    if alpha == 10.0:
+        return Piece(region, (region,), {"alpha": 1})
+    if alpha == 11.0:
+        return Piece(region, (region,), {"alpha": {}})
+    if alpha == 12.0:
+        return Piece(region, (region,), [("alpha", 1.0)])
+    if alpha == 13.0:
+        return Piece(region, (region,), op="Eluu")
+    return Piece(region, (region,), table_rows=(0, 1))
 
 def make(number):
     return helper({})
@@ -316,6 +328,31 @@ def test_error_names_the_rule(alpha: float, cause: str, fails: Callable[..., str
     assert fails(SOURCE, "compile gelu.onnx --platform rpi4x2 --strategy modnn -o out").startswith(cause)
 
 
+@pytest.mark.parametrize(
+    ("alpha", "cause"),
+    [
+        (9.0, "attributes is {'beta': 1}: Unrecognized attribute: beta for operator Elu"),
+        (10.0, "attributes is {'alpha': 1}: Mismatched attribute type in 'g : alpha'"),
+        (11.0, "attributes is {'alpha': {}}: "),
+        (12.0, "attributes is [('alpha', 1.0)]: expected values by attribute name"),
+        (13.0, "op is 'Eluu' and attributes is {}: No Op registered for Eluu with domain_version of 17"),
+        (14.0, "table_rows is (0, 1): the node must read regions of two inputs, which are a table and its indices"),
+    ],
+)
+@pytest.mark.parametrize(
+    "command", ["compile elu.onnx --platform rpi4x2 --strategy modnn -o out", "opt elu.onnx -p {} -o out.onnx"]
+)
+def test_error_names_the_rule_of_an_operator_or_attribute_that_onnx_does_not_know(
+    command: str, alpha: float, cause: str, fails: Callable[..., str]
+) -> None:
+    text = f"""<ir_version: 8, opset_import: ["": 17]> g (float[1, 8] x) => (float[1, 8] y)
+        {{ [g] y = Elu <alpha = {alpha}> (x) }}"""
+    onnx.save(onnx.parser.parse_model(text), "elu.onnx")
+    source = SOURCE.replace('"QuickGelu", rule, domain="com.microsoft"', '"Elu", rule, replaces=True')
+    pipeline = "infer-shapes,form-layers,lop{devices=a,b},partition"
+    assert fails(source, command.format(pipeline)).startswith(f"rule 'Elu' of {PLUGIN}, for node 'g': {cause}")
+
+
 def test_error_names_the_platform(fails: Callable[..., str]) -> None:
     error = fails(SOURCE, "compile lenet.onnx --platform badx2 --strategy single -o out")
     assert error.startswith(f"platform 'badxN' of {PLUGIN}: KeyError: 'pi99' {PLACE}")
@@ -334,7 +371,7 @@ def test_error_names_the_platform(fails: Callable[..., str]) -> None:
         ),
         (
             SOURCE + "\n@hookimpl\ndef dicompiler_passes():\n    raise ValueError('late')",
-            ": dicompiler_passes fails: ValueError: late (in dicompiler_passes, acme_bad.py:152)",
+            ": dicompiler_passes fails: ValueError: late (in dicompiler_passes, acme_bad.py:164)",
         ),
         (
             SOURCE.replace('name = "bad-pass"', 'name = "bad-pass"\n    requires = ("layer",)'),
