@@ -19,11 +19,11 @@ import dicompiler
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.driver.prepare import load_problem
+from dicompiler.driver.rule_check import form_layers, run_split
 from dicompiler.ir.operator_rule import TABLE_LOOKUP_NODE_COUNT
 from dicompiler.ir.plan import Part, Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.search.problem import plan_workload
-from dicompiler.testing.rules import form_layers, run_split
 from dicompiler_strategies.tables.choice_footprints import build_footprint
 from dicompiler_strategies.tables.choices import Choice
 

@@ -242,7 +242,11 @@ def prepare_model(setup: CompileSetup) -> PipelineState:
 
     Raises:
         DicompilerError: The model is not valid, or the installed onnxruntime cannot load it.
+        PluginError: A third party's operator rule does not compute parts of its nodes correctly.
     """
+    # It imports onnxruntime, which loads slowly.
+    from dicompiler.driver.rule_check import check_plugin_rules
+
     options = setup.options
     compilation = prepare(
         Model.load(setup.model), setup.shapes, options.instruments, options.quantize_samples, setup.states
@@ -251,6 +255,7 @@ def prepare_model(setup: CompileSetup) -> PipelineState:
     place = "plan: wire_dtype" if setup.given_plan is not None and options.wire_dtype is None else "wire"
     compilation = apply_wire_types(compilation, setup.wire_format, place)
     assert compilation.layers is not None
+    check_plugin_rules(compilation.model, compilation.layers)
     given = None if setup.given_plan is None else setup.given_plan.engines
     platform = choose_engines(
         compilation.layers,

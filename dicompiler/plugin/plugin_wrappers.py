@@ -175,6 +175,14 @@ class WrappedFunction:
         return self.guard.call(self.name, lambda: self.check(self, self.__wrapped__(*arguments), *arguments))
 
 
+def describe_rule_plugin(rule: OperatorRule) -> str:
+    """Return the name of a third party's rule in errors: "rule 'Conv' of plugin 'acme' of acme 1.2".
+
+    The result is '' for a built-in rule, and for a rule that cannot cut.
+    """
+    return rule.piece.name if isinstance(rule.piece, WrappedFunction) else ""
+
+
 @functools.cache
 def wrap_class(cls: Any, guard: CallGuard) -> Any:
     """Return a subclass of the plugin class `cls` that checks results and turns exceptions into PluginErrors.
@@ -367,28 +375,34 @@ def _describe_table_rows_error(operation: Operation, piece: Piece) -> str:
 
 
 def _describe_node_error(operation: Operation, piece: Piece) -> str:
-    """Return a description of an operator or attribute of a piece that ONNX does not allow; '' if there is none."""
-    if not piece.op and not piece.attributes:
-        return ""
-    cause = _describe_checker_error(operation.node, piece.op or "", piece.attributes)
-    # The checker also rejects some nodes of models that onnxruntime runs, such as deprecated ones.
-    return cause and ("" if _describe_checker_error(operation.node, "", {}) else cause)
+    """Return a description of an operator, attribute or input of a piece that ONNX does not allow; '' if there is none.
 
-
-def _describe_checker_error(node: Node, op: str, attributes: Mapping[str, Any]) -> str:
-    """Return the error of onnx's checker for a node with a changed operator ('': unchanged) and changed attributes.
-
-    The result is '' if there is none, as for all operators of domains that onnx does not know.
+    Operators of domains that onnx does not know are not checked.
     """
-    merged = {name: value for name, value in {**node.attributes, **attributes}.items() if value is not None}
+    node = operation.node
+    unchanged = Piece(piece.out, operation.full_needs())
+    cause = _describe_checker_error(node, piece)
+    # The checker also rejects some nodes of models that onnxruntime runs, such as deprecated ones.
+    return cause and ("" if _describe_checker_error(node, unchanged) else cause)
+
+
+def _describe_checker_error(node: Node, piece: Piece) -> str:
+    """Return the error of onnx's checker for the node of a piece; '' if there is none."""
+    attributes = {name: value for name, value in {**node.attributes, **piece.attributes}.items() if value is not None}
+    inputs = ["" if need is None else name for name, need in zip(node.inputs, piece.needs, strict=True)]
+    inputs += [""] * (max(piece.constants, default=-1) + 1 - len(inputs))
+    for i in piece.constants:
+        inputs[i] = f"constant {i}"
+    while inputs and not inputs[-1]:
+        inputs.pop()
     context = onnx.checker.C.CheckerContext()
     context.ir_version, context.opset_imports = onnx.IR_VERSION, {node.domain: node.opset}
     try:
-        proto = onnx.helper.make_node(op or node.op, node.inputs, node.outputs, node.name, domain=node.domain)
-        proto.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in merged.items())
+        proto = onnx.helper.make_node(piece.op or node.op, inputs, node.outputs, node.name, domain=node.domain)
+        proto.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in attributes.items())
         onnx.checker.check_node(proto, context)
     except (TypeError, ValueError, onnx.checker.ValidationError) as error:
-        changes = f"op is {op!r} and " * bool(op) + f"attributes is {dict(attributes)!r}"
+        changes = f"op is {piece.op!r} and " * bool(piece.op) + f"attributes is {dict(piece.attributes)!r}"
         return f"{changes}: {one_line(str(error).partition('==>')[0]).rstrip('. ')}"
     return ""
 

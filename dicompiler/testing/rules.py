@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import onnx
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from dicompiler.base.errors import check_type
-from dicompiler.partition.segmentation import build_program
+from dicompiler.driver.rule_check import IntegerChooser, choose_interval, choose_parts, form_layers, run_split
 from dicompiler.plugin.plugin_wrappers import (
     describe_op_cost_error,
     describe_piece_error,
@@ -33,30 +33,13 @@ from dicompiler.plugin_api import (
     Model,
     Operation,
     OperatorRule,
-    Part,
-    PipelineState,
-    Plan,
     Region,
-    registry,
 )
-from dicompiler.plugin_api.onnx import ProgramExecutor, run_model
-from dicompiler.plugin_api.regions import (
-    cuttable_axes,
-    full_region,
-    output_shape,
-    reduction_length,
-    region_shape,
-    with_interval,
-)
+from dicompiler.plugin_api.onnx import run_model
+from dicompiler.plugin_api.regions import cuttable_axes, full_region, output_shape, region_shape
 from dicompiler.testing.assertions import LIMIT_S, checking, error_context, require, time_limit, unchanged
 
 Array = NDArray[Any]
-
-
-class IntegerChooser(Protocol):
-    """A function that returns an integer from `low` to `high`, both included, such as `Random(seed).randint`."""
-
-    def __call__(self, low: int, high: int, /) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -214,12 +197,6 @@ def _get_operation_and_rule(layers: LayerGraph) -> tuple[Operation, OperatorRule
     return layers.operation_of(node), layers.rule_of(node)
 
 
-def form_layers(model: Model) -> LayerGraph:
-    layers = registry().make("passes", "form-layers").run(PipelineState(model)).layers
-    assert layers is not None
-    return layers  # type: ignore[no-any-return]
-
-
 def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Array, choose: IntegerChooser) -> None:
     """Check an operator rule for a random region, and for random parts of the node.
 
@@ -232,7 +209,11 @@ def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Arra
     """
     (layer,) = layers.layers
     check_piece(layers, tuple(choose_interval(choose, extent) for extent in output_shape(layers, layer)))
-    output = run_split(model, layers, choose_parts(choose, layers), case.inputs)
+    parts = choose_parts(choose, layers)
+    for part in parts:
+        if part.region and part.reduce:
+            check_piece(layers, part.region, part.reduce)
+    output = np.asarray(run_split(model, layers, parts, case.inputs))
     require(output.dtype == expected.dtype, f"the parts compute {output.dtype}, the whole node {expected.dtype}")
     rtol, atol = (1e-5, 1e-6) if case.is_inexact else (0, 0)
     require(output.shape == expected.shape, f"the parts compute the shape {output.shape}, the node {expected.shape}")
@@ -242,23 +223,6 @@ def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Arra
         places = f"{len(differing)} of {expected.size} elements differ, the first at {first}"
         values = f"{output[first]} instead of {expected[first]}"
         raise AssertionError(f"the parts compute other values than the whole node: {places}: {values}")
-
-
-def choose_interval(choose: IntegerChooser, extent: int) -> Interval:
-    start = choose(0, extent - 1)
-    return start, choose(start + 1, extent)
-
-
-def choose_cuts(choose: IntegerChooser, extent: int) -> list[Interval]:
-    inner = sorted({choose(1, extent - 1) for _ in range(choose(0, 2))}) if extent > 1 else []
-    return list(zip([0, *inner], [*inner, extent], strict=True))
-
-
-def surrounding_boxes(whole: Region, region: Region) -> Iterator[Region]:
-    """Yield disjoint regions that cover all of `whole` except `region`."""
-    for axis, ((low, high), (start, stop)) in enumerate(zip(whole, region, strict=True)):
-        yield from (with_interval(whole, axis, (a, b)) for a, b in ((low, start), (stop, high)) if a < b)
-        whole = with_interval(whole, axis, (start, stop))
 
 
 def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = None) -> None:
@@ -285,40 +249,3 @@ def check_piece(layers: LayerGraph, region: Region, reduce: Interval | None = No
     for i, (need, whole) in enumerate(zip(piece.needs, operation.full_needs(), strict=True)):
         is_same = not rule.is_elementwise or whole != full_output or need in (None, piece.out)
         require(is_same, f"{place}: needs[{i}] is {need}, not out, {piece.out}, although the rule is element-wise")
-
-
-def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
-    """Return random parts: a random region on device a, and the regions around it on devices b and c."""
-    # The outputs of device a are compared. Where regions overlap, a uses its own elements, so that its whole region is
-    # compared.
-    (layer,) = layers.layers
-    allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)
-    region = tuple(
-        choose_interval(choose, extent) if axis in allowed else (0, extent) for axis, extent in enumerate(shape)
-    )
-    boxes = surrounding_boxes(full_region(shape), region)
-    parts = [Part("a", region), *(Part("bc"[i % 2], box) for i, box in enumerate(boxes))]
-    extent = reduction_length(layers, layer)
-    if extent is None or choose(0, 1):
-        return parts
-    ranges = choose_cuts(choose, extent)
-    for reduce in ranges:
-        check_piece(layers, region, reduce)
-    return [Part("abc"[i % 3], part.region, reduce) for i, reduce in enumerate(ranges) for part in parts] + parts
-
-
-def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Mapping[str, Array]) -> Array:
-    """Return the output of a node that is computed in parts on several devices.
-
-    Raises:
-        AssertionError: The number of sent bytes differs from the prediction.
-    """
-    plan = Plan({"node": tuple(parts)}, ("b",), ("a",))
-    placed = registry().make("passes", "partition").run(PipelineState(model, layers, plan=plan))
-    placed.model.check("partition")
-    program = build_program(placed.model, plan.devices)
-    execution = ProgramExecutor(program, "none").run(feed)
-    sent, predicted = sum(execution.sent), placed.routing.total_bytes
-    is_predicted = sent == predicted == sum(transfer.value.nbytes for transfer in program.transfers)
-    require(is_predicted, f"{sent} bytes are sent, {predicted} were predicted")
-    return np.asarray(execution.outputs["y"])

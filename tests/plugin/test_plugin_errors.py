@@ -147,6 +147,11 @@ def rule(operation, region, reduce):
         return Piece(region, (region,), [("alpha", 1.0)])
     if alpha == 13.0:
         return Piece(region, (region,), op="Eluu")
+    if alpha == 15.0:
+        return Piece(region, (region,), {"alpha": 15.0, "beta": 1})
+    if alpha == 16.0:
+        start, stop = region[-1]
+        return Piece(region, (region[:-1] + ((0, stop - start),),))
     return Piece(region, (region,), table_rows=(0, 1))
 
 def make(number):
@@ -319,6 +324,8 @@ def test_error_names_the_pass(how: str, cause: str, fails: Callable[..., str]) -
         (6.0, f"{RULE}: needs[0] is [(0, 1), (0, 1)]: expected a tuple with a pair of integers (start, stop) for each"),
         (7.0, f"{RULE}: out is ((0.0, 1.0), (0.0, 1.0)): expected a tuple with a pair of integers"),
         (8.0, f"{RULE}: constants[0] is 1: expected an array for the index of an input"),
+        (15.0, f"{RULE}: its parts cannot be computed: "),
+        (16.0, f"{RULE}: the parts compute other values than the whole node: differs by "),
     ],
 )  # fmt: skip
 def test_error_names_the_rule(alpha: float, cause: str, fails: Callable[..., str]) -> None:
@@ -371,7 +378,7 @@ def test_error_names_the_platform(fails: Callable[..., str]) -> None:
         ),
         (
             SOURCE + "\n@hookimpl\ndef dicompiler_passes():\n    raise ValueError('late')",
-            ": dicompiler_passes fails: ValueError: late (in dicompiler_passes, acme_bad.py:164)",
+            ": dicompiler_passes fails: ValueError: late (in dicompiler_passes, acme_bad.py:169)",
         ),
         (
             SOURCE.replace('name = "bad-pass"', 'name = "bad-pass"\n    requires = ("layer",)'),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from support.layer_graphs import rules
 
 from dicompiler.base.errors import DicompilerError
+from dicompiler.driver.rule_check import IntegerChooser, choose_parts, run_split
 from dicompiler.ir.layers import LayerGraph
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.pipeline_state import PipelineState
@@ -19,7 +20,7 @@ from dicompiler.ir.regions import full_region
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.plugin_api.onnx import run_model
 from dicompiler.testing import rules as checks
-from dicompiler.testing.rules import Array, IntegerChooser, RuleCase, choose_parts, run_split
+from dicompiler.testing.rules import Array, RuleCase
 from dicompiler.verify.exact import check_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import PartitionPass
