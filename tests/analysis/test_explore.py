@@ -21,10 +21,12 @@ from dicompiler.base.atomic_output import TRACKED_LIST_NAME
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cli import main
 from dicompiler.driver.prepare import load_problem
+from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.networks import build
 from dicompiler.plugin.registry import registry
 from dicompiler.search.pareto_front import FRONT_OBJECTIVES, objective_values
+from dicompiler_strategies.dp import Dp
 
 QUICK = ("--generations", "6", "--population", "20")
 
@@ -185,15 +187,32 @@ def test_no_plan_of_a_quick_strategy_beats_the_front(model: Path) -> None:
     front = explore(model, "rpi4x3", f"genetic{{{options}}}")
     problem = load_problem(model, "rpi4x3", target="sockets")
     for objective in names:
-        for strategy in ("single", "pipeline", "replicate", "modnn"):
+        for strategy in ("single", "pipeline", "replicate", "modnn", "dp"):
             try:
                 plan = registry().make("strategies", strategy).plan(replace(problem, objective=objective))
-            except DicompilerError:  # The strategy replicate supports only the objective throughput.
+            except DicompilerError:  # The strategies replicate and dp do not support all objectives.
                 continue
             values = objective_values(problem.platform, problem.evaluate(plan), names)
             assert any(all(point.objectives[name] <= values[name] for name in names) for point in front.points)
     for first, second in itertools.permutations(front.points, 2):
         assert any(first.objectives[name] > second.objectives[name] for name in names)
+
+
+def test_no_plan_of_dp_has_a_smaller_latency(tmp_path: Path) -> None:
+    onnx.save(build("squeezenet"), tmp_path / "squeezenet.onnx")
+    problem = load_problem(tmp_path / "squeezenet.onnx", "rpi4x3", target="sockets")
+    plan = registry().make("strategies", "dp").plan(problem)
+    front = explore(tmp_path / "squeezenet.onnx", "rpi4x3", "genetic{objectives=latency generations=1 population=4}")
+    assert front.points[0].objectives["latency"] <= problem.evaluate(plan).latency_s
+
+
+def test_interrupted_quick_strategy_keeps_the_front(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*_: object) -> Plan:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Dp, "plan_within", interrupted)
+    front = explore(model, "rpi4x3", "genetic{generations=1 population=4 measured=2}")
+    assert front.interrupted and front.points and front.metrics_source == "measured"
 
 
 def test_table_states_frames_per_second(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,7 @@
     ParetoFront of the genetic search, Problem ⇒ ParetoFront of these plans and those of quick strategies
 
 The genetic search cannot find replicas (copies of the plan for other frames), or height tiles in proportion to the
-devices' rates.
+devices' rates, or fused tiles.
 """
 
 from __future__ import annotations
@@ -12,32 +12,57 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from dicompiler.plugin_api import DicompilerError, Plan, Problem, Strategy, registry
-from dicompiler.plugin_api.search import OBJECTIVES, ParetoFront, ParetoPoint, fits_constraints, objective_values
+from dicompiler.plugin_api.search import (
+    INTERRUPTED_NOTE,
+    OBJECTIVES,
+    ParetoFront,
+    ParetoPoint,
+    ProgressCallback,
+    WorkBudget,
+    fits_constraints,
+    objective_values,
+)
 
-FRONT_STRATEGIES = ("single", "pipeline", "replicate", "modnn")
+FRONT_STRATEGIES = ("single", "pipeline", "replicate", "modnn", "dp")
 """Quick strategies that add their plans to a Pareto front. Of equal points, the first one is kept."""
 
+LATENCY_STRATEGIES = ("dp",)
+"""Strategies of FRONT_STRATEGIES that plan only for latency, because they need seconds for each objective.
 
-def add_quick_plans(front: ParetoFront, problem: Problem) -> ParetoFront:
+For energy and communication, their best plan is usually that of `single`.
+"""
+
+STRATEGY_BUDGET_S = 6.0
+"""Work budget of each strategy, in seconds of the reference computer."""
+
+
+def add_quick_plans(front: ParetoFront, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
     """Add the plans of quick strategies to a Pareto front, and drop dominated plans.
 
     Args:
         front: Pareto front of the genetic search. It is returned unchanged if its values are not from the simulator.
         problem: The problem that the search solved.
+        progress: Called with a text before the quick strategies make plans.
 
     Returns:
-        The front, whose `evaluations` include the additional plans.
+        The front, whose `evaluations` include the additional plans. Ctrl-C ends the search for further plans.
     """
     if front.metrics_source != "measured" or front.interrupted or problem.model is None:
         return front
-    points, count = list(front.points), 0
-    for plan in _quick_plans(problem):
-        metrics = problem.evaluate(plan)
-        count += 1
-        if fits_constraints(problem, plan, metrics):
-            points.append(ParetoPoint(plan, objective_values(problem.platform, metrics, front.objectives)))
+    if progress is not None:
+        progress(f"plans of other strategies: {', '.join(FRONT_STRATEGIES)}")
+    points, count, interrupted = list(front.points), 0, False
+    try:
+        for plan in _quick_plans(problem):
+            metrics = problem.evaluate(plan)
+            count += 1
+            interrupted |= INTERRUPTED_NOTE in plan.note
+            if fits_constraints(problem, plan, metrics):
+                points.append(ParetoPoint(plan, objective_values(problem.platform, metrics, front.objectives)))
+    except KeyboardInterrupt:
+        interrupted = True
     kept = _drop_dominated(points, front.objectives)
-    return replace(front, points=kept, evaluations=front.evaluations + count)
+    return replace(front, points=kept, evaluations=front.evaluations + count, interrupted=interrupted)
 
 
 def _quick_plans(problem: Problem) -> Iterator[Plan]:
@@ -45,9 +70,11 @@ def _quick_plans(problem: Problem) -> Iterator[Plan]:
     seen: list[Plan] = []
     for objective in OBJECTIVES:
         for name in FRONT_STRATEGIES:
+            if name in LATENCY_STRATEGIES and objective != "latency":
+                continue
             strategy: Strategy = registry().make("strategies", name)
             try:
-                plan = strategy.plan(replace(problem, objective=objective))
+                plan = strategy.plan_within(replace(problem, objective=objective), WorkBudget(STRATEGY_BUDGET_S))
             except DicompilerError:  # The strategy does not support the objective, or finds no plan.
                 continue
             if plan not in seen:

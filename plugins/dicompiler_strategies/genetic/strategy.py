@@ -35,7 +35,7 @@ class Genetic(ExplorationOptions, Strategy):
 
     def front(self, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
         front = explore(problem, self, progress=progress)
-        return front if self.as_printed else add_quick_plans(front, problem)
+        return front if self.as_printed else add_quick_plans(front, problem, progress)
 
     def plan(self, problem: Problem) -> Plan:
         """Return the best plan for the problem's objective from a Pareto front.
