@@ -36,16 +36,25 @@ def network(name: str, platform: str | Platform, objective: str) -> Problem:
 
 
 @pytest.mark.parametrize("platform", ["rpi4-gateway-x4", "rpi4x4", "jetson-nx2"])
-@pytest.mark.parametrize(("objective", "lowest"), [("throughput", 1 - 1e-9), ("memory", 0.95)])
-def test_largest_load_is_the_simulated_objective(platform: str, objective: str, lowest: float) -> None:
-    problem = network("lenet", platform, objective)
+@pytest.mark.parametrize(
+    ("name", "objective", "tolerance"),
+    [
+        ("lenet", "throughput", 1e-9),
+        ("lenet", "memory", 0.01),
+        # Readers of the same tensor may read different regions. The model counts the largest one of them only.
+        ("light/squeezenet", "throughput", 0.01),
+        ("light/squeezenet", "memory", 0.005),
+    ],
+)
+def test_largest_load_is_the_simulated_objective(name: str, platform: str, objective: str, tolerance: float) -> None:
+    problem = network(name, platform, objective)
     tables = build_cost_tables(problem, team_choices(problem))
     model, random = build_objective(tables).model, np.random.default_rng(0)
     for _ in range(10):
         selection = np.array([random.integers(count) for count in tables.choice_counts])
         load = float(model.loads(selection[None]).max())
         simulated = problem.evaluate(tables.plan(selection.tolist())).objective_value(objective)
-        assert lowest <= load / simulated <= 1 + 1e-9
+        assert load == pytest.approx(simulated, rel=tolerance)
 
 
 def test_values_are_finite_if_a_host_has_no_free_memory() -> None:
@@ -118,10 +127,10 @@ def test_search_improves_the_value_and_gives_the_same_plan_again() -> None:
 
 
 def test_search_also_begins_with_known_plans() -> None:
-    problem = network("mobilenet_v2", "jetson-nx2", "memory")
+    problem = network("lenet", "jetson-nx2", "throughput")
     known = improve_by_moves(problem, problem.best_single_device[0], WorkBudget())
     plan, without = Teams(tries=0).plan_from(problem, WorkBudget(), [known]), Teams(tries=0).plan(problem)
-    assert problem.evaluate(plan).memory < problem.evaluate(without).memory
+    assert problem.evaluate(plan).period_s < problem.evaluate(without).period_s
 
 
 def test_plan_is_not_worse_than_that_of_pipeline() -> None:

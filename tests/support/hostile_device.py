@@ -43,11 +43,11 @@ class Hostile:
         arguments = shlex.split(message.partition("host: ")[2])
         token = next((word.partition("=")[2] for word in arguments if word.startswith(TOKEN_VARIABLE)), "")
         options = dict(itertools.pairwise(arguments))
-        self.heartbeat_s = heartbeat_s
         self.name, self.credentials = name, RunCredentials(options["--run"], token)
         self.digest = load_json(directory / "artifact.json")["digest"]
         self.end = time.monotonic() + 20
         self.messages: list[tuple[MessageHeader, Any]] = []
+        self.loop = EventLoop(heartbeat_s)
         self.listener = socket.create_server(("127.0.0.1", 0))
         self.there.append(self)
         connection = socket.create_connection(split_address(options["--coordinator"]))
@@ -64,7 +64,6 @@ class Hostile:
     def greet(self, **changes: Any) -> None:
         """Greet the coordinator as a real device does, except for these changes."""
         self.control.send_greeting(MessageType.HELLO, {**self.hello, **changes}, self.end)
-        self.loop = EventLoop(self.heartbeat_s)
         self.control.start(
             self.loop, lambda _: None, lambda header, payload: self.messages.append((header, payload)), lambda _: None
         )
@@ -107,6 +106,7 @@ class Hostile:
 
     def close(self) -> None:
         self.control.close()
+        self.loop.close()
         self.listener.close()
 
 

@@ -18,10 +18,10 @@ from dicompiler.plugin_api.search import OBJECTIVES
 from dicompiler_strategies.joint.variable_elimination import EliminationOrder, build_elimination_order
 from dicompiler_strategies.tables.choice_footprints import (
     Floats,
-    box_elements,
     device_host_matrix,
+    needed_elements,
     output_bytes,
-    state_slots,
+    state_bytes,
 )
 from dicompiler_strategies.tables.cost_tables import (
     CostTables,
@@ -208,11 +208,11 @@ def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
     layers, host_matrix = tables.problem.layers, device_host_matrix(tables.problem.platform)
     host_bytes = []
     for layer, footprint in zip(layers.layers, tables.footprints, strict=True):
-        device_bytes = output_bytes(layers, layer, footprint)
-        names = dict(enumerate(layer.inputs)) | {slot: name for name, slot in state_slots(layers, layer).items()}
-        for slot, needs in footprint.needs.items():
-            item_bytes = raw_nbytes(layers.tensors[names[slot]].dtype, (1,))
-            device_bytes += item_bytes * sum(need.sign * box_elements(need.boxes) for need in needs)
+        device_bytes = state_bytes(layers, layer, footprint)
+        for nbytes in output_bytes(layers, layer, footprint).values():
+            device_bytes += nbytes
+        for slot, name in enumerate(layer.inputs):
+            device_bytes += raw_nbytes(layers.tensors[name].dtype, (1,)) * needed_elements(footprint, slot)
         host_bytes.append(device_bytes @ host_matrix)
     return tuple(host_bytes)
 

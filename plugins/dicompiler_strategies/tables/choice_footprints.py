@@ -258,12 +258,35 @@ def box_elements(boxes: Ints) -> Ints:
     return elements
 
 
-def output_bytes(layers: LayerGraph, layer: Layer, footprint: ChoiceFootprint) -> Floats:
-    """Return the bytes of a layer's outputs that each device computes, shape (ways to split the layer, devices)."""
-    nbytes = np.zeros(footprint.final_seconds.shape)
+def output_bytes(layers: LayerGraph, layer: Layer, footprint: ChoiceFootprint) -> dict[str, Floats]:
+    """Return the bytes of each of a layer's outputs that each device computes, shape (ways to split it, devices).
+
+    Outputs without known regions are omitted.
+    """
+    nbytes: dict[str, Floats] = {}
     for slot, boxes in footprint.produced.items():
-        nbytes += raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,)) * box_elements(boxes)
+        item_bytes = raw_nbytes(layers.tensors[layer.outputs[slot]].dtype, (1,))
+        nbytes[layer.outputs[slot]] = (item_bytes * box_elements(boxes)).astype(np.float64)
     return nbytes
+
+
+def state_bytes(layers: LayerGraph, layer: Layer, footprint: ChoiceFootprint) -> Floats:
+    """Return the bytes of the states that each device reads in a layer, shape (ways to split the layer, devices).
+
+    A state is an output of the model that becomes an input of the next frame.
+    """
+    nbytes = np.zeros(footprint.final_seconds.shape)
+    for name, slot in state_slots(layers, layer).items():
+        nbytes += raw_nbytes(layers.tensors[name].dtype, (1,)) * needed_elements(footprint, slot)
+    return nbytes
+
+
+def needed_elements(footprint: ChoiceFootprint, slot: int) -> Floats:
+    """Return how many elements of an input each device reads, shape (ways to split the layer, devices)."""
+    elements = np.zeros(footprint.final_seconds.shape)
+    for need in footprint.needs.get(slot, ()):
+        elements += need.sign * box_elements(need.boxes)
+    return elements
 
 
 def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -17,9 +17,16 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from dicompiler.plugin_api import LayerGraph, Problem
 from dicompiler.plugin_api.onnx import raw_nbytes
-from dicompiler_strategies.joint.joint_model import activation_bytes
-from dicompiler_strategies.tables.choice_footprints import Floats, device_host_matrix, output_bytes, source_and_sink
+from dicompiler_strategies.tables.choice_footprints import (
+    Floats,
+    device_host_matrix,
+    needed_elements,
+    output_bytes,
+    source_and_sink,
+    state_bytes,
+)
 from dicompiler_strategies.tables.cost_tables import (
     BoxFlow,
     CostTables,
@@ -37,55 +44,70 @@ Selections = NDArray[np.intp]
 
 
 @dataclass(frozen=True, eq=False)
-class SentTensors:
-    """The bytes that devices send to each other for each tensor, by the choices (ways to split a layer) of its layers.
+class TensorBytes:
+    """The bytes of one tensor that devices send to each other.
 
     Attributes:
-        edges: For each layer whose outputs other layers read: the position of the last reader, and the bytes by edge
-            (pair of connected layers). Those of the edge from layer i to reader j have the shape (choices of i, choices
-            of j, senders, receivers). A receiver gets a tensor only once, so only the edge with the most bytes counts.
+        last_reader: Position of the last layer that reads the tensor.
+        edges: The bytes by edge (pair of connected layers). Those of the edge from layer i to reader j have the shape
+            (choices of i, choices of j, senders, receivers). A receiver gets a tensor only once, so only the edge with
+            the most bytes counts.
+    """
+
+    last_reader: int
+    edges: Mapping[LayerEdge, Floats]
+
+
+@dataclass(frozen=True, eq=False)
+class SentTensors:
+    """The bytes that devices send to each other, by the choices (ways to split a layer) of the layers.
+
+    Attributes:
+        tensors: The tensors that other layers read.
         inputs: For each layer, the bytes of network inputs that it reads, shape (choices, senders, receivers).
         outputs: For each layer, the bytes of network outputs that it sends to sinks, of the same shape.
     """
 
-    edges: Sequence[tuple[int, Mapping[LayerEdge, Floats]]]
+    tensors: Sequence[TensorBytes]
     inputs: Sequence[Floats]
     outputs: Sequence[Floats]
 
-    def received_by(self, hosts: Floats) -> SentTensors:
-        """Return the bytes that each host receives, instead of those that devices send to each other.
-
-        One axis of hosts replaces the axes of senders and receivers. `hosts` has the shape (devices, hosts); it is 1
-        for each device on its host.
-        """
+    def received(self) -> SentTensors:
+        """Return the bytes that each device receives. The arrays have no axis of senders."""
         known: dict[int, Floats] = {}
 
         def received(sent: Floats) -> Floats:
             if id(sent) not in known:
-                known[id(sent)] = sent.sum(axis=-2) @ hosts
+                known[id(sent)] = sent.sum(axis=-2)
             return known[id(sent)]
 
-        edges = [(last, {edge: received(sent) for edge, sent in tables.items()}) for last, tables in self.edges]
-        return SentTensors(edges, [*map(received, self.inputs)], [*map(received, self.outputs)])
+        tensors = [
+            replace(tensor, edges={edge: received(sent) for edge, sent in tensor.edges.items()})
+            for tensor in self.tensors
+        ]
+        return SentTensors(tensors, [*map(received, self.inputs)], [*map(received, self.outputs)])
 
 
 def find_sent_tensors(tables: CostTables) -> SentTensors:
     """Return the bytes that are sent for each tensor, by the choices (ways to split) of its layers."""
     problem, layers, footprints = tables.problem, tables.problem.layers, tables.footprints
     known: dict[object, Floats] = {}
-    by_producer: dict[int, dict[LayerEdge, Floats]] = {}
+    by_tensor: dict[str, dict[LayerEdge, Floats]] = {}
     for (i, j), slots in find_edges(layers).items():
-        key = footprints[i], footprints[j], slots
-        if key not in known:
-            shape = len(tables.choices[i]), len(tables.choices[j])
-            known[key] = _sum_flows(tables, flows_on_edge(layers, (i, j), slots, footprints), shape)
-        by_producer.setdefault(i, {})[i, j] = known[key]
+        for out in sorted({out for out, _ in slots}):
+            read = tuple(slot for slot in slots if slot[0] == out)
+            key = footprints[i], footprints[j], read
+            if key not in known:
+                shape = len(tables.choices[i]), len(tables.choices[j])
+                known[key] = _sum_flows(tables, flows_on_edge(layers, (i, j), read, footprints), shape)
+            by_tensor.setdefault(layers.layers[i].outputs[out], {})[i, j] = known[key]
     inputs, outputs = [], []
     for layer, footprint, choices in zip(layers.layers, footprints, tables.choices, strict=True):
         flows_in, flows_out = flows_at_ends(problem, layer, footprint)
         inputs.append(_sum_flows(tables, flows_in, (1, len(choices)))[0])
         outputs.append(_sum_flows(tables, flows_out, (len(choices), 1))[:, 0])
-    return SentTensors([(max(j for _, j in edges), edges) for edges in by_producer.values()], inputs, outputs)
+    tensors = [TensorBytes(max(j for _, j in edges), edges) for edges in by_tensor.values()]
+    return SentTensors(tensors, inputs, outputs)
 
 
 def _sum_flows(tables: CostTables, flows: Sequence[BoxFlow], shape: tuple[int, int]) -> Floats:
@@ -135,7 +157,7 @@ class StackedTables:
 class LayerTerms:
     """Terms (summands) of loads that depend on one layer's choice (way to split it).
 
-    A load is the bytes of a host, or the seconds of a device or link. The sums of the terms are the rows of an array.
+    A load is the bytes of a device, or the seconds of a device or link. The sums of the terms are the rows of an array.
 
     Attributes:
         layers: The position of the layer of each term.
@@ -172,8 +194,8 @@ class TensorTerms:
         reader_choices: For each edge, how many choices (ways to split it) the reader has.
         tensors: For each edge, the index of its tensor, in ascending order.
         targets: For each tensor, the index of the sum to which its term is added, in ascending order.
-        tables: For each edge, the bytes by the choices of both layers, shape (choices · choices, pairs of devices or
-            hosts).
+        tables: For each edge, the bytes by the choices of both layers, shape (choices · choices, pairs of devices), or
+            (choices · choices, receivers).
     """
 
     producers: NDArray[np.intp]
@@ -193,7 +215,7 @@ class TensorTerms:
         edges = [
             (i, j, tensor, table)
             for tensor, number in enumerate(order)
-            for (i, j), table in sent.edges[number][1].items()
+            for (i, j), table in sent.tensors[number].edges.items()
         ]
         return cls(
             np.array([i for i, _, _, _ in edges], np.intp),
@@ -356,7 +378,7 @@ class LoadModel(ABC):
 
     A term depends on one layer, or on the layers that compute and read a tensor. Terms are added up in rows, and a load
     is the largest of the sums row 0, row 0 + row 1, row 0 + row 1 + row 2, … With one row, a load is the sum of all
-    terms.
+    terms. For memory, these are the loads of devices, and the load of a host is the sum of those of its devices.
 
     The terms of a run (sequence of consecutive layers) are in row 0 and in a short span of rows. If a plan changes in a
     run, only sums that end in its span are calculated again. All sums that end before the span change by the same
@@ -381,16 +403,20 @@ class LoadModel(ABC):
     def loads_of_tensors(self, sent: Floats) -> Floats:
         """Return the values that sent tensors add to the sums of terms, shape (tensors, selections, loads).
 
-        `sent` has the bytes of each tensor for each plan, shape (tensors, selections, pairs of devices or hosts).
+        `sent` has the bytes of each tensor for each plan, shape (tensors, selections, pairs of devices),
+        or (tensors, selections, receivers).
         """
+
+    def loads_of_largest_sums(self, sums: Floats) -> Floats:
+        """Return the loads if the largest sums of terms are `sums`. Both have their axis last."""
+        return sums
 
     def loads(self, selections: Selections) -> Floats:
         """Return the loads (seconds or bytes) of each plan, shape (selections, loads)."""
         terms = self._terms((range(self.layers),))
         sums = np.zeros((self.sum_row_count, 1, len(selections), self._widths[0]))
         terms.add_to(sums, *self._values(selections[None], terms))
-        loads: Floats = _add_up_rows(sums[:, 0]).max(axis=0)
-        return loads
+        return self.loads_of_largest_sums(_add_up_rows(sums[:, 0]).max(axis=0))
 
     def moved_loads(self, current: Selections, moved: Selections, runs: Sequence[range]) -> Floats:
         """Return the loads (seconds or bytes) of plans that differ from `current` in a run of layers.
@@ -410,8 +436,8 @@ class LoadModel(ABC):
         changes = np.zeros((1 + terms.span, *moved.shape[:2], self._widths[0]))
         changes[0] = plan.row_0
         terms.add_to(changes, of_layers, of_tensors)
-        loads = _changed_loads(plan, _add_up_rows(changes), terms.first_rows)
-        return loads.reshape(-1, loads.shape[-1])
+        sums = _largest_changed_sums(plan, _add_up_rows(changes), terms.first_rows)
+        return self.loads_of_largest_sums(sums.reshape(-1, sums.shape[-1]))
 
     def entries(self, runs: Sequence[range]) -> int:
         """Return how many table entries are read to evaluate one changed plan for each run of layers."""
@@ -469,8 +495,8 @@ def _add_up_rows(rows: Floats) -> Floats:
     return rows
 
 
-def _changed_loads(current: PlanTerms, changes: Floats, first_rows: NDArray[np.intp]) -> Floats:
-    """Return the loads of changed plans, shape (runs, selections, loads): see `LoadModel`.
+def _largest_changed_sums(current: PlanTerms, changes: Floats, first_rows: NDArray[np.intp]) -> Floats:
+    """Return the largest sums of changed plans, shape (runs, selections, loads): see `LoadModel`.
 
     Args:
         current: The terms of the current plan.
@@ -529,7 +555,7 @@ def build_period_model(tables: CostTables, sent: SentTensors) -> PeriodModel:
         len(layer_seconds),
         1,
         LayerTerms.build([(0, layer, seconds) for layer, seconds in enumerate(layer_seconds)]),
-        TensorTerms.build(sent, [0] * len(sent.edges)),
+        TensorTerms.build(sent, [0] * len(sent.tensors)),
         byte_seconds,
         message_seconds,
     )
@@ -545,61 +571,81 @@ def _add_runtime_seconds(runtime: RuntimeArrays, byte_seconds: Floats, message_s
 
 @dataclass(frozen=True, eq=False)
 class HostMemoryModel(LoadModel):
-    """Bytes that each host needs for one frame.
+    """Bytes that each host needs for one frame: the sum of the largest numbers of bytes of its devices.
 
-    A received tensor takes space from the start of the frame to the last layer that reads it, a computed tensor from
-    its layer on. While a host computes layer t, its tensors therefore take
+    A device stores a received tensor from the start of the frame to the last layer that reads it, and a computed tensor
+    from its layer to the last layer that reads it. While a device computes layer t, its tensors therefore take
 
-        Σ_{i > t} received_i + stored_t,    stored_t = inputs and outputs of t + Σ (computed before t and read after t).
+        Σ_{i ≥ t} received_i + Σ (computed by layer t or before, and read by layer t or after).
 
     Here, received_i are the bytes of received tensors whose last reader is layer i. Row 0 of the model has the bytes
     that are stored during the whole frame: weights, and network outputs that sinks receive. The next rows go from the
     last layer to the first. Each has the bytes during a layer minus the bytes during the layer after it, so that the
-    sum of rows is the bytes during a layer. The last row is for the start of the frame, before the first layer.
+    sum of rows is the bytes during a layer.
+
+    Attributes:
+        hosts: 1 for each device on its host, shape (devices, hosts).
     """
+
+    hosts: Floats
 
     def loads_of_tensors(self, sent: Floats) -> Floats:
         return sent
 
+    def loads_of_largest_sums(self, sums: Floats) -> Floats:
+        loads: Floats = sums @ self.hosts
+        return loads
+
 
 def build_memory_model(tables: CostTables, sent: SentTensors) -> HostMemoryModel:
-    graph, hosts = tables.problem.layers, device_host_matrix(tables.problem.platform)
-    received, count = sent.received_by(hosts), len(tables.choices)
+    problem, received, count = tables.problem, sent.received(), len(tables.choices)
+    layers, (sources, sinks) = problem.layers, source_and_sink(problem)
     terms: dict[tuple[int, int], Floats] = {}
 
     def store(layer: int, nbytes: Floats, first: int, last: int) -> None:
         """Store bytes, which depend on the choice for `layer`, while layers `first` to `last` are computed."""
-        for row, change in ((count - last, nbytes), (count - first + 1, -nbytes)):
+        changes = [(count - last, nbytes)]
+        if first > 0:
+            changes.append((count - first + 1, -nbytes))
+        for row, change in changes:
             terms[row, layer] = terms.get((row, layer), 0) + change
 
-    for layer, (activations, buffer) in enumerate(zip(activation_bytes(tables), _source_buffers(tables), strict=True)):
-        terms[0, layer] = tables.weight_bytes[layer] @ hosts + received.outputs[layer]
-        store(layer, activations, layer, layer)
-        terms[count - layer + 1, layer] += received.inputs[layer] + buffer
-    for _, edges in received.edges:
-        producer = min(edges)[0]
-        produced = output_bytes(graph, graph.layers[producer], tables.footprints[producer]) @ hosts
-        for before, reader in itertools.pairwise(sorted({producer, *(j for _, j in edges)})):
-            if reader > before + 1:
-                store(producer, produced, before + 1, reader - 1)
-    targets = [count - last_reader + 1 for last_reader, _ in received.edges]
+    for i, (layer, footprint) in enumerate(zip(layers.layers, tables.footprints, strict=True)):
+        terms[0, i] = tables.weight_bytes[i] + received.outputs[i]
+        store(i, received.inputs[i] + state_bytes(layers, layer, footprint), 0, i)
+        for name, nbytes in output_bytes(layers, layer, footprint).items():
+            is_kept = _devices_that_keep(problem, name, sinks)
+            store(i, nbytes * is_kept, i, count - 1)
+            store(i, nbytes * ~is_kept, i, max([i, *_reader_positions(layers, name)]))
+    is_source = _is_device_in(problem, sources)
+    for name in layers.inputs:
+        tensor, reader = layers.tensors[name], max(_reader_positions(layers, name), default=None)
+        if reader is not None and tensor.shape is not None:
+            slot = layers.layers[reader].inputs.index(name)
+            is_read = needed_elements(tables.footprints[reader], slot) > 0
+            whole: Floats = np.float64(raw_nbytes(tensor.dtype, tensor.shape)) * is_source
+            store(reader, whole * is_read, 0, reader)
+            store(reader, whole * ~is_read, 0, 0)
     return HostMemoryModel(
         count,
-        count + 2,
+        count + 1,
         LayerTerms.build([(row, layer, nbytes) for (row, layer), nbytes in terms.items()]),
-        TensorTerms.build(received, targets),
+        TensorTerms.build(received, [count - tensor.last_reader for tensor in received.tensors]),
+        device_host_matrix(problem.platform),
     )
 
 
-def _source_buffers(tables: CostTables) -> Floats:
-    """Return the bytes of network inputs that sources store, in the row of their last reader, shape (layers, hosts)."""
-    problem, layers = tables.problem, tables.problem.layers
-    sources = {problem.platform.host_of[name] for name in source_and_sink(problem)[0]}
-    is_source = np.array([host.name in sources for host in problem.platform.hosts], np.float64)
-    buffers = np.zeros((len(layers.layers), len(is_source)))
-    for name in layers.inputs:
-        readers = [layers.position[layer.name] for layer in layers.consumers.get(name, ())]
-        tensor = layers.tensors[name]
-        if readers and tensor.shape is not None:
-            buffers[max(readers)] += raw_nbytes(tensor.dtype, tensor.shape) * is_source
-    return buffers
+def _reader_positions(layers: LayerGraph, tensor: str) -> list[int]:
+    return [layers.position[layer.name] for layer in layers.consumers.get(tensor, ())]
+
+
+def _is_device_in(problem: Problem, names: Sequence[str]) -> NDArray[np.bool_]:
+    return np.array([device.name in names for device in problem.platform.devices])
+
+
+def _devices_that_keep(problem: Problem, tensor: str, sinks: Sequence[str]) -> NDArray[np.bool_]:
+    """Return which devices store their part of a tensor until the end of the frame: network outputs and states."""
+    layers = problem.layers
+    if tensor in layers.delivered_outputs:
+        return _is_device_in(problem, sinks)
+    return np.full(len(problem.platform.devices), tensor in layers.outputs)
