@@ -41,7 +41,7 @@ def start(directory: Path, entry: tuple[str, ...]) -> tuple[float, float]:
     shape = load_json(directory / "artifact.json")["inputs"][0]
     inputs = {shape["name"]: np.zeros(shape["shape"], np.float32)}
     begin = time.perf_counter()
-    with dicompiler.connect(directory, RunOptions()) as session:
+    with dicompiler.connect(directory, RunOptions(in_flight=1)) as session:
         ready = time.perf_counter() - begin
         session.infer(inputs)
         return ready, time.perf_counter() - begin

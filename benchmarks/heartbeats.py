@@ -39,7 +39,7 @@ def count_false_failures(directory: Path, heartbeat_s: float, seconds: float, pr
 
 def measure_idle_processor_share(directory: Path, heartbeat_s: float) -> float:
     """Return the fraction of a processor that a device uses while it has no frames to compute."""
-    with ClusterSession(SocketsArtifact.load(directory), RunOptions(heartbeat_s=heartbeat_s)) as session:
+    with ClusterSession(SocketsArtifact.load(directory), RunOptions(in_flight=1, heartbeat_s=heartbeat_s)) as session:
         pids = [process.popen.pid for process in session.processes.values() if process.popen is not None]
         before = sum(map(_processor_s, pids))
         time.sleep(IDLE_S)

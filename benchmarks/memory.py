@@ -67,7 +67,7 @@ def run(name: str, model: onnx.ModelProto, strategy: str | Plan, platform: str =
         made = dicompiler.compile(model, platform=platform, output=Path(place, "a"), **chosen)
         program = made.program
         assert program is not None
-        reports = target.run(Path(place, "a"), [random_inputs(program.inputs)], RunOptions()).reports
+        reports = target.run(Path(place, "a"), [random_inputs(program.inputs)], RunOptions(in_flight=1)).reports
     held, added = program_memory(program), target.memory_overhead(program)
     return [Row(name, r.device, held[r.device].total, added[r.device], r.peak_memory_bytes) for r in reports]
 

@@ -124,7 +124,7 @@ def pipeline(network: str, frames: int, rounds: int) -> None:
         compiled(model, "single", "rpi4x1", Path(place, "one"))
         assert made.program is not None
         given = [random_inputs(made.program.inputs)] * frames
-        options = RunOptions(in_flight=0, pin=True, kept_frames=1)
+        options = RunOptions(pin=True, kept_frames=1)
         for _ in range(rounds):
             two = MpiTarget().run(Path(place, "two"), given, options)
             os.sched_setaffinity(0, cores[:1])
@@ -192,7 +192,7 @@ def find_difference(case: Case, plan: Plan, model: Model, inputs: Any, is_exact:
     place.mkdir()
     MpiTarget(threads=1).emit(made, place)
     write_digests_and_checksum(place)
-    result = MpiTarget().run(place, [inputs], RunOptions())
+    result = MpiTarget().run(place, [inputs], RunOptions(in_flight=1))
     shutil.rmtree(place)
     reference = run_model(model, inputs)
     checks = [

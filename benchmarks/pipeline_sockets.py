@@ -134,10 +134,10 @@ def measure(pair: Path, single: Path, inputs: Mapping[str, Any], frames: int) ->
     """Measure all figures of one repetition one after another, so that other load on the host affects all of them."""
     target, cores, before = SocketsTarget(), sorted(os.sched_getaffinity(0)), read_processor_times()
     one = target.run(pair, [inputs] * frames, RunOptions(in_flight=1, pin=True, kept_frames=1))
-    stream = target.run(pair, [inputs] * frames, RunOptions(in_flight=0, pin=True, kept_frames=1))
+    stream = target.run(pair, [inputs] * frames, RunOptions(pin=True, kept_frames=1))
     os.sched_setaffinity(0, cores[:1])
     try:
-        alone = target.run(single, [inputs] * frames, RunOptions(in_flight=0, pin=True, kept_frames=1))
+        alone = target.run(single, [inputs] * frames, RunOptions(pin=True, kept_frames=1))
         alone_s = segments_alone(pair, inputs, max(5, frames // 2))
     finally:
         os.sched_setaffinity(0, cores)

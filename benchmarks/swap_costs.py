@@ -252,7 +252,7 @@ def measure_adaptation(place: Path, text: str, strategy: str, objective: str, di
     recorder, log = StepRecorder(), logging.getLogger("dicompiler")
     log.setLevel(logging.INFO)
     log.addHandler(recorder)
-    options = RunOptions(in_flight=0, on_frame=recorder.record_frame)
+    options = RunOptions(on_frame=recorder.record_frame)
     # Only the changed link should start a search. One host computes for all boards, so boards may seem slower than
     # predicted; they may therefore deviate by 100 %.
     adapt = AdaptOptions(deviation=1.0) if text.startswith("link:") else AdaptOptions()

@@ -61,7 +61,7 @@ def run_swaps(place: Path, count: int, rng: Random) -> dict[str, Any]:
     (place / "boards").mkdir()
     with cluster(place / "boards", NAMES) as boards, boards.inside():
         hosts = boards.hosts(place / "hosts.toml")
-        session_options = RunOptions(in_flight=0, insecure=True, heartbeat_s=0.5)
+        session_options = RunOptions(insecure=True, heartbeat_s=0.5)
         with dicompiler.connect_swappable(directories[3], session_options, hosts=hosts) as session:
 
             def swap_often() -> None:

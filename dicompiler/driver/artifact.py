@@ -337,10 +337,11 @@ def _run_all_plans(
     path: Path, target: Target, plan: Plan, frames: list[dict[str, Any]], deadline: Deadline
 ) -> list[_VerifiedRun]:
     """Run an artifact with all devices, and once for each failure plan without the failed devices."""
-    runs = [_VerifiedRun(frames, target.run(path, frames, RunOptions(timeout_s=deadline.remaining_s)))]
+    options = RunOptions(in_flight=1, timeout_s=deadline.remaining_s)
+    runs = [_VerifiedRun(frames, target.run(path, frames, options))]
     for failure in plan.failures:
         failure_frames = frames[:1] * len(failure.plan.replica_roles)
-        options = RunOptions(timeout_s=deadline.remaining_s, start_without=failure.failed)
+        options = replace(options, timeout_s=deadline.remaining_s, start_without=failure.failed)
         runs.append(_VerifiedRun(failure_frames, target.run(path, failure_frames, options), failure.failed))
     return runs
 

@@ -59,7 +59,7 @@ def deploy(
         copy_only: True to copy and check the files, but run nothing.
         resident: True to keep the devices running for later runs.
         verify: True to compare the outputs with onnxruntime.
-        options: Options of the run. Default: `RunOptions()` with three frames in flight for each device.
+        options: Options of the run. Default: `RunOptions()`.
 
     Returns:
         The copied files, the run and its verification.
@@ -70,9 +70,7 @@ def deploy(
     """
     if copy_only and (resident or verify):
         raise UsageError("deploy: with copy_only nothing is run: omit resident and verify")
-    options = replace(
-        options or RunOptions(in_flight=0), hosts=hosts if isinstance(hosts, Hosts) else Hosts.load(hosts)
-    )
+    options = replace(options or RunOptions(), hosts=hosts if isinstance(hosts, Hosts) else Hosts.load(hosts))
     # With `copy_only`, no tensors are sent, so encryption keys are not required.
     options = replace(
         options, keys=options.keys if keys is None else Path(keys), insecure=options.insecure or copy_only

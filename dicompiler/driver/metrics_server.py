@@ -1,7 +1,7 @@
 """Metrics of a session for Prometheus, over HTTP.
 
 with dicompiler.MetricsServer("127.0.0.1:9464") as metrics:
-    options = dicompiler.RunOptions(in_flight=0, on_frame=metrics.record_frame, on_event=metrics.record_event)
+    options = dicompiler.RunOptions(on_frame=metrics.record_frame, on_event=metrics.record_event)
     with dicompiler.connect("build", options) as session:
         ...
 """

@@ -591,8 +591,7 @@ def connect_swappable(
 
     Args:
         directory: The artifact's directory.
-        options: Options of the run, for this artifact and all later ones. Default: `RunOptions()` with three frames in
-            flight for each device.
+        options: Options of the run, for this artifact and all later ones. Default: `RunOptions()`.
         timeout: Seconds allowed for the start, and for each frame. Default: `options.timeout_s`.
         hosts: A hosts.toml, or its parsed content, with the hosts on which the devices are started. If it states the
             directory on a host, the files of later artifacts are copied to a directory next to it.

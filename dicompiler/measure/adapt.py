@@ -590,7 +590,7 @@ def connect_adaptive(
 
     Args:
         directory: Directory of the artifact with which the session starts.
-        options: Options of the session. Default: `RunOptions()` with three frames in flight for each device.
+        options: Options of the session. Default: `RunOptions()`.
         timeout: Seconds allowed for the start, and for each frame. Default: `options.timeout_s`.
         adapt: When to search and to swap. Default: `AdaptOptions()`.
         hosts: A hosts.toml, or its parsed content, with the hosts on which the devices are started. If it states the
@@ -695,7 +695,7 @@ def run_with_swaps(
     from dicompiler.verify.run_inputs import prepare_inputs
 
     check_frame_count(frames)
-    options = options or RunOptions(in_flight=0)
+    options = options or RunOptions()
     on_event, recorder = options.on_event, _RunRecorder()
 
     def record(event: RunEvent) -> None:

@@ -171,7 +171,7 @@ def connect(
 
     Args:
         directory: The artifact's directory.
-        options: Options of the run. Default: `RunOptions()` with three frames in flight for each device.
+        options: Options of the run. Default: `RunOptions()`.
         timeout: Seconds allowed for the start, and for each frame. Default: `options.timeout_s`.
         hosts: A hosts.toml, or its parsed content. The devices are started on these hosts, after missing files and keys
             were copied there. Default: `options.hosts`.
@@ -203,8 +203,7 @@ def resolve_connect_options(
 ) -> RunOptions:
     """Combine the arguments of `connect` into the options of a session.
 
-    Each argument that is not None replaces a field of `options`. Without options, three frames per device are in
-    flight.
+    Each argument that is not None replaces a field of `options`.
 
     Raises:
         DicompilerError: The hosts file is invalid.
@@ -219,7 +218,7 @@ def resolve_connect_options(
     check_type(in_flight, (int, NoneType), "connect: in_flight", "a number of frames")
     if on_event is not None and not callable(on_event):
         raise UsageError(f"connect: on_event must be a function that takes a RunEvent, not {on_event!r}")
-    run_options = (options or RunOptions(in_flight=0)).with_timeout(timeout)
+    run_options = (options or RunOptions()).with_timeout(timeout)
     if hosts is not None:
         run_options = replace(run_options, hosts=hosts if isinstance(hosts, Hosts) else Hosts.load(hosts))
     given = {"keys": None if keys is None else Path(keys), "in_flight": in_flight, "on_event": on_event}

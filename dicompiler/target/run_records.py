@@ -344,8 +344,8 @@ class RunOptions:
     """Options of a run, an installation or a session.
 
     Attributes:
-        in_flight: Maximum number of frames in flight; 0 means three per device, which is the default of the commands
-            and of `connect` without options. A device has receive buffers for this number of frames.
+        in_flight: Maximum number of frames in flight; 0 means three per device. A device has receive buffers for this
+            number of frames.
         kept_frames: Number of frames with outputs in the result; None means all frames.
         heartbeat_s: Seconds between two heartbeats. A device that misses three heartbeats has failed. Default: 0.5 s
             for target `sockets` if the artifact has failure plans, otherwise 2 s.
@@ -375,7 +375,7 @@ class RunOptions:
         UsageError: A value has a wrong type or is out of range.
     """
 
-    in_flight: int = 1
+    in_flight: int = 0
     kept_frames: int | None = None
     heartbeat_s: float | None = None
     keys: Path | None = None

@@ -24,7 +24,7 @@ def test_target_without_remote_runs_refuses_other_hosts(tmp_path: Path) -> None:
 
 
 def test_with_many_devices_as_many_frames_are_on_their_way_as_a_target_takes() -> None:
-    asked = RunOptions(in_flight=0)
+    asked = RunOptions()
     assert [asked.resolve_in_flight(devices, 1024) for devices in (2, 341, 342, 1000)] == [6, 1023, 1024, 1024]
     assert asked.resolve_in_flight(4, 8) == 8
     assert frames_in_flight(0, 1000, 5000) == 1024

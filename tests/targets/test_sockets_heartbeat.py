@@ -31,7 +31,7 @@ FOUND_S = 3.75 * HEARTBEAT_S
 @pytest.mark.parametrize("victim", ["a", "b", "c"])
 def test_names_stopped_device_in_time(victim: str, tmp_path: Path) -> None:
     network = halo()
-    session = dicompiler.connect(emit(network, tmp_path), RunOptions(in_flight=0, heartbeat_s=HEARTBEAT_S), 60)
+    session = dicompiler.connect(emit(network, tmp_path), RunOptions(heartbeat_s=HEARTBEAT_S), 60)
     reason = r"no data received for 1\.2 s: the device has stopped, or the network to the device is down"
     remedy = r"compile with --tolerate-failures 1 \(in Python: tolerate_failures=1\)"
     message = rf"^device '{victim}': {reason}; the artifact has no plan for the failure of '{victim}': {remedy}$"

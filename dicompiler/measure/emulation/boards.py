@@ -173,7 +173,7 @@ def _measure_target(target: Target) -> RuntimeCosts:
 def _run_benchmark(target: Target, directory: Path, steps_s: Mapping[str, tuple[float, ...]]) -> RunResult:
     frame, first = {"x": np.zeros((1, 1, 1, 1), np.float32)}, next(iter(steps_s))
     with open_boards(runtime_benchmarks.BENCHMARK_PLATFORM, steps_s, first) as emulation:
-        options = options_on_boards(emulation, first, RunOptions(kept_frames=1))
+        options = options_on_boards(emulation, first, RunOptions(in_flight=1, kept_frames=1))
         return target.run(directory, [frame] * FRAMES_PER_ROUND, options)
 
 

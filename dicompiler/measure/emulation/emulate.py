@@ -237,7 +237,7 @@ def emulate(
             long as the cost model predicts.
         cost: The cost model of the prediction. Default: the model that the artifact was compiled with or, with
             `slower`, the emulated times themselves.
-        options: Options of the run.
+        options: Options of the run. Default: one frame in flight.
         dilation: Factor of at least 1 by which computing and links are slowed; measured times are divided by it. A
             larger factor lets this host emulate more or faster boards. The runtime itself is not slowed, so after the
             division it seems faster than it is.
@@ -252,7 +252,7 @@ def emulate(
     """
     check_frame_count(frames)
     check_dilation(dilation)
-    boards = _open_artifact(directory, platform, cost, frames, options or RunOptions(), dilation)
+    boards = _open_artifact(directory, platform, cost, frames, options or RunOptions(in_flight=1), dilation)
     log.info("timing %d segments on this host", sum(len(device.segments) for device in boards.program.devices))
     host_s = boards.measure_host_seconds(inputs, is_long=slower is not None)
     workload = plan_workload(boards.problem, boards.plan)[1]

@@ -27,9 +27,9 @@ def time_artifact(artifact: Path, seconds: float) -> dict[str, Any]:
     send is found complete; None if nothing is sent.
     """
     frame = {"x": np.zeros((1, 1, 1, 1), np.float32)}
-    first = MpiTarget().run(artifact, [frame] * MIN_FRAMES, RunOptions())
+    first = MpiTarget().run(artifact, [frame] * MIN_FRAMES, RunOptions(in_flight=1))
     count = min(MAX_FRAMES, max(MIN_FRAMES, round(seconds / min(first.frames_s))))
-    result = MpiTarget().run(artifact, [frame] * count, RunOptions(kept_frames=1))
+    result = MpiTarget().run(artifact, [frame] * count, RunOptions(in_flight=1, kept_frames=1))
     timeline = [entry for report in result.reports for entry in report.timeline]
     send_s = [entry.end - entry.start for entry in timeline if entry.kind == "send"]
     return {"frames": result.frames_s, "send": statistics.median(send_s) if send_s else None}
