@@ -365,7 +365,8 @@ class RunOptions:
         on_event: Function that is called with each RunEvent, such as the failure or the return of a device, in the
             thread that uses the session.
         on_frame: Function that is called with the times of each finished frame, in the thread that uses the session
-            (target `sockets`). The session may call it as late as in the next call of one of its own methods.
+            (target `sockets`). It is usually called before the frame's outputs are returned. If a device is late, or a
+            stream has more frames, it is called in the next call of a method of the session.
         copy_bytes_per_s: For `Target.install`: largest number of bytes that are sent to all hosts in a second, so that
             the frames of a running artifact are not delayed; 0 means no limit.
         deadline: Time (of `time.monotonic`) by which a session must have ended, in addition to `timeout_s`. It limits a

@@ -26,7 +26,11 @@ from dicompiler.base.errors import DicompilerError, RunError, UsageError
 from dicompiler.cli.command_line import main
 from dicompiler.target.run_records import FrameTimes, RunOptions
 from dicompiler.verify.executor import run_model
+from dicompiler_targets.sockets import session as session_module
 from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.cluster_state import ClusterState
+from dicompiler_targets.sockets.device_connections import DeviceEvent
+from dicompiler_targets.sockets.runtime.protocol import MessageType
 from dicompiler_targets.sockets.session import ClusterSession
 from dicompiler_targets.sockets.target import SocketsTarget
 
@@ -330,3 +334,32 @@ def test_times_of_each_frame_are_reported(tmp_path: Path) -> None:
     for report in session.reports:
         assert sum(found.compute_s[report.device] for found in times) == pytest.approx(report.compute_s)
     assert all(found.frame_s > max(found.compute_s.values()) > 0 for found in times)
+
+
+def test_times_that_arrive_after_the_outputs_are_reported_before_the_next_frame(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, real_events = list[DeviceEvent](), ClusterState.events
+
+    def events(cluster: ClusterState, *arguments: Any) -> Iterator[DeviceEvent]:
+        """Yield the devices' messages, but each message DONE only in the next call."""
+        if held:
+            yield from [held.pop() for _ in range(len(held))]
+            return
+        for event in real_events(cluster, *arguments):
+            if event.header is not None and event.header.type is MessageType.DONE:
+                held.append(event)
+            else:
+                yield event
+
+    monkeypatch.setattr(session_module, "MAX_TIMES_WAIT_S", 60)
+    monkeypatch.setattr(ClusterState, "events", events)
+    times: list[FrameTimes] = []
+    with dicompiler.connect(emit(halo(), tmp_path), RunOptions(on_frame=times.append)) as session:
+        for count in range(1, 6):
+            session.infer(halo()[2])
+            assert len(times) == count
+        gate = threading.Semaphore(1)
+        for count, _ in enumerate(session.stream(halo()[2] for _ in range(5) if gate.acquire()), 6):
+            assert len(times) == count
+            gate.release()

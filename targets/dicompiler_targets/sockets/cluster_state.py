@@ -293,12 +293,13 @@ class ClusterState:
 
     # -- messages of devices and ends of connections
 
-    def events(self, is_ready: Callable[[], object]) -> Iterator[DeviceEvent]:
-        """Yield the messages and failures of devices that have arrived or arrive within POLL_INTERVAL_S.
+    def events(self, is_ready: Callable[[], object], wait_s: float = POLL_INTERVAL_S) -> Iterator[DeviceEvent]:
+        """Yield the messages and failures of devices that have arrived or arrive within `wait_s` seconds.
 
         Do not wait if `is_ready` returns a true value.
         """
-        wait_s = FAILURE_POLL_INTERVAL_S if self._failed_processes and not self._failed_at else POLL_INTERVAL_S
+        if self._failed_processes and not self._failed_at:
+            wait_s = FAILURE_POLL_INTERVAL_S
         events = self._messages.events
         self.loop.run_until(lambda: events or is_ready(), time.monotonic() + wait_s)
         while events:

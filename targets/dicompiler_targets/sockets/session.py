@@ -23,7 +23,7 @@ from dicompiler.plugin_api import DeviceReport, RunError, RunOptions, Session, U
 from dicompiler.plugin_api.artifacts import BoardState, FrameTimes, ReceivedBytes, RunEvent, describe_missing_plan
 from dicompiler.plugin_api.utilities import ALLOW_MORE_TIME, check_type, did_you_mean
 from dicompiler_targets.sockets.artifact import Manifest, RoleIO, SocketsArtifact, from_payload, state_piece, to_payload
-from dicompiler_targets.sockets.cluster_state import ClusterState
+from dicompiler_targets.sockets.cluster_state import POLL_INTERVAL_S, ClusterState
 from dicompiler_targets.sockets.daemon_client import DaemonConnector
 from dicompiler_targets.sockets.device_connections import (
     ANY_LOOPBACK_PORT,
@@ -165,6 +165,9 @@ class SessionGuard:
         return self._call
 
 
+MAX_TIMES_WAIT_S = 0.005
+"""Longest wait for the devices' times of a frame after its outputs, if the option `on_frame` is given."""
+
 COVERED_HEARTBEAT_S, UNCOVERED_HEARTBEAT_S = 0.5, 2.0
 """Default seconds between two heartbeats, with and without failure plans.
 
@@ -300,7 +303,9 @@ class ClusterSession(Session):
     def infer(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         checked = self.artifact.check_inputs(inputs)
         with self._guard_call():
-            outputs = self._wait_for_outputs(self._submit_frame(checked))
+            frame = self._submit_frame(checked)
+            outputs = self._wait_for_outputs(frame)
+            self._wait_for_times(frame)
             self._wait_for_event_log()
             return self.artifact.merge_outputs(outputs)
 
@@ -331,6 +336,8 @@ class ClusterSession(Session):
                     frame = self._next_finished_frame(reader, waiting)
                     if frame is not None:
                         outputs = self._wait_for_outputs(frame)
+                        if not reader.has_frame:
+                            self._wait_for_times(frame)
                         # While the caller uses the outputs, the helper thread exchanges messages with the devices.
                         self._loop.let_helper_run(caller_s if self._is_busy() else 0.0)
                     else:
@@ -521,6 +528,19 @@ class ClusterSession(Session):
                 raise RunError(f"{self.processes[device].title}: sent invalid data: {error}") from None
         return outputs
 
+    def _wait_for_times(self, frame: InFlightFrame) -> None:
+        """Wait a few milliseconds for the devices' times of a frame that has all outputs.
+
+        They usually arrive directly after the outputs. Without this wait, `on_frame` would get them in the next call.
+        """
+        deadline = time.monotonic() + MAX_TIMES_WAIT_S
+        while (
+            self.options.on_frame is not None
+            and frame.number in self._in_flight_frames
+            and (wait_s := deadline - time.monotonic()) > 0
+        ):
+            self._handle_events([], wait_s=wait_s)
+
     # -- messages and failures of the devices
 
     def _wait_until_none(self, awaited: Callable[[], list[str]], deadline: float | None = None) -> None:
@@ -532,7 +552,11 @@ class ClusterSession(Session):
             self._handle_events(waiting, deadline=deadline)
 
     def _handle_events(
-        self, waiting: Sequence[str], is_ready: Callable[[], bool] | None = None, deadline: float | None = None
+        self,
+        waiting: Sequence[str],
+        is_ready: Callable[[], bool] | None = None,
+        deadline: float | None = None,
+        wait_s: float = POLL_INTERVAL_S,
     ) -> None:
         """React to the devices' messages and failures that have arrived or arrive in the next milliseconds.
 
@@ -540,6 +564,7 @@ class ClusterSession(Session):
             waiting: Names of the devices for which the session waits, for the error message.
             is_ready: If it returns True, do not wait for messages.
             deadline: Time (time.monotonic) after which RunError is raised; by default, the oldest frame's deadline.
+            wait_s: Seconds to wait for messages.
 
         Raises:
             RunError: The deadline has passed, or another thread has ended the session.
@@ -548,7 +573,7 @@ class ClusterSession(Session):
         if deadline is None:
             deadline = self._current_deadline() if waiting else math.inf
         cluster.set_awaited(waiting, deadline)
-        for event in cluster.events(lambda: guard.reason is not None or (is_ready is not None and is_ready())):
+        for event in cluster.events(lambda: guard.reason is not None or (is_ready is not None and is_ready()), wait_s):
             if cluster.handle(event) and event.header is not None and event.header.frame in self._in_flight_frames:
                 self._record_progress(self._in_flight_frames[event.header.frame], event)
             if cluster.needs_replay:
