@@ -31,6 +31,7 @@ from dicompiler.driver.prepare import load_problem
 from dicompiler.driver.problem_setup import on_platform
 from dicompiler.driver.run_log import platform_digest
 from dicompiler.ir import plan as plans
+from dicompiler.ir.metrics import Metrics
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform, platform_to_toml
@@ -101,7 +102,7 @@ class Trial:
         directory: Name of its subdirectory.
         strategy: The strategy that made the plan.
         state: "measured"; "disturbed" if the frame times differed too much in two runs; or "failed".
-        predicted_s: Predicted seconds of the objective, on the platform before the run.
+        predicted_s: Predicted seconds of a frame, on the platform before the run. They include input and result.
         measured_s: Measured seconds of a frame; infinite if the run failed.
         spread: Difference of the quartiles of the frame times, as a fraction of their median.
         error: Reason of the failure.
@@ -221,7 +222,7 @@ def _next_trial(setup: _TuningSetup, tuning: Tuning) -> Tuning:
     if tuning.trials and time.monotonic() > setup.deadline:
         return replace(tuning, reason=f"the budget of {options.budget_s:g} s is over")
     assert chosen.plan is not None and chosen.metrics is not None
-    predicted_s = chosen.metrics.objective_value(options.objective)
+    predicted_s = _predicted_seconds(chosen.metrics, options.objective)
     progress(f"measuring the plan of {chosen.strategy}, predicted {format_seconds(predicted_s)}")
     trial = Trial(f"{len(tuning.trials) + 1:02d}", chosen.strategy, "failed", predicted_s)
     place = setup.directory / trial.directory
@@ -263,17 +264,29 @@ def _choose_plan(problem: Problem, options: TuneOptions, tuning: Tuning) -> Stra
     new = [result for result in valid if result.plan is not None and plans.plan_to_text(result.plan) not in measured]
     if not new:
         return None
-    chosen = min(new, key=found.objective_value)
-    predicted_s = found.objective_value(chosen)
-    known = [problem.evaluate(plan).objective_value(options.objective) for plan in _working_plans(tuning)]
+
+    def predicted(result: StrategyResult) -> float:
+        assert result.metrics is not None
+        return _predicted_seconds(result.metrics, options.objective)
+
+    chosen = min(new, key=predicted)
+    known = [_predicted_seconds(problem.evaluate(plan), options.objective) for plan in _working_plans(tuning)]
     if not known:
         return chosen
     if len(tuning.trials) < FIRST_TRIALS:
-        best_s = min(min(known), min(map(found.objective_value, valid)))
-        return chosen if predicted_s <= MAX_FIRST_RATIO * best_s else None
+        best_s = min(min(known), min(map(predicted, valid)))
+        return chosen if predicted(chosen) <= MAX_FIRST_RATIO * best_s else None
     assert tuning.best is not None
-    fastest_s = problem.evaluate(tuning.plans[tuning.best]).objective_value(options.objective)
-    return chosen if predicted_s < (1 - MIN_GAIN) * fastest_s else None
+    fastest_s = _predicted_seconds(problem.evaluate(tuning.plans[tuning.best]), options.objective)
+    return chosen if predicted(chosen) < (1 - MIN_GAIN) * fastest_s else None
+
+
+def _predicted_seconds(metrics: Metrics, objective: str) -> float:
+    """Return the predicted seconds that a run measures.
+
+    For latency, they include the time for the input and the result of a frame.
+    """
+    return metrics.frame.total_s if objective == "latency" else metrics.objective_value(objective)
 
 
 def _working_plans(tuning: Tuning) -> Iterator[Plan]:
