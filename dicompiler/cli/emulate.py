@@ -17,6 +17,7 @@ from dicompiler.cli.options import (
     directory_argument,
     frames_option,
     inputs_option,
+    is_given,
     json_option,
     keys_option,
     log_option,
@@ -69,7 +70,9 @@ if TYPE_CHECKING:
     default=60.0,
     help="With --slow or --adapt: stream frames for S seconds. Default: 60.",
 )
-@timeout_option(help="Stop the run after S seconds. Default: 600.")
+@timeout_option(
+    help="Stop the run after S seconds. Default: 600; with --slow or --adapt, 600 seconds more than --duration."
+)
 @keys_option
 @log_option
 @json_option
@@ -100,7 +103,7 @@ def command(
     from dicompiler.driver.run_log import run_document
     from dicompiler.measure.adapt import AdaptOptions
     from dicompiler.measure.emulation.emulate import emulate
-    from dicompiler.measure.emulation.speed_changes import emulate_speed_changes
+    from dicompiler.measure.emulation.speed_changes import emulate_speed_changes, with_time_for
 
     stream.check_paths()
     warn_of_expiry(options.keys)
@@ -108,6 +111,8 @@ def command(
         if slower is not None or stream.log is not None:
             raise UsageError("emulate: --slow and --adapt exclude --slower and --log: omit these")
         refuse_options("--slow and --adapt run frames for the seconds of --duration", "frames")
+        if not is_given("timeout_s"):
+            options = with_time_for(options, duration, dilation)
         with progress(f"{directory}: frames for {duration:g} s"):
             trial = emulate_speed_changes(
                 directory,

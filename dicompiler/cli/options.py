@@ -112,6 +112,12 @@ def _check_shapes(_: click.Context, __: click.Parameter, shapes: tuple[str, ...]
     return shapes
 
 
+def is_given(name: str) -> bool:
+    """Return True if the command line of the running command has the option with this parameter name."""
+    source = click.get_current_context().get_parameter_source(name)
+    return source is click.core.ParameterSource.COMMANDLINE
+
+
 def refuse_options(condition: str, *names: str) -> None:
     """Raise UsageError if the user gave one of the options `names`, which would have no effect.
 
@@ -120,11 +126,7 @@ def refuse_options(condition: str, *names: str) -> None:
         *names: Parameter names of the running command, such as "in_flight".
     """
     context = click.get_current_context()
-    given = [
-        param.opts[-1]
-        for param in context.command.params
-        if param.name in names and context.get_parameter_source(param.name) is click.core.ParameterSource.COMMANDLINE
-    ]
+    given = [param.opts[-1] for param in context.command.params if param.name in names and is_given(param.name)]
     if given:
         texts = given if len(given) < 2 else [", ".join(given[:-1]), given[-1]]
         raise UsageError(f"{context.info_name}: {condition}: remove {' and '.join(texts)}")

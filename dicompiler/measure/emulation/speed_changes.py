@@ -52,7 +52,8 @@ def emulate_speed_changes(
         inputs: Arrays by the names of the graph inputs, the same for all frames. Default: seeded random arrays.
         duration_s: Seconds in which frames are sent.
         cost: The cost model that predicts how long boards compute. Default: that of the artifact.
-        options: Options of the session. Default: three frames in flight for each device.
+        options: Options of the session; `timeout_s` limits the whole run. Default: `RunOptions()` with a time limit of
+            10 minutes in addition to `duration_s`.
         dilation: Factor of at least 1 by which computing and links are slowed; measured times are divided by it. A
             search for another plan is not slowed, so it seems faster than it is.
 
@@ -62,10 +63,18 @@ def emulate_speed_changes(
     Raises:
         DicompilerError: This host cannot emulate these boards.
         RunError: A device failed; the message names it.
-        UsageError: A change names an unknown device or host, the target of the artifact supports no sessions, or the
-            dilation is below 1.
+        UsageError: A change names an unknown device or host, the target of the artifact supports no sessions, the
+            dilation is below 1, or the time limit is too short for the duration.
     """
     check_dilation(dilation)
+    least_s = START_S + dilation * duration_s
+    options = options or with_time_for(RunOptions(), duration_s, dilation)
+    if options.timeout_s < least_s:
+        raise UsageError(
+            f"emulate: the run takes at least {least_s:g} s, but may take only {options.timeout_s:g} s: allow more "
+            "time (--timeout), or send frames for a shorter time (--duration)"
+        )
+    options = replace(options, deadline=options.deadline_from_now())
     boards, first, frame = _load_artifact(directory, platform, inputs, cost)
     start = time.perf_counter() + START_S
     dilated_changes = [
@@ -86,7 +95,7 @@ def emulate_speed_changes(
         open_boards(boards, {}, first, dilation) as emulation,
         _change_links(emulation, link_changes),
     ):
-        session_options = options_on_boards(emulation, first, options or RunOptions(in_flight=0))
+        session_options = options_on_boards(emulation, first, options)
         session: SwappableSession
         if adapt is None:
             session = SwappableSession(Path(directory), session_options, with_segment_times)
@@ -96,6 +105,11 @@ def emulate_speed_changes(
         with session:
             finished = _stream_frames(session, frame, start, dilation * duration_s)
     return _make_trial(session, finished, dilation)
+
+
+def with_time_for(options: RunOptions, duration_s: float, dilation: float) -> RunOptions:
+    """Return the options with a longer time limit, which does not include the seconds in which frames are sent."""
+    return options.with_timeout(options.timeout_s + START_S + dilation * duration_s)
 
 
 def _load_artifact(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,11 +13,13 @@ from support.commands import command, failed
 
 import dicompiler
 from dicompiler import networks
-from dicompiler.base.errors import UsageError
+from dicompiler.base.errors import RunError, UsageError
 from dicompiler.cost.speed_changes import SpeedChange
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.adapt import AdaptOptions
+from dicompiler.measure.emulation import speed_changes
 from dicompiler.measure.emulation.speed_changes import emulate_speed_changes
+from dicompiler.target.run_records import RunOptions
 
 
 @pytest.fixture(scope="module")
@@ -80,6 +83,28 @@ def test_command_prints_times_and_adaptations(compiled: Path) -> None:
 def test_rejects_a_dilation_that_makes_boards_faster(dilation: float, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match=f"^emulate: dilation must be at least 1, not {dilation}$"):
         emulate_speed_changes(tmp_path, [], dilation=dilation)
+
+
+@pytest.mark.parametrize(("options", "limit_s"), [(RunOptions(timeout_s=30), 30), (None, 606)])
+def test_time_limit_is_for_the_whole_run(
+    options: RunOptions | None, limit_s: float, compiled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = list[RunOptions]()
+
+    def open_session(_directory: Path, session_options: RunOptions, _specialize: object) -> None:
+        seen.append(session_options)
+        raise RunError("seen")
+
+    monkeypatch.setattr(speed_changes, "SwappableSession", open_session)
+    start = time.monotonic()
+    with pytest.raises(RunError, match="seen"):
+        emulate_speed_changes(compiled, [], duration_s=1, options=options)
+    assert start + limit_s <= seen[0].deadline <= time.monotonic() + limit_s
+
+
+def test_rejects_a_time_limit_that_is_shorter_than_the_duration(compiled: Path) -> None:
+    message = failed(2, "emulate", compiled, "--adapt", "--duration", 20, "--timeout", 20)
+    assert "emulate: the run takes at least 25 s, but may take only 20 s: allow more time (--timeout), or" in message
 
 
 def test_rejects_unknown_devices_and_options_that_exclude_each_other(compiled: Path) -> None:
