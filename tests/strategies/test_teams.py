@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from random import Random
 
@@ -27,7 +28,7 @@ from dicompiler_passes.partition import PartitionPass
 from dicompiler_strategies.auto import improve_by_moves
 from dicompiler_strategies.pipeline import Pipeline
 from dicompiler_strategies.tables.cost_tables import build_cost_tables
-from dicompiler_strategies.teams.run_search import RunSearch
+from dicompiler_strategies.teams.run_search import RunObjective, RunSearch
 from dicompiler_strategies.teams.strategy import Teams, build_objective, list_teams, team_choices
 
 
@@ -131,6 +132,18 @@ def test_search_also_begins_with_known_plans() -> None:
     known = improve_by_moves(problem, problem.best_single_device[0], WorkBudget())
     plan, without = Teams(tries=0).plan_from(problem, WorkBudget(), [known]), Teams(tries=0).plan(problem)
     assert problem.evaluate(plan).period_s < problem.evaluate(without).period_s
+
+
+def test_search_ends_after_some_restarts_without_a_better_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = network("lenet", "rpi4x4", "memory")
+    tables = build_cost_tables(problem, team_choices(problem))
+    runs = RunSearch(tables.choices, build_objective(tables), WorkBudget())
+    improved = map(np.array, iter([[5], [6], [4], [4], [3], [3], [3], [2]]))
+    monkeypatch.setattr(RunSearch, "improve", lambda *_: next(improved))
+    monkeypatch.setattr(RunSearch, "perturb", lambda *_: np.zeros(1))
+    monkeypatch.setattr(RunObjective, "value", lambda _, plan: float(plan[0]))
+    found = Teams(tries=2)._improve_and_restart(runs, [np.zeros(1, np.intp)], math.inf)
+    assert [int(plan[0]) for plan in found] == [5, 6, 4, 4, 3, 3, 3]
 
 
 def test_plan_is_not_worse_than_that_of_pipeline() -> None:

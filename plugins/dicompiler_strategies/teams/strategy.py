@@ -45,7 +45,10 @@ class Teams(Strategy):
     """
 
     name: ClassVar[str] = "teams"
-    tries: int = field(default=20, metadata={"help": "number of restarts, each from a randomly changed plan"})
+    tries: int = field(
+        default=20,
+        metadata={"help": "restarts from randomly changed plans without a better one, after which the search ends"},
+    )
     seed: int = field(default=0, metadata={"help": "seed of the random changes"})
     budget: float = field(
         default=DEFAULT_BUDGET_S, metadata={"help": "limit of the search's work, in seconds of a reference computer"}
@@ -125,13 +128,15 @@ class Teams(Strategy):
         for start in starts:
             found.append(runs.improve(start))
             yield found[-1]
-        random = np.random.default_rng(self.seed)
-        for _ in range(self.tries if found and len(runs.labels) > 1 else 0):
+        random, best = np.random.default_rng(self.seed), min(found, key=runs.objective.value, default=None)
+        failures = 0
+        while best is not None and len(runs.labels) > 1 and failures < self.tries:
             if runs.budget.is_exceeded() or runs.budget.spent_s > limit_s:
                 return
-            best = min(found, key=runs.objective.value)
-            found = [best, runs.improve(runs.perturb(best, random))]
-            yield found[-1]
+            changed = runs.improve(runs.perturb(best, random))
+            yield changed
+            is_better = runs.objective.value(changed) < runs.objective.value(best)
+            best, failures = (changed, 0) if is_better else (best, failures + 1)
 
 
 def _find_selections(tables: CostTables, plans: Sequence[Plan]) -> list[Selections]:
