@@ -56,7 +56,7 @@ def test_rank_that_is_lost_is_no_lost_frame(made: tuple[Survivor, Path, str]) ->
     frames, heard = one.frames(5) * 300, list[RunEvent]()
     wanted = [run_model(one.model, given) for given in frames[:5]]
     thread = kill(program, 3)
-    result = MpiTarget().run(directory, frames, RunOptions(timeout_s=100, on_event=heard.append))
+    result = MpiTarget().run(directory, frames, RunOptions(in_flight=1, timeout_s=100, on_event=heard.append))
     thread.join()
     assert len(result.outputs) == len(frames)
     for number, outputs in enumerate(result.outputs):
