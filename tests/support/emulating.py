@@ -22,7 +22,7 @@ from dicompiler.ir.cluster import Network
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.emulation.emulate import emulate
 from dicompiler.search.problem import plan_workload
-from dicompiler.target.run_records import TimelineEntry
+from dicompiler.target.run_records import RunOptions, TimelineEntry
 
 FRAMES = 8
 
@@ -70,9 +70,10 @@ def ran(
     dicompiler.compile(
         networks.build(network, 0), guess, strategy, tolerate_failures=tolerate_failures, output=directory
     )
-    run = emulate(directory, truth, frames=FRAMES, cost=cost)
+    options = RunOptions(in_flight=1)
+    run = emulate(directory, truth, frames=FRAMES, cost=cost, options=options)
     told = run.expected.document()
-    log = run_document(directory, run.result, log_path=place / "run.json", predicted=told, runtime=run.runtime)
+    log = run_document(directory, run.result, options, place / "run.json", told, runtime=run.runtime)
     compilation, _, problem = reopen_artifact(directory, cost or "analytic", truth)
     assert compilation.program is not None and compilation.plan is not None
     problem = on_emulation_host(problem, run.runtime, compilation.program)
