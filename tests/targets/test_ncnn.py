@@ -159,6 +159,22 @@ def test_convolutions_and_pools_equal_onnxruntime(data: st.DataObject) -> None:
 
 
 @pytest.mark.parametrize(
+    ("rows", "hints"), [(4, ["Input -23330=4,3,14,6,16", "Split -23330=8,0,0,0,0,3,14,4,16"]), (5, [])]
+)
+def test_ncnn_knows_the_shapes_of_small_inputs_of_winograd_convolutions(rows: int, hints: list[str]) -> None:
+    """Only a convolution with few output positions gets them; ncnn then transforms its weights to fewer bytes."""
+    weights = {name: floats(16, 16, 3, 3, seed=i) for i, name in enumerate("uvw")}
+    nodes = """a = Conv <pads = [0, 1, 0, 1]> (x, u) b = Relu (a) c = Conv <pads = [1, 1, 1, 1]> (b, v)
+        d = Conv <strides = [2, 2], pads = [1, 1, 1, 1]> (b, w) e = Resize <mode = "nearest", nearest_mode = "floor",
+        coordinate_transformation_mode = "asymmetric"> (d, , f) g = Slice (e, z, n, two) y = Add (c, g)"""
+    constants = {"f": np.array([1, 1, 2, 2], np.float32), "z": integers(0), "n": integers(rows), "two": integers(2)}
+    model = parsed(nodes, f"1, 16, {rows}, 14", f"1, 16, {rows + 2}, 14", **weights, **constants)
+    lines = convert_to_ncnn(model, {}).network.decode().splitlines()
+    assert [f"{line.split()[0]} {line.split()[-1]}" for line in lines if "-23330=" in line] == hints
+    assert_same_as_onnxruntime(model)
+
+
+@pytest.mark.parametrize(
     ("model", "cause"),
     [
         (parsed("y = Erf (x)", "1, 8, 9, 7"), "operator Erf"),

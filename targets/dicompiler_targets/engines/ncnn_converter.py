@@ -36,6 +36,15 @@ BIAS = {"Convolution": 5, "ConvolutionDepthWise": 5, "InnerProduct": 1}
 """Number of the parameter that is 1 if a layer has a bias, by the type of the layer."""
 RELU, LEAKY_RELU, CLIP, SIGMOID, HARD_SWISH = 1, 2, 3, 4, 6
 """Numbers of the activations that ncnn fuses into a convolution or an inner product."""
+SHAPE_HINTS = 30
+"""Number of the array parameter with the shapes of a layer's outputs: four integers for each of them."""
+MAX_HINTED_POSITIONS = 64
+"""Largest number of output rows times columns for which a 3×3 convolution gets the shape of its input.
+
+ncnn computes most 3×3 convolutions of unknown size by Winograd's algorithm F(4×4, 3×3), which reads four times the
+bytes of the weights. For few positions, these reads take most of the time. If ncnn knows the shape, it chooses
+F(2×2, 3×3) for such a convolution, with less than half of these bytes. For more positions, its choice is often slower.
+"""
 BINARY_OPERATORS = {"Add": 0, "Sub": 1, "Mul": 2, "Div": 3, "Max": 4, "Min": 5}
 REVERSED_OPERATORS = {"Sub": 7, "Div": 8}
 """Numbers of ncnn's operators with exchanged operands, by ONNX operator.
@@ -58,6 +67,7 @@ class _NcnnLayer:
         parameters: Parameters by their number in ncnn's documentation.
         weights: The layer's arrays in the .bin file. If `has_kernel`, the first of them is marked as float32.
         has_kernel: True for convolutions and inner products.
+        hinted_shape: Shape of the input, if ncnn must know it when it loads the layer.
     """
 
     kind: str
@@ -66,6 +76,7 @@ class _NcnnLayer:
     parameters: Mapping[int, Parameter] = field(default_factory=dict)
     weights: tuple[Array, ...] = ()
     has_kernel: bool = False
+    hinted_shape: Shape | None = None
 
     @property
     def content(self) -> bytes:
@@ -215,8 +226,9 @@ class _Converter:
         for layer in layers:
             for name in layer.outputs:
                 blob_names.setdefault(name, str(len(blob_names)))
+        hints = {layer.inputs[0]: layer.hinted_shape for layer in layers if layer.hinted_shape is not None}
         lines = [str(MAGIC), f"{len(layers)} {blobs}"]
-        for i, layer in enumerate(layers):
+        for i, layer in enumerate(_add_hints(layer, hints) for layer in layers):
             names = [blob_names[name] for name in (*layer.inputs, *layer.outputs)]
             parameters = [_format_parameter(key, value) for key, value in sorted(layer.parameters.items())]
             counts = [str(len(layer.inputs)), str(len(layer.outputs))]
@@ -278,6 +290,15 @@ def _split_shared_blobs(layers: Sequence[_NcnnLayer], outputs: set[str]) -> list
     return result
 
 
+def _add_hints(layer: _NcnnLayer, shapes: Mapping[str, Shape]) -> _NcnnLayer:
+    """Return the layer with the parameter that states the shapes of its outputs; `shapes` has some of them, by name."""
+    if not shapes.keys() & layer.outputs:
+        return layer
+    known = [shapes.get(name, ()) for name in layer.outputs]
+    values = [value for shape in known for value in ((len(shape), *reversed(shape), 0, 0, 0)[:4])]
+    return replace(layer, parameters={**layer.parameters, SHAPE_HINTS: values})
+
+
 # -- conversion of single ONNX nodes
 
 
@@ -298,8 +319,12 @@ def _convert_convolution(converter: _Converter, node: onnx.NodeProto, attributes
     if group > 1:
         parameters[7] = group
     kind = "ConvolutionDepthWise" if group > 1 else "Convolution"
-    converter.blob_shape(node.input[0])
+    shape = converter.blob_shape(node.input[0])
     converter.add(kind, node.input[:1], node.output[0], parameters, (_as_floats(weight), *bias), has_kernel=True)
+    if group == 1 and weight.shape[2:] == (3, 3) and {*strides, *dilations} == {1}:
+        rows, columns = shape[1] + top + bottom - 2, shape[2] + left + right - 2
+        if rows * columns <= MAX_HINTED_POSITIONS:
+            converter.replace_layer(node.output[0], replace(converter.layers[-1], hinted_shape=shape))
 
 
 def _read_bias(converter: _Converter, node: onnx.NodeProto, size: int) -> tuple[Array, ...]:
