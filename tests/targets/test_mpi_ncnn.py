@@ -8,6 +8,10 @@ from __future__ import annotations
 import platform
 import re
 import subprocess
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -101,6 +105,36 @@ def test_frames_equal_those_of_onnxruntime_except_for_rounding(tmp_path: Path) -
         assert all(np.array_equal(frame["output"], result.outputs[0]["output"]) for frame in result.outputs)
         outputs.append(result.outputs[0]["output"])
     np.testing.assert_allclose(outputs[0], outputs[1], atol=1e-5 * np.abs(outputs[1]).max())
+
+
+def huge_page_bytes(directory: Path) -> int:
+    """Return the most bytes in huge pages that a process in a subdirectory of `directory` has."""
+    found = [0]
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            if (process / "cwd").readlink().is_relative_to(directory):
+                text = (process / "smaps_rollup").read_text()
+                found.append(1024 * int(text.split("AnonHugePages:")[1].split()[0]))
+    return max(found)
+
+
+def test_large_weights_are_in_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    setting = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not setting.exists() or "[never]" in setting.read_text():
+        pytest.skip("the system has no huge pages")
+    text = "g (float[1, 2048] x) => (float[1, 2048] y) { y = Gemm (x, w) }"
+    model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> {text}')
+    model.graph.initializer.append(numpy_helper.from_array(floats(2048, 2048), "w"))
+    directory = compile_network(model, tmp_path / "a", 1, strategy="single")
+    inputs, found = {"x": floats(1, 2048)}, 0
+    run(directory, inputs)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with ThreadPoolExecutor() as pool:
+        running = pool.submit(run, directory, inputs, 1000)
+        while not running.done():
+            found = max(found, huge_page_bytes(tmp_path))
+            time.sleep(0.01)
+    assert running.result() and found > floats(2048, 2048).nbytes // 2
 
 
 @pytest.mark.parametrize("strategy", ["single", "modnn"])

@@ -4,11 +4,27 @@
 #include <ncnn/cpu.h>
 #include <ncnn/net.h>
 #include <ncnn/platform.h>
+#include <sys/mman.h>
 
+#include <algorithm>
 #include <cstring>
 #include <fstream>
 
 #include "engine.hpp"
+
+// The linker replaces posix_memalign by __wrap_posix_memalign (option --wrap in CMakeLists.txt). ncnn allocates weights
+// with it. In huge pages, fewer accesses to large weights miss the processor's address cache (TLB).
+extern "C" {
+int __real_posix_memalign(void** memory, std::size_t alignment, std::size_t bytes);
+
+int __wrap_posix_memalign(void** memory, std::size_t alignment, std::size_t bytes) {
+    constexpr std::size_t HUGE_PAGE_BYTES = 2 << 20;
+    if (bytes < 2 * HUGE_PAGE_BYTES) return __real_posix_memalign(memory, alignment, bytes);
+    const auto code = __real_posix_memalign(memory, std::max(alignment, HUGE_PAGE_BYTES), bytes);
+    if (code == 0) madvise(*memory, bytes, MADV_HUGEPAGE);  // Without huge pages, the memory is used as it is.
+    return code;
+}
+}
 
 namespace dicompiler {
 namespace {
