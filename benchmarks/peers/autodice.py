@@ -171,7 +171,16 @@ class AutodiceProgram:
         source.write_text(adapt_source(text, mode))
         includes = [f"-I{path}" for path in (ncnn / "include", ncnn / "include" / "ncnn")]
         headers = [word for name in ("cfloat", "cstring", "iostream") for word in ("-include", name)]
-        command = [tools.mpicxx, "-O3", "-fopenmp", "-w", *includes, *headers, source, ncnn / "lib" / "libncnn.a"]
+        command: list[str | Path] = [
+            tools.mpicxx,
+            "-O3",
+            "-fopenmp",
+            "-w",
+            *includes,
+            *headers,
+            source,
+            ncnn / "lib" / "libncnn.a",
+        ]
         subprocess.run([*command, "-o", self._models / mode], check=True)
 
     def run(self, frames: int) -> Times:
@@ -180,7 +189,7 @@ class AutodiceProgram:
 
     def _loop_seconds(self, mode: str, frames: int) -> list[list[float]]:
         """Return the seconds of each frame's loop on each rank."""
-        command = [find_toolchain().mpirun, "-n", str(len(KEYS)), "--bind-to", "core", f"./{mode}", "image"]
+        command = [str(find_toolchain().mpirun), "-n", str(len(KEYS)), "--bind-to", "core", f"./{mode}", "image"]
         if os.geteuid() == 0:
             command.insert(1, "--allow-run-as-root")
         environment = os.environ | {"FRAMES": str(frames)}
