@@ -5,8 +5,9 @@ The decoder is the built-in network `llama_small` with one token and a cache of 
 in its q40 format, llama.cpp in Q4_0. All programs use the same number of threads for each device.
 
 Two and more devices are emulated boards: network namespaces that are joined by links of the given bandwidth. Computing
-is not slowed down, so that this host needs a processor for each thread. This needs root and iproute2. The peers come
-from checkouts that you have built:
+is not slowed down, so that this host needs a processor for each device, which has one thread. This needs root and
+iproute2. One device runs without emulation, with any number of threads. The peers come from checkouts that you have
+built:
 
     make -C distributed-llama dllama
     cmake -S llama.cpp -B llama.cpp/build && cmake --build llama.cpp/build --target llama-bench
@@ -128,8 +129,11 @@ def compile_decoder(
     inputs = random_inputs(graph_inputs(Model.load(quantised)))
 
     def run() -> TokenCost:
-        with open_boards(setting.platform, no_delay, first) as emulation:
-            options = options_on_boards(emulation, first, RunOptions(in_flight=1))
+        options = RunOptions(in_flight=1)
+        with contextlib.ExitStack() as boards:
+            if setting.devices > 1:
+                emulation = boards.enter_context(open_boards(setting.platform, no_delay, first))
+                options = options_on_boards(emulation, first, options)
             result = dicompiler.run(artifact, inputs, frames=setting.tokens + 1, options=options)
         sent = sum(result.reports[0].sent_bytes.values())
         return TokenCost(statistics.median(result.frames_s[1:]), sent / (setting.tokens + 1))
@@ -324,6 +328,8 @@ def main(
     tokens: int,
     rounds: int,
 ) -> None:
+    if devices > 1 and threads > 1:
+        raise click.UsageError("--threads: dicompiler uses one thread for each emulated board: use --threads 1")
     setting = Setting(devices, 1e6 * mbits, threads, tokens)
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
