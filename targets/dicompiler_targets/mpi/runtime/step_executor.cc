@@ -12,6 +12,10 @@ namespace {
 
 // The main thread executes steps up to this duration. It cannot send or receive meanwhile.
 constexpr double SHORT_STEP_S = 300e-6;
+// The duration for roles that exchange only messages up to SMALL_MESSAGE_BYTES. The operating system sends and receives
+// such messages while the main thread computes.
+constexpr double SHORT_STEP_OF_SMALL_MESSAGES_S = 5e-3;
+constexpr std::size_t SMALL_MESSAGE_BYTES = 32 << 10;
 
 // Emulated segments, which are delayed on purpose, run with idle priority so that they do not slow down other ranks.
 void set_scheduling(int policy) {
@@ -33,6 +37,17 @@ bool reads_tensor(const Rank::Run& run, Rank::Id tensor) {
            std::any_of(run.output_copies.begin(), run.output_copies.end(), copies_from);
 }
 
+// Returns the duration up to which the main thread executes steps of a role.
+double find_longest_short_step(const Rank& role) {
+    const auto is_small = [&](const auto& message) {
+        const auto& tensor = role.tensors[message.tensor];
+        return tensor.fixed && tensor.bytes() <= SMALL_MESSAGE_BYTES;
+    };
+    const bool has_small_messages = std::all_of(role.sends.begin(), role.sends.end(), is_small) &&
+                                    std::all_of(role.receives.begin(), role.receives.end(), is_small);
+    return has_small_messages ? SHORT_STEP_OF_SMALL_MESSAGES_S : SHORT_STEP_S;
+}
+
 }  // namespace
 
 double seconds_since(Clock::time_point start) { return std::chrono::duration<double>(Clock::now() - start).count(); }
@@ -50,7 +65,8 @@ StepExecutor::StepExecutor(const std::vector<Rank>& roles, std::vector<std::uniq
     // Only steps of kind `run` wait for received tensors, because other steps do not read them.
     for (std::size_t r = 0; r < roles.size(); ++r) {
         const auto& rank = roles[r];
-        last_seconds_.emplace_back(rank.steps.size(), 2 * SHORT_STEP_S);
+        short_steps_s_.push_back(find_longest_short_step(rank));
+        last_seconds_.emplace_back(rank.steps.size(), 2 * short_steps_s_.back());
         first_segments_.push_back(times_.segments.size());
         times_.segments.resize(times_.segments.size() + rank.runs.size());
         for (const auto& step : rank.steps) {
@@ -169,8 +185,10 @@ bool StepExecutor::has_state(const InFlightFrame& frame) const {
 }
 
 bool StepExecutor::is_short(const InFlightFrame& frame) const {
-    const auto& seconds = last_seconds_[frame.number % roles_.size()];
-    return frames_.size() == 1 && (frame.next_step == seconds.size() || seconds[frame.next_step] < SHORT_STEP_S);
+    const auto role = frame.number % roles_.size();
+    const auto& seconds = last_seconds_[role];
+    return frames_.size() == 1 &&
+           (frame.next_step == seconds.size() || seconds[frame.next_step] < short_steps_s_[role]);
 }
 
 void StepExecutor::schedule_next() {

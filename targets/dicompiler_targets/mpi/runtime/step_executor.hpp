@@ -5,7 +5,8 @@
 // because the tensors of a transfer must be sent in frame order.
 //
 // A worker thread executes the steps, while the main thread sends and receives. The main thread executes short steps
-// itself if only one frame is in flight, because waking the worker would take as long.
+// itself if only one frame is in flight, because waking the worker would take as long. If all messages are small, it
+// executes longer steps too.
 #pragma once
 
 #include <chrono>
@@ -113,6 +114,8 @@ private:
     const std::vector<double> min_seconds_;
     // For each step of each role: the indices in Rank::receives of the tensors that the step reads.
     std::vector<std::vector<std::vector<std::size_t>>> needed_receives_;
+    // For each role: the duration in seconds up to which the main thread executes a step.
+    std::vector<double> short_steps_s_;
     // For each step of each role: its duration in seconds the last time.
     std::vector<std::vector<double>> last_seconds_;
     // The value of each state (a tensor that is kept for the next frame), and the number of frames that have stored a
