@@ -126,7 +126,7 @@ SLOW_STRATEGIES = {
     "latency": ("heads", "cpsat", "dp", "gradient"),
     "throughput": ("teams", "genetic", "cpsat"),
     "energy": ("dp", "cpsat", "gradient", "genetic"),
-    "memory": ("heads", "teams", "genetic"),
+    "memory": ("teams", "heads", "genetic"),
     "communication": ("dp", "cpsat", "genetic"),
 }
 """For each objective, the slower strategies in the order in which `auto` asks them: most gain for their time first.
