@@ -29,7 +29,7 @@ MAX_FREE_DEVICES = 4
 """Up to this number of devices, every set of at least two devices is a team, which may split layers."""
 MAX_TEAM_DEVICES = 12
 """Above this number of devices, the only team is that of all devices. Tables of more teams would be too large."""
-RESTART_SHARE = 0.7
+RESTART_SHARE = 0.85
 """Fraction of the remaining budget that the search may use to begin again from changed plans."""
 
 
