@@ -629,7 +629,7 @@ def build_memory_model(tables: CostTables, sent: SentTensors) -> HostMemoryModel
     return HostMemoryModel(
         count,
         count + 1,
-        LayerTerms.build([(row, layer, nbytes) for (row, layer), nbytes in terms.items()]),
+        LayerTerms.build([(row, layer, nbytes) for (row, layer), nbytes in terms.items() if row == 0 or nbytes.any()]),
         TensorTerms.build(received, [count - tensor.last_reader for tensor in received.tensors]),
         device_host_matrix(problem.platform),
     )
