@@ -211,8 +211,9 @@ def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
         device_bytes = state_bytes(layers, layer, footprint)
         for nbytes in output_bytes(layers, layer, footprint).values():
             device_bytes += nbytes
-        for slot, name in enumerate(layer.inputs):
-            device_bytes += raw_nbytes(layers.tensors[name].dtype, (1,)) * needed_elements(footprint, slot)
+        for slot in (slot for slot in footprint.needs if slot >= 0):  # Negative numbers are those of states.
+            item_bytes = raw_nbytes(layers.tensors[layer.inputs[slot]].dtype, (1,))
+            device_bytes += item_bytes * needed_elements(footprint, slot)
         host_bytes.append(device_bytes @ host_matrix)
     return tuple(host_bytes)
 
