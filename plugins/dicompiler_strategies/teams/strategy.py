@@ -46,7 +46,7 @@ class Teams(Strategy):
 
     name: ClassVar[str] = "teams"
     tries: int = field(
-        default=20,
+        default=60,
         metadata={"help": "restarts from randomly changed plans without a better one, after which the search ends"},
     )
     seed: int = field(default=0, metadata={"help": "seed of the random changes"})
