@@ -69,7 +69,7 @@ IMAGE_READER = """static int read_input(const char*, ncnn::Mat& in)
 """
 """Function instead of AutoDiCE's, which reads an image with OpenCV before the first frame."""
 FP16_OPTIONS = r"(opt\.use_fp16_\w+ = )true"
-PLATFORM = """
+HOST = """
 format = "dicompiler.platform/2"
 [network]
 kind = "switch"
@@ -77,19 +77,16 @@ bandwidth = "10 Gbit/s"
 [[host]]
 name = "host"
 memory = "16 GB"
+"""
+CORE = """
 [[device]]
-name = "host_cpu0"
-host = "host"
-rate = "36 GFLOP/s"
-memory_bandwidth = "10 GB/s"
-engine_rates = { ncnn = { Conv3x3 = "66 GFLOP/s", Conv1x1 = "36 GFLOP/s", Conv = "40 GFLOP/s" } }
-[[device]]
-name = "host_cpu1"
+name = "NAME"
 host = "host"
 rate = "36 GFLOP/s"
 memory_bandwidth = "10 GB/s"
 engine_rates = { ncnn = { Conv3x3 = "66 GFLOP/s", Conv1x1 = "36 GFLOP/s", Conv = "40 GFLOP/s" } }
 """
+PLATFORM = HOST + "".join(CORE.replace("NAME", key) for key in KEYS)
 """The platform of dicompiler's own plan: two cores of an AMD EPYC with AVX2. Only the ratios of its rates matter."""
 END_OF_WARM_UP = "    }\n\n    double time_min"
 END_OF_LOOP = "        double end = ncnn::get_current_time();"
