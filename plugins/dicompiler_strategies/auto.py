@@ -320,8 +320,8 @@ class _AutoSearch:
 
     def _search_tables(self) -> None:
         """Try plans from the cost tables: optimal ones, and small changes of the best plan."""
-        # These plans come from the method of cpsat, so they are tried only if cpsat is asked.
-        is_requested = "cpsat" in self._slow_names() and self.refined is None
+        # These plans come from the method of cpsat, so they are tried only if the option `strategies` names cpsat.
+        is_requested = "cpsat" in self.options.strategies and self.refined is None
         if is_requested and self._can_use_tables("optima with cheaper messages"):
             self.search.try_optima(self.tables)
         best = self.search.best
