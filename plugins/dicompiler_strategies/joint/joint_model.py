@@ -13,13 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dicompiler.plugin_api import UsageError
-from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler.plugin_api.search import OBJECTIVES
 from dicompiler_strategies.joint.variable_elimination import EliminationOrder, build_elimination_order
 from dicompiler_strategies.tables.choice_footprints import (
     Floats,
     device_host_matrix,
-    needed_elements,
+    needed_bytes,
     output_bytes,
     state_bytes,
 )
@@ -212,8 +211,7 @@ def activation_bytes(tables: CostTables) -> tuple[Floats, ...]:
         for nbytes in output_bytes(layers, layer, footprint).values():
             device_bytes += nbytes
         for slot in (slot for slot in footprint.needs if slot >= 0):  # Negative numbers are those of states.
-            item_bytes = raw_nbytes(layers.tensors[layer.inputs[slot]].dtype, (1,))
-            device_bytes += item_bytes * needed_elements(footprint, slot)
+            device_bytes += needed_bytes(layers, layer.inputs[slot], footprint, slot)
         host_bytes.append(device_bytes @ host_matrix)
     return tuple(host_bytes)
 

@@ -277,16 +277,26 @@ def state_bytes(layers: LayerGraph, layer: Layer, footprint: ChoiceFootprint) ->
     """
     nbytes = np.zeros(footprint.final_seconds.shape)
     for name, slot in state_slots(layers, layer).items():
-        nbytes += raw_nbytes(layers.tensors[name].dtype, (1,)) * needed_elements(footprint, slot)
+        nbytes += needed_bytes(layers, name, footprint, slot)
     return nbytes
 
 
-def needed_elements(footprint: ChoiceFootprint, slot: int) -> Floats:
-    """Return how many elements of an input each device reads, shape (ways to split the layer, devices)."""
+def needed_bytes(layers: LayerGraph, tensor: str, footprint: ChoiceFootprint, slot: int) -> Floats:
+    """Return the bytes of an input of a layer that each device reads, shape (ways to split the layer, devices).
+
+    Args:
+        layers: The layers.
+        tensor: Name of the input.
+        footprint: The footprint of the layer.
+        slot: Index of the input in `footprint.needs`.
+
+    Returns:
+        Numbers of bytes in memory; 0 if the regions are not known.
+    """
     elements = np.zeros(footprint.final_seconds.shape)
     for need in footprint.needs.get(slot, ()):
         elements += need.sign * box_elements(need.boxes)
-    return elements
+    return raw_nbytes(layers.tensors[tensor].dtype, (1,)) * elements
 
 
 def source_and_sink(problem: Problem) -> tuple[tuple[str, ...], tuple[str, ...]]:

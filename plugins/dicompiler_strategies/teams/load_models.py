@@ -22,7 +22,7 @@ from dicompiler.plugin_api.onnx import raw_nbytes
 from dicompiler_strategies.tables.choice_footprints import (
     Floats,
     device_host_matrix,
-    needed_elements,
+    needed_bytes,
     output_bytes,
     source_and_sink,
     state_bytes,
@@ -622,7 +622,7 @@ def build_memory_model(tables: CostTables, sent: SentTensors) -> HostMemoryModel
         tensor, reader = layers.tensors[name], max(_reader_positions(layers, name), default=None)
         if reader is not None and tensor.shape is not None:
             slot = layers.layers[reader].inputs.index(name)
-            is_read = needed_elements(tables.footprints[reader], slot) > 0
+            is_read = needed_bytes(layers, name, tables.footprints[reader], slot) > 0
             whole: Floats = np.float64(raw_nbytes(tensor.dtype, tensor.shape)) * is_source
             store(reader, whole * is_read, 0, reader)
             store(reader, whole * ~is_read, 0, 0)
