@@ -27,7 +27,7 @@ from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.platform import Platform
 from dicompiler.target.manifest import write_digests_and_checksum
 from dicompiler.target.run_records import RunOptions
-from dicompiler_targets.mpi import MpiTarget, build, codegen, package_files, toolchain
+from dicompiler_targets.mpi import MpiTarget, build, codegen, mpirun, package_files, toolchain
 from dicompiler_targets.mpi.artifact import MpiArtifact
 
 
@@ -71,6 +71,27 @@ def test_rank_that_is_ended_is_named_and_ends_all(number: signal.Signals, made: 
         MpiTarget().run(made, Alike(halo()[2], 2_000_000), RunOptions(timeout_s=100, kept_frames=1))
     thread.join()
     wait_until(lambda: not ranks(program.name))
+
+
+def test_mpirun_that_is_killed_leaves_nothing_that_stops_a_later_one(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, scratch = tmp_path / "shared", tmp_path / "scratch"
+    shared.mkdir()
+    scratch.mkdir()
+    monkeypatch.setenv("TMPDIR", str(shared))
+    # mpirun is the parent process of its ranks.
+    command = [str(toolchain.find_toolchain().mpirun), "-n", "1", "sh", "-c", "kill -9 $PPID"]
+    with pytest.raises(RunError, match="mpirun ended with exit code -9"):
+        mpirun.run_mpirun(MpiArtifact.load(made), command, scratch, 60, {})
+    assert not [*shared.iterdir()] and [*scratch.glob("ompi.*")]
+
+
+def test_last_paragraph_of_an_unknown_message_of_mpirun_is_reported(made: Path) -> None:
+    dashes = "-" * 74
+    errors = f"{dashes}\nfirst\n{dashes}\n{dashes}\nThe listener failed to start. We cannot\n continue.\0\n{dashes}\n"
+    cause = "mpirun ended with exit code 213: The listener failed to start. We cannot continue."
+    assert mpirun.find_cause(MpiArtifact.load(made), errors, 213) == cause
 
 
 @pytest.mark.slow

@@ -465,10 +465,16 @@ def _make_substitute_host_name(device: str) -> str:
 
 
 def _make_launch_command(host: PackageHost) -> str:
-    """Return a shell command that runs the command line "$*", which mpirun passes, on a host over ssh."""
+    """Return a shell command that runs the command line "$*", which mpirun passes, on a host over ssh.
+
+    MPI keeps its temporary files in the run directory, which each run makes anew. For the reason, see
+    `mpirun.make_environment`.
+    """
     # The last argument is the remote command, an empty script, which the command line of mpirun replaces.
     command = ssh.build_command(host.location, "", ())[:-1]
-    return f'{shlex.join(command)} "PATH={ssh.quote_path(host.tool_directory)}:\\$PATH; $*"'
+    temporary = ssh.quote_path(f"{host.run_directory}/temporary")
+    setup = f"mkdir -p {temporary}; export TMPDIR={temporary} PATH={ssh.quote_path(host.tool_directory)}:$PATH; "
+    return f'{shlex.join(command)} {shlex.quote(setup)}"$*"'
 
 
 def _fetch_outputs(commands: ssh.RemoteCommands, host: PackageHost, target: Path) -> None:

@@ -109,7 +109,7 @@ def run_mpirun(
         RunError: The run has failed for another reason.
     """
     with (scratch / "stdout").open("w+b") as output:
-        variables = {**make_environment(), **extra_environment}
+        variables = {**make_environment(scratch), **extra_environment}
         try:
             # In a new session, mpirun does not receive Ctrl-C from the terminal. _stop_mpirun ends the ranks instead.
             process = subprocess.Popen(
@@ -171,15 +171,18 @@ def _wait_for_failure(find_failure: Callable[[], FailedDevices | None]) -> Faile
     return failed
 
 
-def make_environment() -> dict[str, str]:
+def make_environment(scratch: Path) -> dict[str, str]:
     """Return the environment variables for mpirun.
 
     They allow root to start ranks. They exclude the transport "ofi", which takes a second to find out that its hardware
-    is missing, and the collective operations "han", which hang if several hosts have the same name.
+    is missing, and the collective operations "han", which hang if several hosts have the same name. They move mpirun's
+    own files to the directory `scratch`. By default, mpirun names a directory in /tmp after its process id. A killed
+    mpirun leaves this directory there, and then a later mpirun with the same process id would not start.
     """
     root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     defaults = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_coll": "^han"}
-    return defaults | os.environ | (root if os.geteuid() == 0 else {}) | {"LC_ALL": "C"}
+    fixed = {"LC_ALL": "C", "PRTE_MCA_prte_local_tmpdir_base": str(scratch)}
+    return defaults | os.environ | (root if os.geteuid() == 0 else {}) | fixed
 
 
 def _stop_mpirun(process: subprocess.Popen[bytes], seconds: float) -> None:
@@ -229,13 +232,24 @@ def find_cause(artifact: MpiArtifact, errors: str, exit_code: int) -> str:
         pairs = zip(messages, suspects, strict=True)
         return next((message for message, suspect in pairs if suspect not in reporting), messages[0])
     unknown = f"signal {exit_code - 128} ended an unknown process" if exit_code > 128 else "without a message"
-    return f"mpirun ended with exit code {exit_code}: {lines[-1] if lines else unknown}"
+    return f"mpirun ended with exit code {exit_code}: {_join_last_paragraph(errors) or unknown}"
 
 
 def _clean_lines(errors: str) -> list[str]:
     # mpirun adds null bytes to the lines of ranks on other hosts.
     stripped = (line.strip("\0 \t") for line in errors.splitlines())
     return [line for line in stripped if line and "plm:ssh: Warning: " not in line]
+
+
+def _join_last_paragraph(errors: str) -> str:
+    """Return the last paragraph of the messages as one line. Empty lines and lines of dashes separate paragraphs."""
+    paragraphs = [list[str]()]
+    for line in errors.splitlines():
+        if line.strip("\0 \t-"):
+            paragraphs[-1] += _clean_lines(line)
+        else:
+            paragraphs.append([])
+    return " ".join(next((paragraph for paragraph in reversed(paragraphs) if paragraph), []))
 
 
 def _find_rank_messages(errors: str) -> list[str]:
