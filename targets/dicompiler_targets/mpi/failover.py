@@ -122,7 +122,7 @@ class _FailoverRun:
         for name in failed.devices:
             self.down.add(name)
             all_down = tuple(device for device in self._artifact.devices if device in self.down)
-            at_s = time.perf_counter() - self._start
+            at_s = unfinished.failure.noticed_at - self._start
             self._report_event(RunEvent("failure", name, failed.reason, all_down, at_s, len(self.finished)))
         # A failed run of mpirun has no report, but the result needs one. At least the last frame is therefore computed
         # again.
