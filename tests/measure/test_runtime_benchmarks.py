@@ -212,7 +212,7 @@ def test_measures_runtime_costs_on_emulated_boards(name: str) -> None:
         stated.per_io_byte,
         stated.per_tls_byte,
     )
-    assert all(0 < seconds < 0.1 for seconds in (here.send, here.latency, here.receive, here.call))
+    assert all(0 < seconds < 0.1 for seconds in (here.send, here.latency, here.receive)) and 0 <= here.call < 0.1
     theirs = stated.send + stated.latency + stated.receive
     # 40 processes share the processors, so sending and receiving take longer. The latency (the time to wake a process)
     # stays the same.
