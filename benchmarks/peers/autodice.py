@@ -1,18 +1,22 @@
-"""Compare target `mpi` with AutoDiCE on two ranks: the same mapping of layers to ranks, and dicompiler's own plan.
+"""Compare target `mpi` with AutoDiCE: the same mapping of layers to ranks, and dicompiler's own plan.
 
 AutoDiCE's own scripts split the network and generate the C++ program, from a checkout that you name. The program is
 built with the ncnn library of target `mpi`. It is changed in these places:
 
-- It computes a constant image, without OpenCV, and as many frames as dicompiler.
+- It fills the image with a constant instead of reading a file, so that OpenCV is not needed.
+- It measures as many frames as dicompiler.
 - ncnn computes in float32, as in dicompiler. Two options that today's ncnn does not have are omitted.
 - To measure the latency, the last rank sends a message to the first one after each frame.
 
-Both sides get the same network, with folded batch normalisation. Each rank has one thread.
+All sides get the same network, with folded batch normalisation. Each rank has one thread: the mapping gives AutoDiCE
+one core for each rank. With the same mapping, dicompiler uses ncnn too. For its own plan, it profiles this host, and
+chooses the split and the engine.
 
     python benchmarks/peers/autodice.py --checkout AutoDiCE --converter AutoDiCE/tools/onnx/onnx2ncnn
 
-The table has medians in milliseconds: the latency with one frame in flight, and the period, which is the time between
-two frames of a stream.
+The latency is the time of a frame if one frame is in flight, and the period is the time between two frames of a stream.
+The latency of a run is the median of its frames, and the period is their mean. The table has the medians of several
+runs in milliseconds.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 
 import click
@@ -39,15 +44,13 @@ import onnxruntime
 import dicompiler
 from dicompiler import networks
 from dicompiler.ir.onnx.model import Model
-from dicompiler.target.run_records import RunOptions
+from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.comparison import graph_inputs, random_inputs
 from dicompiler_targets.mpi import MpiTarget
 from dicompiler_targets.mpi.fetch_ncnn import get_ncnn_directory
 from dicompiler_targets.mpi.toolchain import find_toolchain
 
 NETWORKS = ("alexnet", "vgg16", "resnet18", "resnet50")
-KEYS = ("host_cpu0", "host_cpu1")
-"""Keys of AutoDiCE's mapping: the first and the second core of one host."""
 SIDES = ("AutoDiCE", "dicompiler, same mapping", "dicompiler, own plan")
 WARM_UP_FRAMES = 4
 GENERATE = """
@@ -82,26 +85,27 @@ CORE = """
 [[device]]
 name = "NAME"
 host = "host"
-rate = "36 GFLOP/s"
-memory_bandwidth = "10 GB/s"
-engine_rates = { ncnn = { Conv3x3 = "66 GFLOP/s", Conv1x1 = "36 GFLOP/s", Conv = "40 GFLOP/s" } }
+rate = "50 GFLOP/s"
 """
-PLATFORM = HOST + "".join(CORE.replace("NAME", key) for key in KEYS)
-"""The platform of dicompiler's own plan: two cores of an AMD EPYC with AVX2. Only the ratios of its rates matter."""
 END_OF_WARM_UP = "    }\n\n    double time_min"
 END_OF_LOOP = "        double end = ncnn::get_current_time();"
 
 
 @dataclass(frozen=True)
 class Times:
-    """Seconds: with one frame in flight, and between two frames of a stream."""
+    """Times of a run.
+
+    Attributes:
+        latency_s: Seconds of a frame, with one frame in flight.
+        period_s: Seconds between two frames of a stream.
+    """
 
     latency_s: float
     period_s: float
 
 
-Program = Callable[[int], Times]
-"""A function that measures this number of frames."""
+MeasureTimes = Callable[[int], Times]
+"""A function that runs one of SIDES. Argument: the number of frames."""
 
 
 def write_model(name: str, path: Path) -> onnx.ModelProto:
@@ -128,20 +132,24 @@ def write_model(name: str, path: Path) -> onnx.ModelProto:
     return proto
 
 
-def make_mapping(proto: onnx.ModelProto) -> dict[str, list[str]]:
-    """Return AutoDiCE's mapping of layers to two ranks: the cut at one tensor with the most equal numbers of FLOPs."""
+def make_mapping(proto: onnx.ModelProto, ranks: int) -> dict[str, list[str]]:
+    """Return AutoDiCE's mapping of layers to ranks: cuts at single tensors, with nearly equal numbers of FLOPs.
+
+    The keys name the cores of one host.
+    """
     nodes = list(proto.graph.node)
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in proto.graph.value_info}
     weights = {tensor.name: math.prod(tensor.dims) / tensor.dims[0] for tensor in proto.graph.initializer}
     flops = [math.prod(shapes.get(n.output[0], [0])) * max(weights.get(i, 0) for i in n.input) for n in nodes]
-    differences = {}
+    cuts = []
     for i in range(1, len(nodes)):
         computed = {node.output[0] for node in nodes[:i]}
         if len({name for node in nodes[i:] for name in node.input if name in computed}) == 1:
-            differences[i] = abs(sum(flops[:i]) - sum(flops[i:]))
-    cut = min(differences, key=lambda i: differences[i])
+            cuts.append(i)
+    shares = [rank / ranks * sum(flops) for rank in range(1, ranks)]
+    chosen = [0, *(min(cuts, key=lambda i: abs(sum(flops[:i]) - share)) for share in shares), len(nodes)]
     names = [node.name for node in nodes]
-    return {KEYS[0]: names[:cut], KEYS[1]: names[cut:]}
+    return {f"host_cpu{rank}": names[start:stop] for rank, (start, stop) in enumerate(pairwise(chosen))}
 
 
 class AutodiceProgram:
@@ -149,7 +157,7 @@ class AutodiceProgram:
 
     def __init__(self, checkout: Path, converter: Path, mapping: Mapping[str, Sequence[str]], scratch: Path) -> None:
         """Generate and build the programs in a directory that contains model.onnx."""
-        self._models = scratch / "models"
+        self._ranks, self._models = len(mapping), scratch / "models"
         self._models.mkdir()
         (scratch / "mapping.json").write_text(json.dumps(mapping))
         environment = os.environ | {"PYTHONPATH": str(checkout / "tools" / "distributed" / "vertical")}
@@ -165,7 +173,7 @@ class AutodiceProgram:
         ncnn, tools = get_ncnn_directory(version("ncnn")), find_toolchain()
         source = scratch / f"{mode}.cpp"
         text = (self._models / "multinode_bench.cpp").read_text().replace("\0", "\\0")
-        source.write_text(adapt_source(text, mode))
+        source.write_text(adapt_source(text, mode, self._ranks))
         includes = [f"-I{path}" for path in (ncnn / "include", ncnn / "include" / "ncnn")]
         headers = [word for name in ("cfloat", "cstring", "iostream") for word in ("-include", name)]
         command: list[str | Path] = [
@@ -186,16 +194,17 @@ class AutodiceProgram:
 
     def _loop_seconds(self, mode: str, frames: int) -> list[list[float]]:
         """Return the seconds of each frame's loop on each rank."""
-        command = [str(find_toolchain().mpirun), "-n", str(len(KEYS)), "--bind-to", "core", f"./{mode}", "image"]
+        placement = ["--oversubscribe"] if self._ranks > len(os.sched_getaffinity(0)) else ["--bind-to", "core"]
+        command = [str(find_toolchain().mpirun), "-n", str(self._ranks), *placement, f"./{mode}", "image"]
         if os.geteuid() == 0:
             command.insert(1, "--allow-run-as-root")
         environment = os.environ | {"FRAMES": str(frames)}
         done = subprocess.run(command, cwd=self._models, env=environment, check=True, capture_output=True, text=True)
         found = re.findall(r"^loop (\d+) (\S+)$", done.stdout, re.MULTILINE)
-        return [[float(ms) / 1000 for rank, ms in found if int(rank) == i] for i in range(len(KEYS))]
+        return [[float(ms) / 1000 for rank, ms in found if int(rank) == i] for i in range(self._ranks)]
 
 
-def adapt_source(text: str, mode: str) -> str:
+def adapt_source(text: str, mode: str, ranks: int) -> str:
     """Return AutoDiCE's benchmark program with the changes that the module's docstring lists."""
     text = re.sub(r".*(opencv2/|use_shader_pack8|use_image_storage).*\n", "", text)
     text = re.sub(r"static int read_input\(.*?\n}\n", IMAGE_READER, text, flags=re.DOTALL)
@@ -203,7 +212,7 @@ def adapt_source(text: str, mode: str) -> str:
     text = text.replace("g_loop_count = 20;", 'g_loop_count = atoi(getenv("FRAMES"));')
     text = text.replace("time_avg += time;", 'time_avg += time; printf("loop %d %f\\n", irank, time);')
     if mode == "latency":
-        last, tag = len(KEYS) - 1, 9999
+        last, tag = ranks - 1, 9999
         answer = (
             f"{{ char done = 0; if (irank == {last}) MPI_Send(&done, 1, MPI_CHAR, 0, {tag}, MPI_COMM_WORLD); "
             f"if (irank == 0) MPI_Recv(&done, 1, MPI_CHAR, {last}, {tag}, MPI_COMM_WORLD, MPI_STATUS_IGNORE); }}\n"
@@ -213,54 +222,64 @@ def adapt_source(text: str, mode: str) -> str:
 
 
 def run_artifact(artifact: Path, frames: int) -> Times:
-    """Measure an artifact of target `mpi`: frames one by one, and a stream."""
+    """Measure an artifact of target `mpi`: frames one by one, and a stream.
+
+    The period is measured without the first frames: as the difference of two streams of different lengths.
+    """
     inputs = random_inputs(graph_inputs(Model.load(artifact / "reference" / "model.onnx")))
-    given = [inputs] * (frames + WARM_UP_FRAMES)
-    single = MpiTarget().run(artifact, given, RunOptions(in_flight=1, pin=True, kept_frames=1))
-    stream = MpiTarget().run(artifact, given, RunOptions(in_flight=0, pin=True, kept_frames=1))
-    latency = statistics.median(single.frames_s[WARM_UP_FRAMES:])
-    return Times(latency, (stream.total_s - stream.frames_s[0]) / (len(given) - 1))
+
+    def run(count: int, in_flight: int) -> RunResult:
+        return MpiTarget().run(artifact, [inputs] * count, RunOptions(in_flight=in_flight, kept_frames=1))
+
+    count = frames + WARM_UP_FRAMES
+    latency_s = statistics.median(run(count, 1).frames_s[WARM_UP_FRAMES:])
+    return Times(latency_s, (run(count, 0).total_s - run(WARM_UP_FRAMES, 0).total_s) / frames)
 
 
-def compile_sides(scratch: Path) -> list[Path]:
+def compile_sides(scratch: Path, ranks: int) -> list[Path]:
     """Compile model.onnx for AutoDiCE's mapping, and with dicompiler's own plan; return the artifacts."""
-    (scratch / "platform.toml").write_text(PLATFORM)
-    artifacts = [scratch / "same", scratch / "own"]
-    strategies = (f"manual{{mapping={scratch / 'mapping.json'}}}", "auto")
-    for artifact, strategy in zip(artifacts, strategies, strict=True):
-        target = "mpi{threads=1}"
-        dicompiler.compile(
-            scratch / "model.onnx", scratch / "platform.toml", strategy, engine="ncnn", target=target, output=artifact
-        )
-    return artifacts
+    model, platform, profile = (scratch / name for name in ("model.onnx", "platform.toml", "profile.json"))
+    # The profile has the real speeds of the cores.
+    platform.write_text(HOST + "".join(CORE.replace("NAME", f"host_cpu{rank}") for rank in range(ranks)))
+    tiles = ",".join(map(str, range(1, ranks + 1)))
+    options = ["--threads", "1", "--tiles", tiles, "--target", "mpi", "--device", "host_cpu*", "-o", str(profile)]
+    subprocess.run(["dicompiler", "profile", str(model), *options], check=True, capture_output=True)
+    same = partial(dicompiler.compile, strategy=f"manual{{mapping={scratch / 'mapping.json'}}}", engine="ncnn")
+    own = partial(dicompiler.compile, strategy="auto", engine="auto", cost=f"profile{{file={profile}}}")
+    artifacts = {scratch / "same": same, scratch / "own": own}
+    for artifact, compile_model in artifacts.items():
+        compile_model(model, platform, target="mpi{threads=1}", output=artifact)
+    return list(artifacts)
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
 @click.option("--checkout", type=click.Path(exists=True, path_type=Path), required=True, help="Checkout of AutoDiCE.")
 @click.option("--converter", type=click.Path(exists=True, path_type=Path), required=True, help="Its onnx2ncnn, built.")
 @click.option("--network", "names", multiple=True, default=NETWORKS, help="Networks.")
+@click.option("--ranks", default=2, help="Number of ranks.")
 @click.option("--frames", default=20, help="Frames of each run.")
 @click.option("--rounds", default=5, help="How often each side is measured.")
-def main(checkout: Path, converter: Path, names: Sequence[str], frames: int, rounds: int) -> None:
+def main(checkout: Path, converter: Path, names: Sequence[str], ranks: int, frames: int, rounds: int) -> None:
     logging.getLogger("dicompiler").setLevel(logging.ERROR)
     with tempfile.TemporaryDirectory() as place:
-        sides = {name: prepare_sides(name, checkout.resolve(), converter.resolve(), Path(place)) for name in names}
+        prepare = partial(prepare_sides, checkout.resolve(), converter.resolve(), Path(place), ranks)
+        sides = {name: prepare(name) for name in names}
         click.echo(f"| network | time | {' | '.join(SIDES)} | ratios to AutoDiCE |")
         click.echo("|---" * (len(SIDES) + 3) + "|")
         for name, programs in sides.items():
             print_times(name, measure_sides(programs, frames, rounds))
 
 
-def prepare_sides(name: str, checkout: Path, converter: Path, place: Path) -> Sequence[Program]:
+def prepare_sides(checkout: Path, converter: Path, place: Path, ranks: int, name: str) -> Sequence[MeasureTimes]:
     """Return, for each of SIDES, the function that measures a network."""
     scratch = place / name
     scratch.mkdir()
-    mapping = make_mapping(write_model(name, scratch / "model.onnx"))
+    mapping = make_mapping(write_model(name, scratch / "model.onnx"), ranks)
     program = AutodiceProgram(checkout, converter, mapping, scratch)
-    return [program.run, *(partial(run_artifact, path) for path in compile_sides(scratch))]
+    return [program.run, *(partial(run_artifact, path) for path in compile_sides(scratch, ranks))]
 
 
-def measure_sides(programs: Sequence[Program], frames: int, rounds: int) -> list[Times]:
+def measure_sides(programs: Sequence[MeasureTimes], frames: int, rounds: int) -> list[Times]:
     """Measure all programs in turn, and return the medians of each."""
     turns = [[program(frames) for program in programs] for _ in range(rounds)]
     sides = zip(*turns, strict=True)

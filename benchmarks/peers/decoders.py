@@ -6,15 +6,15 @@ in its q40 format, llama.cpp in Q4_0. All programs use the same number of thread
 
 Two and more devices are emulated boards: network namespaces that are joined by links of the given bandwidth. Computing
 is not slowed down, so that this host needs a processor for each device, which has one thread. This needs root and
-iproute2. One device runs without emulation, with any number of threads. The peers come from checkouts that you have
-built:
+iproute2. One device runs without emulation, with any number of threads. dicompiler plans with speeds that it measures
+on this host: a token on one device, and messages between two boards. The peers come from checkouts that you have built:
 
     make -C distributed-llama dllama
     cmake -S llama.cpp -B llama.cpp/build && cmake --build llama.cpp/build --target llama-bench
     pip install gguf
     python benchmarks/peers/decoders.py --distributed-llama distributed-llama --llama-cpp llama.cpp/build/bin
 
-llama.cpp is measured on one device only.
+llama.cpp is measured on one device only, distributed-llama on 1, 2, 4, … devices, because it refuses other numbers.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BLOCK = 32
 """Number of weights that share a scale in the 4-bit formats q40 (distributed-llama) and Q4_0 (llama.cpp)."""
 Q40_BLOCK = np.dtype([("scale", "<f2"), ("values", "u1", BLOCK // 2)])
 RATE, MEMORY_BANDWIDTH = 50e9, 10e9
-"""Compute rate in FLOP/s and memory bandwidth in bytes/s of one thread of the measuring host, for dicompiler's plans.
+"""Compute rate in FLOP/s and memory bandwidth in bytes/s of a board with relative speed 1, for dicompiler's plans.
 
 A decoder reads all its weights for each token, so that the memory bandwidth limits its speed.
 """
@@ -83,44 +83,62 @@ class Setting:
         bandwidth: Bits per second of each link.
         threads: Threads of each device.
         tokens: Number of tokens of a measurement.
+        speed: Relative speed of the boards, for dicompiler's plans.
     """
 
     devices: int
     bandwidth: float
     threads: int
     tokens: int
+    speed: float = 1.0
 
     @property
     def platform(self) -> Platform:
-        """The platform: `devices` boards on a switch, with the compute rate and memory bandwidth of this host."""
-        boards = Platform.load(f"rpi4x{self.devices}")
-        devices = tuple(replace(device, rate=RATE, memory_bandwidth=MEMORY_BANDWIDTH) for device in boards.devices)
-        return replace(boards, devices=devices, network=Network("switch", self.bandwidth))
+        """The platform: `devices` equal boards on a switch."""
+        boards = Platform.load("rpi4x4")
+        devices = tuple(
+            replace(device, rate=self.speed * RATE, memory_bandwidth=self.speed * MEMORY_BANDWIDTH)
+            for device in boards.devices[: self.devices]
+        )
+        hosts = boards.hosts[: self.devices]
+        return replace(boards, hosts=hosts, devices=devices, network=Network("switch", self.bandwidth))
 
 
 Side = Callable[[], TokenCost]
 
 
-def compile_decoder(
-    directory: Path, setting: Setting, target: str, strategy: str, wire_dtype: str | None, factor: float
-) -> Side:
-    """Compile the quantised decoder with dicompiler, and return a function that runs it and returns a token's cost.
+def quantise_decoder(directory: Path) -> Path:
+    """Write the decoder with 4-bit weights, and return its path."""
+    model, quantised = directory / "decoder.onnx", directory / "decoder4.onnx"
+    onnx.save(networks.build("llama_small", 0, size=1, past=PAST), model, save_as_external_data=True)
+    words = ["opt", str(model), "-p", "quantise{weights=int4 activations=int8}", "-o", str(quantised)]
+    subprocess.run(["dicompiler", *words], check=True, stdout=subprocess.DEVNULL)
+    return quantised
 
-    `factor` is the cost of a message on this host, relative to the cost that the target states. If it is 0, the cost is
-    measured.
-    """
-    model, quantised, artifact = (directory / name for name in ("decoder.onnx", "decoder4.onnx", target))
-    if not quantised.exists():
-        onnx.save(networks.build("llama_small", 0, size=1, past=PAST), model, save_as_external_data=True)
-        words = ["opt", str(model), "-p", "quantise{weights=int4 activations=int8}", "-o", str(quantised)]
-        subprocess.run(["dicompiler", *words], check=True, stdout=subprocess.DEVNULL)
+
+def measure_speed(quantised: Path, setting: Setting, directory: Path) -> float:
+    """Return the relative speed of this host: the predicted time of a token on one board, divided by the real time."""
+    alone = replace(setting, devices=1)
+    artifact = directory / "one-board"
+    target = f"mpi{{threads={setting.threads}}}"
+    compiled = dicompiler.compile(quantised, alone.platform, "single", target=target, output=artifact)
+    inputs = random_inputs(graph_inputs(Model.load(quantised)))
+    result = dicompiler.run(artifact, inputs, frames=setting.tokens, options=RunOptions(in_flight=1))
+    assert compiled.metrics is not None
+    return compiled.metrics.latency_s / statistics.median(result.frames_s[1:])
+
+
+def compile_decoder(
+    quantised: Path, artifact: Path, setting: Setting, target: str, strategy: str, wire_dtype: str | None
+) -> Side:
+    """Compile the quantised decoder with dicompiler, and return a function that runs it and returns a token's cost."""
     compiled = dicompiler.compile(
         quantised,
         setting.platform,
         strategy,
         target=f"{target}{{threads={setting.threads}}}",
         wire_dtype=wire_dtype if setting.devices > 1 else None,
-        cost=f"analytic{{runtime={factor or runtime_cost_factor(target, setting.devices):.3g}}}",
+        cost=f"analytic{{runtime={runtime_cost_factor(target, setting.devices):.3g}}}",
         output=artifact,
     )
     assert compiled.program is not None
@@ -310,9 +328,6 @@ def prepare_llama_cpp(programs: Path, directory: Path, setting: Setting) -> Side
 @click.option("--target", "targets", multiple=True, default=["sockets", "mpi"], help="Targets of dicompiler.")
 @click.option("--strategy", default="auto", help="Strategy of dicompiler.")
 @click.option("--wire-dtype", default="int8-block", help="Wire type of dicompiler.")
-@click.option(
-    "--message-cost", "factor", default=0.0, help="Cost of a message, relative to the stated one; 0: measure."
-)
 @click.option("--tokens", default=40, help="Tokens of each measurement.")
 @click.option("--rounds", default=3, help="How often each side is measured, in turn.")
 def main(
@@ -324,7 +339,6 @@ def main(
     targets: Sequence[str],
     strategy: str,
     wire_dtype: str,
-    factor: float,
     tokens: int,
     rounds: int,
 ) -> None:
@@ -333,11 +347,13 @@ def main(
     setting = Setting(devices, 1e6 * mbits, threads, tokens)
     with tempfile.TemporaryDirectory() as scratch:
         place = Path(scratch)
+        quantised = quantise_decoder(place)
+        setting = replace(setting, speed=measure_speed(quantised, setting, place))
         sides = {
-            f"dicompiler {target}": compile_decoder(place, setting, target, strategy, wire_dtype, factor)
+            f"dicompiler {target}": compile_decoder(quantised, place / target, setting, target, strategy, wire_dtype)
             for target in targets
         }
-        if dllama:
+        if dllama and devices.bit_count() == 1:
             sides["distributed-llama"] = prepare_dllama(dllama, place, setting)
         if llama_cpp and devices == 1:
             sides["llama.cpp"] = prepare_llama_cpp(llama_cpp, place, setting)
