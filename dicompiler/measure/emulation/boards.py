@@ -144,7 +144,7 @@ def _measure_target(target: Target) -> RuntimeCosts:
     if not target.can_emulate:
         raise UsageError("its programs cannot run on emulated boards")
     times, sends = {name: list[float]() for name in RUN_BENCHMARKS}, list[float]()
-    costs, call_s = dict[str, Any](), dict[str, float]()
+    costs, call_s = dict[str, Any](), 0.0
     with tempfile.TemporaryDirectory(prefix="dicompiler-") as scratch:
         states = {name: runtime_benchmarks.emit_benchmark(target, name, Path(scratch, name)) for name in RUN_BENCHMARKS}
         entry = runtime_benchmarks.benchmarks_entry(target, states)
@@ -162,14 +162,14 @@ def _measure_target(target: Target) -> RuntimeCosts:
             frames_s = {name: min(frame_times) for name, frame_times in times.items()}
             costs = {**runtime_costs_fit.fit_costs(entry, frames_s, min(sends, default=None))}
             # A call may cost 0 s, because its seconds on an emulated board can include all of the work for it.
-            call_s = {"call": costs.pop("call")}
+            call_s = costs.pop("call")
             if not runtime_costs_fit.find_zero_costs(costs):
                 break
     if reason := runtime_costs_fit.describe_zero_costs(costs):
         log.warning("the stated costs of %s are used instead of measured ones: %s", target.name, reason)
     stated = target.runtime_costs
     costs |= {name: getattr(stated, name) for name in runtime_costs_fit.find_zero_costs(costs)}
-    return RuntimeCosts(**costs, **call_s)
+    return RuntimeCosts(**costs, call=call_s)
 
 
 def _run_benchmark(target: Target, directory: Path, steps_s: Mapping[str, tuple[float, ...]]) -> RunResult:
