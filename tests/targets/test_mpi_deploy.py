@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,11 +24,11 @@ from dicompiler.base.schema import load_json
 from dicompiler.cli.command_line import main
 from dicompiler.driver.artifact import install, run
 from dicompiler.ir.onnx.model import Model
-from dicompiler.target.remote.hosts import Hosts
+from dicompiler.target.remote.hosts import DeviceLocation, Hosts
 from dicompiler.target.run_records import RunEvent, RunOptions
 from dicompiler.verify.comparison import compare_value
 from dicompiler.verify.executor import run_model
-from dicompiler_targets.mpi import MpiTarget
+from dicompiler_targets.mpi import MpiTarget, deploy
 
 PLATFORM = """
 name = "boards"
@@ -201,3 +202,19 @@ def test_deploy_errors_are_one_line(boards: Cluster, net: Path, tmp_path: Path) 
     words = r"host '(one|two)' \(root@.*\), device 'd[02]': .* copy the artifact there with 'dicompiler deploy'$"
     with pytest.raises(RunError, match=words):
         run(other, None, 1, 60, RunOptions(hosts=hosts, insecure=True))
+
+
+def test_paths_in_the_home_of_a_board_are_found_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    programs, home = tmp_path / "programs", tmp_path / "home of the board"
+    programs.mkdir()
+    # Instead of ssh, a script runs the command, its last argument, with another home directory.
+    (programs / "ssh").write_text(f"#!/bin/sh\nfor last do :; done\nHOME='{home}' exec sh -c \"$last\"\n")
+    (programs / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/a directory:{os.environ['PATH']}")
+    location = DeviceLocation("d0", "pi@one", "models/net/d0", python="venv/bin/python")
+    command = deploy._make_launch_command(deploy.PackageHost("one", location, ("d0",)))
+    script = f"set -- 'env; ls -d \"$TMPDIR\"'; {command}"
+    lines = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert f"PATH={home}/venv/bin:{os.environ['PATH']}" in lines
+    assert f"TMPDIR={home}/models/net/.one.run/temporary" in lines
+    assert lines[-1] == f"{home}/models/net/.one.run/temporary"

@@ -473,7 +473,8 @@ def _make_launch_command(host: PackageHost) -> str:
     # The last argument is the remote command, an empty script, which the command line of mpirun replaces.
     command = ssh.build_command(host.location, "", ())[:-1]
     temporary = ssh.quote_path(f"{host.run_directory}/temporary")
-    setup = f"mkdir -p {temporary}; export TMPDIR={temporary} PATH={ssh.quote_path(host.tool_directory)}:$PATH; "
+    path = f"{ssh.quote_path(host.tool_directory)}:$PATH"
+    setup = f"mkdir -p {temporary}; PATH={path} TMPDIR={temporary}; export PATH TMPDIR; "
     return f'{shlex.join(command)} {shlex.quote(setup)}"$*"'
 
 
