@@ -40,7 +40,7 @@ from dicompiler_strategies.tables.cost_tables import (
 from dicompiler_strategies.tables.link_loads import RuntimeArrays, build_link_loads
 
 Selections = NDArray[np.intp]
-"""Plans as an array of shape (selections, layers): the index of each layer's choice (way to split it)."""
+"""One plan or several: the index of each layer's choice (way to split it). The last axis is the layers."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,51 +134,52 @@ def find_sent_states(tables: CostTables) -> dict[LayerEdge, NDArray[np.bool_]]:
 
 @dataclass(frozen=True, eq=False)
 class StackedTables:
-    """Tables one below the other in one array, so that rows of many tables are read at once.
+    """Tables one below the other in one array, so that many tables are read at once.
 
     Attributes:
-        rows: The rows of all tables, shape (rows, width). Tables that are the same object are stored once.
-        first_rows: For each table, the row at which it begins.
+        array: All tables, shape (length of all tables, width). Tables that are the same object are stored once.
+        table_starts: For each table, the index in `array` at which it begins.
     """
 
-    rows: Floats
-    first_rows: NDArray[np.intp]
+    array: Floats
+    table_starts: NDArray[np.intp]
 
     @classmethod
     def stack(cls, tables: Sequence[Floats], width: int) -> StackedTables:
         unique = {id(table): table.reshape(-1, width) for table in tables}
         ends = np.cumsum([len(table) for table in unique.values()], dtype=np.intp)
         starts = {key: int(end) - len(table) for (key, table), end in zip(unique.items(), ends, strict=True)}
-        rows = np.concatenate([np.zeros((0, width)), *unique.values()])
-        return cls(rows, np.array([starts[id(table)] for table in tables], np.intp))
+        array = np.concatenate([np.zeros((0, width)), *unique.values()])
+        return cls(array, np.array([starts[id(table)] for table in tables], np.intp))
 
 
 @dataclass(frozen=True, eq=False)
 class LayerTerms:
     """Terms (summands) of loads that depend on one layer's choice (way to split it).
 
-    A load is the bytes of a device, or the seconds of a device or link. The sums of the terms are the rows of an array.
+    A load is the bytes of a device, or the seconds of a device or link. The terms are added up in rows (see
+    `LoadModel`).
 
     Attributes:
         layers: The position of the layer of each term.
-        targets: For each term, the index of the sum to which it is added, in ascending order.
+        target_rows: For each term, the row to which it is added, in ascending order.
         tables: For each term, its loads by choice, shape (choices, loads).
     """
 
     layers: NDArray[np.intp]
-    targets: NDArray[np.intp]
+    target_rows: NDArray[np.intp]
     tables: StackedTables
 
     @classmethod
     def build(cls, terms: Sequence[tuple[int, int, Floats]]) -> LayerTerms:
-        """Return the terms (index of the sum, position of the layer, table) as arrays.
+        """Return the terms (target row, position of the layer, table) as arrays.
 
         A table has the loads by choice (way to split the layer), shape (choices, loads).
         """
         ordered = sorted(terms, key=lambda term: term[:2])
-        targets, layers, tables = zip(*ordered, strict=True)
+        target_rows, layers, tables = zip(*ordered, strict=True)
         stacked = StackedTables.stack(tables, tables[0].shape[1])
-        return cls(np.array(layers, np.intp), np.array(targets, np.intp), stacked)
+        return cls(np.array(layers, np.intp), np.array(target_rows, np.intp), stacked)
 
 
 @dataclass(frozen=True, eq=False)
@@ -193,7 +194,7 @@ class TensorTerms:
         readers: For each edge, the position of the layer that reads the tensor.
         reader_choices: For each edge, how many choices (ways to split it) the reader has.
         tensors: For each edge, the index of its tensor, in ascending order.
-        targets: For each tensor, the index of the sum to which its term is added, in ascending order.
+        target_rows: For each tensor, the row (see `LoadModel`) to which its term is added, in ascending order.
         tables: For each edge, the bytes by the choices of both layers, shape (choices · choices, pairs of devices), or
             (choices · choices, receivers).
     """
@@ -202,16 +203,16 @@ class TensorTerms:
     readers: NDArray[np.intp]
     reader_choices: NDArray[np.intp]
     tensors: NDArray[np.intp]
-    targets: NDArray[np.intp]
+    target_rows: NDArray[np.intp]
     tables: StackedTables
 
     @classmethod
-    def build(cls, sent: SentTensors, targets: Sequence[int]) -> TensorTerms:
+    def build(cls, sent: SentTensors, target_rows: Sequence[int]) -> TensorTerms:
         """Return the terms (summands of loads) of the sent tensors.
 
-        `targets` has, for each tensor, the index of the sum to which its bytes are added.
+        `target_rows` has, for each tensor, the row to which its bytes are added.
         """
-        order = sorted(range(len(targets)), key=targets.__getitem__)
+        order = sorted(range(len(target_rows)), key=target_rows.__getitem__)
         edges = [
             (i, j, tensor, table)
             for tensor, number in enumerate(order)
@@ -222,71 +223,76 @@ class TensorTerms:
             np.array([j for _, j, _, _ in edges], np.intp),
             np.array([table.shape[1] for _, _, _, table in edges], np.intp),
             np.array([tensor for _, _, tensor, _ in edges], np.intp),
-            np.array([targets[number] for number in order], np.intp),
+            np.array([target_rows[number] for number in order], np.intp),
             StackedTables.stack([table for _, _, _, table in edges], math.prod(sent.inputs[0].shape[1:])),
         )
 
 
 @dataclass(frozen=True, eq=False)
 class TermGroups:
-    """Groups of consecutive terms (summands of loads) that are added to the same sum.
+    """Groups of consecutive terms (summands of loads) that are added to the same row.
 
-    The sums are evaluated for several changed plans at once. In each of them, one run (sequence of consecutive layers)
-    is split in another way. Each run has its own sums, and the target of a term is the sum to which it is added.
+    The rows (see `LoadModel`) are evaluated for several changed plans at once. In each of them, one run (sequence of
+    consecutive layers) is split in another way. Each run has its own rows.
 
     Attributes:
         runs: For each group, the index of the run.
-        targets: For each group, the index of the sum among the sums of this run.
+        target_rows: For each group, the row of this run to which its terms are added.
         starts: For each group, the position of its first term.
     """
 
     runs: NDArray[np.intp]
-    targets: NDArray[np.intp]
+    target_rows: NDArray[np.intp]
     starts: NDArray[np.intp]
 
     @classmethod
-    def find(cls, runs: NDArray[np.intp], targets: NDArray[np.intp]) -> TermGroups:
-        """Return groups of consecutive terms (summands of loads) with the same run and the same target.
+    def find(cls, runs: NDArray[np.intp], target_rows: NDArray[np.intp]) -> TermGroups:
+        """Return groups of consecutive terms (summands of loads) with the same run and the same row.
 
         Args:
             runs: For each term, the index of the run of layers for which it is evaluated.
-            targets: For each term, the index of the sum to which it is added, among the sums of this run.
+            target_rows: For each term, the row of this run to which it is added.
         """
-        is_first = np.append(True, (np.diff(runs) != 0) | (np.diff(targets) != 0))[: len(targets)]
-        starts = np.flatnonzero(is_first)
-        return cls(runs[starts], targets[starts], starts)
+        starts = _find_group_starts(runs, target_rows)
+        return cls(runs[starts], target_rows[starts], starts)
 
-    def add_to(self, sums: Floats, values: Floats) -> None:
-        """Add the values of terms (summands of loads) to the sums, in place.
+    def add_to(self, rows: Floats, values: Floats) -> None:
+        """Add the values of terms (summands of loads) to the rows, in place.
 
-        `values` has the shape (terms, selections, loads), and `sums` (rows, runs, selections, loads).
+        `values` has the shape (terms, plans, loads), and `rows` (rows, runs, plans, loads).
         """
         if len(self.starts):
-            sums[self.targets, self.runs] += np.add.reduceat(values, self.starts, axis=0)
+            rows[self.target_rows, self.runs] += np.add.reduceat(values, self.starts, axis=0)
 
-    def number_from(self, first_rows: NDArray[np.intp]) -> TermGroups:
-        """Return the groups with other numbers of the sums: 0 stays 0, and `first_rows[run]` becomes 1."""
-        return replace(self, targets=np.maximum(self.targets + 1 - first_rows[self.runs], 0))
+    def renumber_rows(self, span_starts: NDArray[np.intp]) -> TermGroups:
+        """Renumber the rows of each run: row 0 stays 0, and the rows of its span become 1, 2, … in order."""
+        return replace(self, target_rows=np.maximum(self.target_rows + 1 - span_starts[self.runs], 0))
+
+
+def _find_group_starts(runs: NDArray[np.intp], keys: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return the position of the first element of each group of consecutive elements with equal run and equal key."""
+    is_first = np.append(True, (np.diff(runs) != 0) | (np.diff(keys) != 0))[: len(keys)]
+    return np.flatnonzero(is_first)
 
 
 @dataclass(frozen=True, eq=False)
 class TermSet:
     """The terms (summands of loads) that depend on the layers of some runs (sequences of consecutive layers).
 
-    The terms of a run are added to sum 0 and to some of the `span` sums that begin with sum `first_rows[run]`. The
-    groups number these sums 0, 1, …, `span`.
+    The terms of a run are added to row 0 and to some of the `span` rows that begin with row `span_starts[run]`. The
+    groups number these rows 0, 1, …, `span`.
 
     Attributes:
         layer_terms: Indices of the terms of single layers.
         layer_runs: For each of these terms, the index of the run that contains its layer.
-        layer_groups: The sums to which these terms are added.
+        layer_groups: The rows to which these terms are added.
         edges: Indices of the edges (pairs of connected layers) of sent tensors.
         edge_runs: For each edge, the index of the run that changes its tensor.
         tensors: Indices of the sent tensors, which are the tensors of `edges`.
         tensor_starts: For each tensor, the position of its first edge.
-        tensor_groups: The sums to which the terms of the tensors are added.
-        first_rows: For each run, the first sum of its span.
-        span: Number of sums, the same for each run.
+        tensor_groups: The rows to which the terms of the tensors are added.
+        span_starts: For each run, the first row of its span.
+        span: Number of rows of a span, the same for each run.
     """
 
     layer_terms: NDArray[np.intp]
@@ -297,58 +303,58 @@ class TermSet:
     tensors: NDArray[np.intp]
     tensor_starts: NDArray[np.intp]
     tensor_groups: TermGroups
-    first_rows: NDArray[np.intp]
+    span_starts: NDArray[np.intp]
     span: int
 
     @classmethod
-    def find(
-        cls, layer_terms: LayerTerms, tensor_terms: TensorTerms, runs: Sequence[range], sum_row_count: int
-    ) -> TermSet:
+    def find(cls, layer_terms: LayerTerms, tensor_terms: TensorTerms, runs: Sequence[range], row_count: int) -> TermSet:
         """Return the terms (summands of loads) that depend on the layers of each run (consecutive layers)."""
         first, last = np.array([(run.start, run.stop - 1) for run in runs]).T[:, :, None]
         layers, producers, readers = layer_terms.layers, tensor_terms.producers, tensor_terms.readers
         layer_runs, layer_numbers = np.nonzero((first <= layers) & (layers <= last))
         is_touched = (first <= producers) & (producers <= last) | (first <= readers) & (readers <= last)
-        is_sent = np.zeros((len(runs), len(tensor_terms.targets)), np.bool_)
+        is_sent = np.zeros((len(runs), len(tensor_terms.target_rows)), np.bool_)
         touched_runs, touched_edges = np.nonzero(is_touched)
         is_sent[touched_runs, tensor_terms.tensors[touched_edges]] = True
         edge_runs, edges = np.nonzero(is_sent[:, tensor_terms.tensors])
-        edges_of_tensors = TermGroups.find(edge_runs, tensor_terms.tensors[edges])
-        layer_groups = TermGroups.find(layer_runs, layer_terms.targets[layer_numbers])
-        tensor_groups = TermGroups.find(edges_of_tensors.runs, tensor_terms.targets[edges_of_tensors.targets])
-        first_rows, span = _find_spans((layer_groups, tensor_groups), len(runs), sum_row_count)
+        edge_tensors = tensor_terms.tensors[edges]
+        tensor_starts = _find_group_starts(edge_runs, edge_tensors)
+        tensors = edge_tensors[tensor_starts]
+        layer_groups = TermGroups.find(layer_runs, layer_terms.target_rows[layer_numbers])
+        tensor_groups = TermGroups.find(edge_runs[tensor_starts], tensor_terms.target_rows[tensors])
+        span_starts, span = _find_spans((layer_groups, tensor_groups), len(runs), row_count)
         return cls(
             layer_numbers,
             layer_runs,
-            layer_groups.number_from(first_rows),
+            layer_groups.renumber_rows(span_starts),
             edges,
             edge_runs,
-            edges_of_tensors.targets,
-            edges_of_tensors.starts,
-            tensor_groups.number_from(first_rows),
-            first_rows,
+            tensors,
+            tensor_starts,
+            tensor_groups.renumber_rows(span_starts),
+            span_starts,
             span,
         )
 
-    def add_to(self, sums: Floats, of_layers: Floats, of_tensors: Floats) -> None:
-        """Add the values of the terms to the sums, in place.
+    def add_to(self, rows: Floats, of_layers: Floats, of_tensors: Floats) -> None:
+        """Add the values of the terms to the rows, in place.
 
-        The values are those of single layers and of sent tensors, shape (terms, selections, loads). `sums` has the
-        shape (rows, runs, selections, loads).
+        The values are those of single layers and of sent tensors, shape (terms, plans, loads). `rows` has the shape
+        (rows, runs, plans, loads).
         """
-        self.layer_groups.add_to(sums, of_layers)
-        self.tensor_groups.add_to(sums, of_tensors)
+        self.layer_groups.add_to(rows, of_layers)
+        self.tensor_groups.add_to(rows, of_tensors)
 
 
-def _find_spans(groups: Sequence[TermGroups], runs: int, sum_row_count: int) -> tuple[NDArray[np.intp], int]:
-    """Return `TermSet.first_rows` and `TermSet.span`."""
-    first, last = np.full(runs, sum_row_count), np.zeros(runs, np.intp)
+def _find_spans(groups: Sequence[TermGroups], runs: int, row_count: int) -> tuple[NDArray[np.intp], int]:
+    """Return `TermSet.span_starts` and `TermSet.span`."""
+    first, last = np.full(runs, row_count), np.zeros(runs, np.intp)
     for group in groups:
-        is_in_span = group.targets > 0
-        np.minimum.at(first, group.runs[is_in_span], group.targets[is_in_span])
-        np.maximum.at(last, group.runs[is_in_span], group.targets[is_in_span])
+        is_in_span = group.target_rows > 0
+        np.minimum.at(first, group.runs[is_in_span], group.target_rows[is_in_span])
+        np.maximum.at(last, group.runs[is_in_span], group.target_rows[is_in_span])
     span = max(0, int((last + 1 - first).max()))
-    return np.minimum(first, sum_row_count - span), span
+    return np.minimum(first, row_count - span), span
 
 
 @dataclass(frozen=True, eq=False)
@@ -358,16 +364,17 @@ class PlanTerms:
     Attributes:
         of_layers: The values of the terms of single layers, shape (terms, 1, loads).
         of_tensors: The values of the terms of sent tensors, shape (tensors, 1, loads).
-        row_0: The sum of the terms of row 0, shape (loads,).
-        sums: For each k, the sum of the rows 1 to k, shape (rows, loads).
-        largest_up_to: For each k, the largest of sums 0 to k, shape (rows, loads).
-        largest_from: For each k, the largest of sums k, k + 1, …, shape (rows + 1, loads). The last one is −∞.
+        row_0: Row 0, shape (loads,).
+        running_totals: For each k, running total k (see `LoadModel`) without row 0, shape (rows, loads).
+        largest_up_to: For each k, the largest of `running_totals` 0 to k, shape (rows, loads).
+        largest_from: For each k, the largest of `running_totals` k, k + 1, …, shape (rows + 1, loads). The last one is
+            −∞.
     """
 
     of_layers: Floats
     of_tensors: Floats
     row_0: Floats
-    sums: Floats
+    running_totals: Floats
     largest_up_to: Floats
     largest_from: Floats
 
@@ -376,23 +383,24 @@ class PlanTerms:
 class LoadModel(ABC):
     """A model that predicts the loads of plans: bytes of each host, or seconds of each device and link.
 
-    A term depends on one layer, or on the layers that compute and read a tensor. Terms are added up in rows, and a load
-    is the largest of the sums row 0, row 0 + row 1, row 0 + row 1 + row 2, … With one row, a load is the sum of all
-    terms. For memory, these are the loads of devices, and the load of a host is the sum of those of its devices.
+    A term depends on one layer, or on the layers that compute and read a tensor. Each term has a target row. A *row* is
+    the sum of its terms, and *running total* k is row 0 + row 1 + … + row k. A load is the largest running total. With
+    one row, a load is therefore the sum of all terms. For memory, these are the loads of devices, and the load of a
+    host is the sum of those of its devices.
 
     The terms of a run (sequence of consecutive layers) are in row 0 and in a short span of rows. If a plan changes in a
-    run, only sums that end in its span are calculated again. All sums that end before the span change by the same
-    value, so only the largest of them is needed. The same holds for the sums that end after the span.
+    run, only the running totals of its span are calculated again. All running totals before the span change by the same
+    value, so only the largest of them is needed. The same holds for the running totals after the span.
 
     Attributes:
         layers: Number of layers.
-        sum_row_count: Number of rows.
+        row_count: Number of rows.
         layer_terms: The terms of single layers.
         tensor_terms: The terms of sent tensors.
     """
 
     layers: int
-    sum_row_count: int
+    row_count: int
     layer_terms: LayerTerms
     tensor_terms: TensorTerms
     _term_sets: dict[Sequence[range], TermSet] = field(default_factory=dict, init=False, repr=False)
@@ -401,31 +409,35 @@ class LoadModel(ABC):
 
     @abstractmethod
     def loads_of_tensors(self, sent: Floats) -> Floats:
-        """Return the values that sent tensors add to the sums of terms, shape (tensors, selections, loads).
+        """Return the values that sent tensors add to the rows, shape (tensors, plans, loads).
 
-        `sent` has the bytes of each tensor for each plan, shape (tensors, selections, pairs of devices),
-        or (tensors, selections, receivers).
+        `sent` has the bytes of each tensor for each plan, shape (tensors, plans, pairs of devices), or (tensors, plans,
+        receivers).
         """
 
-    def loads_of_largest_sums(self, sums: Floats) -> Floats:
-        """Return the loads if the largest sums of terms are `sums`. Both have their axis last."""
-        return sums
+    def loads_of_largest_totals(self, totals: Floats) -> Floats:
+        """Return the loads if the largest running totals are `totals`.
+
+        The last axis of `totals` is the devices and links, or for memory the devices. The last axis of the result is
+        the loads.
+        """
+        return totals
 
     def loads(self, selections: Selections) -> Floats:
-        """Return the loads (seconds or bytes) of each plan, shape (selections, loads)."""
+        """Return the loads (seconds or bytes) of each plan, shape (plans, loads)."""
         terms = self._terms((range(self.layers),))
-        sums = np.zeros((self.sum_row_count, 1, len(selections), self._widths[0]))
-        terms.add_to(sums, *self._values(selections[None], terms))
-        return self.loads_of_largest_sums(_add_up_rows(sums[:, 0]).max(axis=0))
+        rows = np.zeros((self.row_count, 1, len(selections), self._widths[0]))
+        terms.add_to(rows, *self._values(selections[None], terms))
+        return self.loads_of_largest_totals(_add_up_rows(rows[:, 0]).max(axis=0))
 
     def moved_loads(self, current: Selections, moved: Selections, runs: Sequence[range]) -> Floats:
         """Return the loads (seconds or bytes) of plans that differ from `current` in a run of layers.
 
-        The shape is (runs · selections, loads).
+        The shape is (runs · plans, loads).
 
         Args:
             current: One plan as choice indices, shape (layers,).
-            moved: The changed plans, shape (runs, selections, layers). moved[r] differs from `current` in the layers
+            moved: The changed plans, shape (runs, plans, layers). moved[r] differs from `current` in the layers
                 runs[r].
             runs: Ranges of consecutive layers.
         """
@@ -433,26 +445,26 @@ class LoadModel(ABC):
         of_layers, of_tensors = self._values(moved, terms)
         of_layers -= plan.of_layers[terms.layer_terms]
         of_tensors -= plan.of_tensors[terms.tensors]
-        changes = np.zeros((1 + terms.span, *moved.shape[:2], self._widths[0]))
-        changes[0] = plan.row_0
-        terms.add_to(changes, of_layers, of_tensors)
-        sums = _largest_changed_sums(plan, _add_up_rows(changes), terms.first_rows)
-        return self.loads_of_largest_sums(sums.reshape(-1, sums.shape[-1]))
+        row_0_and_changes = np.zeros((1 + terms.span, *moved.shape[:2], self._widths[0]))
+        row_0_and_changes[0] = plan.row_0
+        terms.add_to(row_0_and_changes, of_layers, of_tensors)
+        totals = _largest_changed_totals(plan, _add_up_rows(row_0_and_changes), terms.span_starts)
+        return self.loads_of_largest_totals(totals.reshape(-1, totals.shape[-1]))
 
     def entries(self, runs: Sequence[range]) -> int:
-        """Return how many table entries are read to evaluate one changed plan for each run of layers."""
+        """Return how many entries of tables and rows are read to evaluate one changed plan for each run of layers."""
         terms = self._terms(tuple(runs))
         layer_width, tensor_width = self._widths
-        sums = (1 + terms.span) * len(runs) * layer_width
-        return sums + len(terms.layer_terms) * layer_width + len(terms.edges) * tensor_width
+        row_entries = (1 + terms.span) * len(runs) * layer_width
+        return row_entries + len(terms.layer_terms) * layer_width + len(terms.edges) * tensor_width
 
     @property
     def _widths(self) -> tuple[int, int]:
-        return self.layer_terms.tables.rows.shape[1], self.tensor_terms.tables.rows.shape[1]
+        return self.layer_terms.tables.array.shape[1], self.tensor_terms.tables.array.shape[1]
 
     def _terms(self, runs: tuple[range, ...]) -> TermSet:
         if runs not in self._term_sets:
-            self._term_sets[runs] = TermSet.find(self.layer_terms, self.tensor_terms, runs, self.sum_row_count)
+            self._term_sets[runs] = TermSet.find(self.layer_terms, self.tensor_terms, runs, self.row_count)
         return self._term_sets[runs]
 
     def _terms_of_plan(self, plan: Selections) -> PlanTerms:
@@ -460,57 +472,57 @@ class LoadModel(ABC):
         if key not in self._plan_terms:
             terms = self._terms((range(self.layers),))
             values = self._values(plan[None, None], terms)
-            sums = np.zeros((self.sum_row_count, 1, 1, self._widths[0]))
-            terms.add_to(sums, *values)
-            row_0, sums[0] = sums[0, 0, 0].copy(), 0
-            added_up = _add_up_rows(sums[:, 0, 0])
-            nothing = np.full_like(added_up[:1], -np.inf)
-            largest_from = np.maximum.accumulate(np.append(nothing, added_up[::-1], axis=0))[::-1]
+            rows = np.zeros((self.row_count, 1, 1, self._widths[0]))
+            terms.add_to(rows, *values)
+            row_0, rows[0] = rows[0, 0, 0].copy(), 0
+            totals = _add_up_rows(rows[:, 0, 0])
+            nothing = np.full_like(totals[:1], -np.inf)
+            largest_from = np.maximum.accumulate(np.append(nothing, totals[::-1], axis=0))[::-1]
             self._plan_terms.clear()
-            self._plan_terms[key] = PlanTerms(*values, row_0, added_up, np.maximum.accumulate(added_up), largest_from)
+            self._plan_terms[key] = PlanTerms(*values, row_0, totals, np.maximum.accumulate(totals), largest_from)
         return self._plan_terms[key]
 
     def _values(self, selections: Selections, terms: TermSet) -> tuple[Floats, Floats]:
-        """Return the values of the terms of single layers, and those of sent tensors, shape (terms, selections, loads).
+        """Return the values of the terms of single layers, and those of sent tensors, shape (terms, plans, loads).
 
-        `selections` are plans as choice indices, shape (runs, selections, layers).
+        `selections` are plans as choice indices, shape (runs, plans, layers).
         """
         tables, chosen = self.layer_terms.tables, terms.layer_terms
         choices = selections[terms.layer_runs, :, self.layer_terms.layers[chosen]]
-        of_layers = tables.rows[tables.first_rows[chosen, None] + choices]
+        of_layers = tables.array[tables.table_starts[chosen, None] + choices]
         tables, edges = self.tensor_terms.tables, terms.edges
         choices = selections[terms.edge_runs, :, self.tensor_terms.producers[edges]]
-        pairs = choices * self.tensor_terms.reader_choices[edges, None] + tables.first_rows[edges, None]
-        sent = tables.rows[pairs + selections[terms.edge_runs, :, self.tensor_terms.readers[edges]]]
+        pairs = choices * self.tensor_terms.reader_choices[edges, None] + tables.table_starts[edges, None]
+        sent = tables.array[pairs + selections[terms.edge_runs, :, self.tensor_terms.readers[edges]]]
         if len(terms.tensor_starts) < len(edges):
             sent = np.maximum.reduceat(sent, terms.tensor_starts, axis=0)
         return of_layers, self.loads_of_tensors(sent)
 
 
 def _add_up_rows(rows: Floats) -> Floats:
-    """Replace each row by the sum of all rows up to it, in place."""
+    """Replace each row by its running total (the sum of all rows up to it), in place."""
     # np.cumsum is several times slower, because it adds up each column by itself.
     for before, row in itertools.pairwise(rows):
         row += before
     return rows
 
 
-def _largest_changed_sums(current: PlanTerms, changes: Floats, first_rows: NDArray[np.intp]) -> Floats:
-    """Return the largest sums of changed plans, shape (runs, selections, loads): see `LoadModel`.
+def _largest_changed_totals(current: PlanTerms, row_0_and_changes: Floats, span_starts: NDArray[np.intp]) -> Floats:
+    """Return the largest running totals of changed plans, shape (runs, plans, loads): see `LoadModel`.
 
     Args:
         current: The terms of the current plan.
-        changes: The changes of `current.sums` in row 0 and in the span of each run, shape (1 + span, runs, selections,
-            loads). The function overwrites it.
-        first_rows: For each run, the first row of its span.
+        row_0_and_changes: Entry 0 is the new value of row 0. Entry k is entry 0 plus the changes of the first k rows of
+            the run's span. The shape is (1 + span, runs, plans, loads). The function overwrites the array.
+        span_starts: For each run, the first row of its span.
     """
-    span = len(changes) - 1
-    unchanged = np.empty((len(changes), len(first_rows), 1, current.sums.shape[-1]))
-    unchanged[0, :, 0] = current.largest_up_to[first_rows - 1]
-    unchanged[1:, :, 0] = current.sums[first_rows + np.arange(span)[:, None]]
-    after = changes[-1] + current.largest_from[first_rows + span][:, None]
-    changes += unchanged
-    largest: Floats = np.maximum(changes.max(axis=0), after)
+    span = len(row_0_and_changes) - 1
+    unchanged = np.empty((len(row_0_and_changes), len(span_starts), 1, current.running_totals.shape[-1]))
+    unchanged[0, :, 0] = current.largest_up_to[span_starts - 1]
+    unchanged[1:, :, 0] = current.running_totals[span_starts + np.arange(span)[:, None]]
+    after = row_0_and_changes[-1] + current.largest_from[span_starts + span][:, None]
+    row_0_and_changes += unchanged
+    largest: Floats = np.maximum(row_0_and_changes.max(axis=0), after)
     return largest
 
 
@@ -580,8 +592,8 @@ class HostMemoryModel(LoadModel):
 
     Here, received_i are the bytes of received tensors whose last reader is layer i. Row 0 of the model has the bytes
     that are stored during the whole frame: weights, and network outputs that sinks receive. The next rows go from the
-    last layer to the first. Each has the bytes during a layer minus the bytes during the layer after it, so that the
-    sum of rows is the bytes during a layer.
+    last layer to the first. Each has the bytes during a layer minus the bytes during the layer after it, so that each
+    running total is the bytes during a layer.
 
     Attributes:
         hosts: 1 for each device on its host, shape (devices, hosts).
@@ -592,8 +604,8 @@ class HostMemoryModel(LoadModel):
     def loads_of_tensors(self, sent: Floats) -> Floats:
         return sent
 
-    def loads_of_largest_sums(self, sums: Floats) -> Floats:
-        loads: Floats = sums @ self.hosts
+    def loads_of_largest_totals(self, totals: Floats) -> Floats:
+        loads: Floats = totals @ self.hosts
         return loads
 
 

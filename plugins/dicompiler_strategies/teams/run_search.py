@@ -28,12 +28,12 @@ large loads.
 MIN_GAIN = 1e-6
 """Smallest relative gain for which the search moves a run of layers to other devices."""
 MAX_BATCH_ENTRIES, MIN_BATCH_RUNS = 1 << 19, 8
-"""Limits of a batch of moves: the most table entries that it may read, and the fewest runs of layers in it.
+"""Limits of a batch of moves: the most array entries that it may read, and the fewest runs of layers in it.
 
 A batch is evaluated at once, and its best move is taken before the next batch.
 """
 ENTRY_S, BATCH_S = 7e-9, 1.6e-4
-"""Seconds of the reference computer to read a table entry, and to prepare a batch of moves (changes of a plan)."""
+"""Seconds of the reference computer to read an array entry, and to prepare a batch of moves (changes of a plan)."""
 EXCESS_PENALTY = 1e6
 """Penalty on a plan that exceeds a host's memory, or that sends a state to another device."""
 
@@ -61,6 +61,7 @@ class RunObjective:
 
     @cached_property
     def entries(self) -> int:
+        """Number of array entries that are read to evaluate a plan."""
         return sum(model.entries((range(model.layers),)) for model in self.models)
 
     def work_s(self, runs: Sequence[range], moves: int) -> float:
@@ -77,11 +78,11 @@ class RunObjective:
         return self._values(selections, [model.loads(selections) for model in self.models])
 
     def moved_values(self, current: Selections, moved: Selections, runs: Sequence[range]) -> Floats:
-        """Return the values of plans that differ from `current` in runs of layers, shape (selections,).
+        """Return the values of plans that differ from `current` in runs of layers, shape (plans,).
 
         Args:
             current: One plan as choice indices, shape (layers,).
-            moved: The changed plans, shape (selections, layers), for each run the same number.
+            moved: The changed plans, shape (plans, layers), for each run the same number.
             runs: The ranges of consecutive layers in which the plans differ.
         """
         by_run = moved.reshape(len(runs), -1, len(current))

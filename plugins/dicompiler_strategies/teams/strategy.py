@@ -25,12 +25,15 @@ from dicompiler_strategies.teams.load_models import (
 from dicompiler_strategies.teams.run_search import RunObjective, RunSearch
 
 SUPPORTED_OBJECTIVES = ("throughput", "memory")
-MAX_FREE_DEVICES = 4
+MAX_DEVICES_FOR_ALL_TEAMS = 4
 """Up to this number of devices, every set of at least two devices is a team, which may split layers."""
-MAX_TEAM_DEVICES = 12
+MAX_DEVICES_FOR_PARTIAL_TEAMS = 12
 """Above this number of devices, the only team is that of all devices. Tables of more teams would be too large."""
 RESTART_SHARE = 0.85
-"""Fraction of the remaining budget that the search may use to begin again from changed plans."""
+"""Fraction of the budget that is left after the tables are built.
+
+Random restarts end when the searches from all starts have used this fraction.
+"""
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,7 @@ class Teams(Strategy):
     name: ClassVar[str] = "teams"
     tries: int = field(
         default=60,
-        metadata={"help": "restarts from randomly changed plans without a better one, after which the search ends"},
+        metadata={"help": "the search ends after this number of random restarts in a row without a better plan"},
     )
     seed: int = field(default=0, metadata={"help": "seed of the random changes"})
     budget: float = field(
@@ -77,6 +80,9 @@ class Teams(Strategy):
         """Return the best plan that the search finds within the budget.
 
         It also begins at those of the plans `known` that this strategy can express.
+
+        Raises:
+            UsageError: The objective is neither throughput nor memory.
         """
         if problem.objective not in SUPPORTED_OBJECTIVES:
             raise UsageError(
@@ -161,13 +167,15 @@ def team_choices(problem: Problem) -> ChoiceSet:
 def list_teams(devices: Sequence[Device]) -> list[Sequence[Device]]:
     """Return the teams (sets of devices that may split layers) of a cluster.
 
-    With at most MAX_FREE_DEVICES devices, every set of at least two is a team. With at most MAX_TEAM_DEVICES, devices
-    that follow each other in `devices` form teams of 2, 4, 8 and all devices. With more, only all devices form a team.
+    - Up to MAX_DEVICES_FOR_ALL_TEAMS devices, every set of at least two devices is a team.
+    - Up to MAX_DEVICES_FOR_PARTIAL_TEAMS devices, neighbours in `devices` form teams of 2, 4 and 8 that overlap by
+      half. All devices form one more team.
+    - With more devices, all devices form the only team.
     """
     count = len(devices)
-    if count <= MAX_FREE_DEVICES:
+    if count <= MAX_DEVICES_FOR_ALL_TEAMS:
         return [team for size in range(2, count + 1) for team in combinations(devices, size)]
-    if count > MAX_TEAM_DEVICES:
+    if count > MAX_DEVICES_FOR_PARTIAL_TEAMS:
         return [devices]
     sizes = [size for size in (2, 4, 8) if size < count]
     teams = [devices[start : start + size] for size in sizes for start in range(0, count - size + 1, size // 2)]
