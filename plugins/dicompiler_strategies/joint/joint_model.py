@@ -267,10 +267,10 @@ def _edge_link_seconds(
     key = (producer, consumer, slots)
     if key not in cache:
         busy = np.zeros((len(producer.final_seconds), len(consumer.final_seconds), network.byte_seconds.shape[1]))
-        for held, shares, needs, item_bytes in flows_on_edge(tables.problem.layers, edge, slots, tables.footprints):
+        for held, sent, needs, item_bytes in flows_on_edge(tables.problem.layers, edge, slots, tables.footprints):
             # One choice of the producing layer at a time, because an array for all of them would be too large.
             for p in range(len(busy)):
                 row = slice(p, p + 1)
-                busy[row] += network.busy_seconds(bytes_between_devices(held[row], shares[row], needs, item_bytes))
+                busy[row] += network.busy_seconds(bytes_between_devices(held[row], sent[row], needs, item_bytes))
         cache[key] = busy
     return cache[key]

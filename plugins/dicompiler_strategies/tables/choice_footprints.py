@@ -30,9 +30,9 @@ class NeededBoxes:
     """The region of one input tensor that a layer reads, for each choice (way to split the layer) and each device.
 
     Attributes:
-        boxes: Regions as intervals of elements, shape (choices, devices, axes + 1, 2). The last axis is 0..1, or 0..0
-            if the region is missing.
-        sign: 1; or −1 if the regions are subtracted, because two other arrays both include their elements.
+        boxes: Boxes (see the module), shape (choices, devices, axes + 1, 2).
+        sign: 1; or −1 for regions that a device reads both for its partial sum and for its output. They are in two
+            arrays, so they are subtracted once.
     """
 
     boxes: Ints
@@ -43,12 +43,13 @@ class NeededBoxes:
 class ChoiceFootprint:
     """Regions, seconds and bytes of each choice of a layer (way to split it) on each device.
 
-    The arrays have the shape (choices, devices, …), with devices in platform order. Regions are arrays of intervals,
-    shape (choices, devices, axes + 1, 2). The last axis is 0..1, or 0..0 if the region is missing.
+    The arrays have the shape (choices, devices, …), with devices in platform order. Regions are boxes (see the module),
+    shape (choices, devices, axes + 1, 2).
 
     Attributes:
         produced: By index of a layer output: the region of this output that each device computes.
-        shares: The regions of `produced`, made disjoint: a device sends only elements of its share to other devices.
+        sent_regions: By index of a layer output: the region that a device sends to others. These regions do not
+            overlap, and together they cover the regions of `produced`.
         needs: By index of a layer input: the regions of this input that each device reads. States (inputs that the
             previous frame computed) have the indices −1, −2, ….
         partial_seconds: Seconds to compute partial sums.
@@ -58,7 +59,7 @@ class ChoiceFootprint:
     """
 
     produced: Mapping[int, Ints]
-    shares: Mapping[int, Ints]
+    sent_regions: Mapping[int, Ints]
     needs: Mapping[int, tuple[NeededBoxes, ...]]
     partial_seconds: Floats
     final_seconds: Floats
@@ -81,13 +82,13 @@ def footprint_key(problem: Problem, layer: Layer) -> Hashable:
 
 @dataclass(frozen=True, eq=False)
 class _PartProbe:
-    """The facts about one part (a piece of a layer on a device) that do not depend on the device.
+    """The facts about one part of a layer that do not depend on its device.
 
     Attributes:
-        task: The piece of the layer that the part computes.
+        task: What the part computes and reads.
         region: The region of the first output that the part computes.
         needs: Pairs of the index of a layer input, and the region that the part reads of this input.
-        weights: Bytes of each piece (name and region) of a weight that the part reads.
+        weights: Bytes of each weight region that the part reads, by name of the weight and region.
     """
 
     task: ShareTask
@@ -110,7 +111,7 @@ class _FootprintBuilder:
             for slot, name in enumerate(layer.outputs)
             if (shape := problem.layers.tensors[name].shape) is not None and (slot == 0 or layer.whole_reason)
         }
-        self.shares = {slot: array.copy() for slot, array in self.produced.items()}
+        self.sent_regions = {slot: array.copy() for slot, array in self.produced.items()}
         # Regions of the layer's inputs, by (index of the input, 1 if read for partial sums, else 0).
         self.reads: dict[tuple[int, int], Ints] = {}
         self.partial_seconds, self.final_seconds = np.zeros(size), np.zeros(size)
@@ -126,12 +127,13 @@ class _FootprintBuilder:
                 self._add_work(c, part, probe, share.merge_count)
                 weights.setdefault(self.index[part.device], {}).update(probe.weights)
                 if part.reduce is None:
-                    self._add_output(c, part, probe, choice.shares[i] if choice.shares else None, senders)
-            for d, pieces in weights.items():
-                self.weight_bytes[c, d] = sum(pieces.values())
+                    sent_region = choice.sent_regions[i] if choice.sent_regions else None
+                    self._add_output(c, part, probe, sent_region, senders)
+            for d, bytes_by_region in weights.items():
+                self.weight_bytes[c, d] = sum(bytes_by_region.values())
         return ChoiceFootprint(
             self.produced,
-            self.shares,
+            self.sent_regions,
             _build_needs(self.reads),
             self.partial_seconds,
             self.final_seconds,
@@ -149,14 +151,16 @@ class _FootprintBuilder:
                 self.reads[key] = _empty_boxes(self.array_shape, region)
             self.reads[key][c, d] = region_to_box(region)
 
-    def _add_output(self, c: int, part: Part, probe: _PartProbe, share: Region | None, senders: Sequence[int]) -> None:
-        """Add the output region of `part`, the piece of a device, to the arrays of choice number `c`.
+    def _add_output(
+        self, c: int, part: Part, probe: _PartProbe, sent_region: Region | None, senders: Sequence[int]
+    ) -> None:
+        """Add the output region of a part to the arrays of choice number `c`.
 
         Args:
             c: Index of the choice (way to split the layer).
-            part: The piece of the layer on one device.
-            probe: Region and costs of the piece.
-            share: The region that the device sends to others; None for its whole output region.
+            part: The part, which is not a partial sum.
+            probe: The facts about the part.
+            sent_region: The region that the device sends to others; None for its whole output region.
             senders: Indices of the devices that send partial sums to this one.
         """
         d = self.index[part.device]
@@ -165,7 +169,7 @@ class _FootprintBuilder:
             # `produced` has only outputs with a static shape. Every task has a region of each of them.
             assert region is not None
             self.produced[slot][c, d] = region_to_box(region)
-            self.shares[slot][c, d] = region_to_box(region if share is None or slot else share)
+            self.sent_regions[slot][c, d] = region_to_box(region if sent_region is None or slot else sent_region)
         for s in senders:
             if s != d and probe.region is not None:
                 self.merged_bytes[c, s, d] += volume(probe.region) * self._partial_element_bytes
@@ -316,7 +320,7 @@ def device_host_matrix(platform: Platform) -> Floats:
 def whole_tensor_boxes(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
     """Return the whole tensor as a region of the named devices, and no region for all others.
 
-    The shape is (1, devices, axes + 1, 2): start and end on each axis, then 0..1, or 0..0 if there is no region.
+    The result has boxes (see the module), shape (1, devices, axes + 1, 2).
     """
     shape = problem.layers.tensors[tensor].shape or ()
     boxes = _empty_boxes((1, len(problem.platform.devices)), shape)

@@ -61,15 +61,15 @@ class Choice:
     Attributes:
         kind: One of SPLIT_KINDS.
         label: Short name. "height 4 +1" means height tiles on 4 devices, with one extra row on each side.
-        parts: The pieces of the layer. A device computes at most one output region and one partial sum.
-        shares: For each part, the elements that its device sends to others; None for a partial sum. Shares are
-            disjoint, even if several devices compute the same elements. Empty if the parts are disjoint.
+        parts: The parts of the layer. A device computes at most one output region and one partial sum.
+        sent_regions: For each part, the region that its device sends to others; None for a partial sum. These regions
+            do not overlap, even if several devices compute the same elements. Empty if the parts do not overlap.
     """
 
     kind: str
     label: str
     parts: tuple[Part, ...]
-    shares: tuple[Region | None, ...] = field(default=(), compare=False)
+    sent_regions: tuple[Region | None, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -483,8 +483,8 @@ def _lip_choices(split: _SplitInputs) -> Iterator[Choice]:
         if mergers := _merging_parts(split, merge_kind):
             merged = _make_disjoint([part.region or split.full_region() for part in mergers])
             label = f"lip {len(split.devices)} > {merge_kind}{split.label_suffix}"
-            shares = (None,) * len(partial_sums) + merged if merged else ()
-            yield Choice("lip", label, partial_sums + mergers, shares)
+            sent_regions = (None,) * len(partial_sums) + merged if merged else ()
+            yield Choice("lip", label, partial_sums + mergers, sent_regions)
 
 
 def _is_small_table(layers: LayerGraph, layer: Layer) -> bool:

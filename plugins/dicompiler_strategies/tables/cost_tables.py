@@ -42,8 +42,8 @@ TensorSlots = tuple[tuple[int, int], ...]
 BoxFlow = tuple[Ints, Ints, Sequence[NeededBoxes], int]
 """One tensor between two connected layers, as four values.
 
-They are the regions that devices store, the same regions made disjoint (the shares that devices send), the regions that
-devices need, and the bytes of an element.
+They are the regions that devices store, the regions that devices send (these do not overlap), the regions that devices
+need, and the bytes of an element.
 """
 _MAX_BLOCK_ELEMENTS = (
     1 << 17
@@ -67,7 +67,8 @@ class CostTables:
     - Nothing overlaps. Only if the problem has runtime costs, the source computes while the network's inputs are sent.
     - On a shared medium or a gateway, transfers go one after another. On a switch, all transfers of an edge go at the
       same time until the busiest link is done.
-    - An element that several devices store is sent by only one of them, the device that has it in its share.
+    - An element that several devices store is sent by only one of them, the device with this element in its sent
+      region.
     - Keys and values of an attention are sent in one message.
     - A tensor that two layers read is sent for each of the two, even if the receiver has it already.
     - A part is computed even if nothing reads it.
@@ -362,7 +363,7 @@ def flows_on_edge(
     """
     producer, consumer, outputs = footprints[edge[0]], footprints[edge[1]], layers.layers[edge[0]].outputs
     return [
-        (producer.produced[out], producer.shares[out], consumer.needs[slot], element_bytes(layers, outputs[out]))
+        (producer.produced[out], producer.sent_regions[out], consumer.needs[slot], element_bytes(layers, outputs[out]))
         for out, slot in slots
         if out in producer.produced and slot in consumer.needs
     ]
@@ -374,13 +375,14 @@ def flows_at_ends(problem: Problem, layer: Layer, footprint: ChoiceFootprint) ->
     inputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.inputs):
         if tensor in layers.inputs and slot in footprint.needs:
-            held, share = (whole_tensor_boxes(problem, tensor, names) for names in (source, source[:1]))
-            inputs.append((held, share, footprint.needs[slot], element_bytes(layers, tensor)))
+            held, sent_regions = (whole_tensor_boxes(problem, tensor, names) for names in (source, source[:1]))
+            inputs.append((held, sent_regions, footprint.needs[slot], element_bytes(layers, tensor)))
     outputs: list[BoxFlow] = []
     for slot, tensor in enumerate(layer.outputs):
         if tensor in layers.delivered_outputs and slot in footprint.produced:
             wanted = (NeededBoxes(whole_tensor_boxes(problem, tensor, sink)),)
-            outputs.append((footprint.produced[slot], footprint.shares[slot], wanted, element_bytes(layers, tensor)))
+            produced, sent_regions = footprint.produced[slot], footprint.sent_regions[slot]
+            outputs.append((produced, sent_regions, wanted, element_bytes(layers, tensor)))
     return inputs, outputs
 
 
@@ -397,15 +399,17 @@ def transfer_arrays(links: LinkLoads, flows: Sequence[BoxFlow], shape: tuple[int
         total = missing.sum(axis=-1)
         seconds = links.uniform_seconds(total)
         if links.runtime is not None:
-            share_bytes = reduce(np.add, (item_bytes * box_elements(shares) for _, shares, _, item_bytes in flows))
-            holders, largest = (share_bytes > 0).sum(axis=1), share_bytes.max(axis=1)
+            sendable_bytes = reduce(
+                np.add, (item_bytes * box_elements(sent_regions) for _, sent_regions, _, item_bytes in flows)
+            )
+            holders, largest = (sendable_bytes > 0).sum(axis=1), sendable_bytes.max(axis=1)
             seconds = seconds + links.runtime.gathering_seconds(missing, holders, largest, _needed_bytes(flows))
         return seconds, total.astype(np.float64)
     devices = flows[0][0].shape[1]
     step = max(1, _MAX_BLOCK_ELEMENTS // (shape[1] * devices * devices))
     for start in range(0, shape[0], step):
         stop = min(start + step, shape[0])
-        block = [(held[start:stop], shares[start:stop], needs, item) for held, shares, needs, item in flows]
+        block = [(held[start:stop], sent_regions[start:stop], needs, item) for held, sent_regions, needs, item in flows]
         between = reduce(np.add, (bytes_between_devices(*flow) for flow in block))
         seconds[start:stop] = links.transfer_seconds(between, _needed_bytes(flows))
         sent_bytes[start:stop] = between.sum(axis=(2, 3))
@@ -438,29 +442,29 @@ def missing_bytes(held: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> 
     return np.moveaxis(missing, 0, 2) * np.int64(factor * item_bytes)
 
 
-def bytes_between_devices(held: Ints, shares: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
+def bytes_between_devices(held: Ints, sent_regions: Ints, needs: Sequence[NeededBoxes], item_bytes: int) -> Ints:
     """Return the bytes of a tensor that each device sends to each other device.
 
     The shape is (ways to split the producer, ways to split the consumer, senders, receivers).
 
     Args:
         held: Regions that devices store with each split of the layer that produces the tensor.
-        shares: The same regions, made disjoint, so that only one device sends each element.
+        sent_regions: Regions that devices send to others. They do not overlap, so only one device sends each element.
         needs: Regions that devices need with each split of the layer that consumes the tensor.
         item_bytes: Bytes of an element.
     """
     devices = held.shape[1]
-    (held, shares, *wanted), factor = _drop_common_axes([held, shares, *(need.boxes for need in needs)])
-    # Elements of a sender's share that the receiver stores too, so that they are not sent. The shape is (producer
+    (held, sent_regions, *wanted), factor = _drop_common_axes([held, sent_regions, *(need.boxes for need in needs)])
+    # Elements of a sender's region that the receiver stores too, so that they are not sent. The shape is (producer
     # choices, senders, receivers, axes, 2).
-    both = common_boxes(shares[:, :, None], held[:, None, :])
+    both = common_boxes(sent_regions[:, :, None], held[:, None, :])
     # These elements exist only for few combinations (p: producer choice, s: sender, r: receiver), and are subtracted
     # only for these combinations.
     p, s, r = np.nonzero((both[..., 0, 0] < both[..., 0, 1]) & ~np.eye(devices, dtype=bool))
     # Numbers of sent elements, of shape (producer choices, senders, consumer choices, receivers).
     sent = np.zeros((len(held), devices, len(wanted[0]), devices), held.dtype)
     for need, boxes in zip(needs, wanted, strict=True):
-        sent += need.sign * common_elements(shares[:, :, None, None], boxes)
+        sent += need.sign * common_elements(sent_regions[:, :, None, None], boxes)
         sent[p, s, :, r] -= need.sign * common_elements(both[p, s, r][:, None], boxes[:, r].swapaxes(0, 1))
     sent[:, range(devices), :, range(devices)] = 0
     return sent.swapaxes(1, 2) * np.int64(factor * item_bytes)
