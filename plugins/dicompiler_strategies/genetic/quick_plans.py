@@ -26,10 +26,10 @@ from dicompiler.plugin_api.search import (
 FRONT_STRATEGIES = ("single", "pipeline", "replicate", "modnn", "dp")
 """Quick strategies that add their plans to a Pareto front. Of equal points, the first one is kept."""
 
-LATENCY_STRATEGIES = ("dp",)
-"""Strategies of FRONT_STRATEGIES that plan only for latency, because they need seconds for each objective.
+LATENCY_ONLY_STRATEGIES = ("dp",)
+"""Strategies of FRONT_STRATEGIES that this module runs for latency only.
 
-For energy and communication, their best plan is usually that of `single`.
+A run takes seconds, and for energy and communication it mostly returns the plan of `single`.
 """
 
 STRATEGY_BUDGET_S = 6.0
@@ -39,13 +39,16 @@ STRATEGY_BUDGET_S = 6.0
 def add_quick_plans(front: ParetoFront, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
     """Add the plans of quick strategies to a Pareto front, and drop dominated plans.
 
+    Ctrl-C ends the search for further plans. The plans found so far are then in the front.
+
     Args:
-        front: Pareto front of the genetic search. It is returned unchanged if its values are not from the simulator.
+        front: Pareto front of the genetic search. It is returned unchanged if its values are estimates
+            (`metrics_source` is "analytic"), if its search was interrupted, or if the problem has no model.
         problem: The problem that the search solved.
         progress: Called with a text before the quick strategies make plans.
 
     Returns:
-        The front, whose `evaluations` include the additional plans. Ctrl-C ends the search for further plans.
+        The front, whose `evaluations` include the additional plans.
     """
     if front.metrics_source != "measured" or front.interrupted or problem.model is None:
         return front
@@ -70,7 +73,7 @@ def _quick_plans(problem: Problem) -> Iterator[Plan]:
     seen: list[Plan] = []
     for objective in OBJECTIVES:
         for name in FRONT_STRATEGIES:
-            if name in LATENCY_STRATEGIES and objective != "latency":
+            if name in LATENCY_ONLY_STRATEGIES and objective != "latency":
                 continue
             strategy: Strategy = registry().make("strategies", name)
             try:
