@@ -103,7 +103,7 @@ def command(
     from dicompiler.driver.run_log import run_document
     from dicompiler.measure.adapt import AdaptOptions
     from dicompiler.measure.emulation.emulate import emulate
-    from dicompiler.measure.emulation.speed_changes import emulate_speed_changes, with_time_for
+    from dicompiler.measure.emulation.speed_changes import emulate_speed_changes, with_added_stream_time
 
     stream.check_paths()
     warn_of_expiry(options.keys)
@@ -112,7 +112,7 @@ def command(
             raise UsageError("emulate: --slow and --adapt exclude --slower and --log: omit these")
         refuse_options("--slow and --adapt run frames for the seconds of --duration", "frames")
         if not is_given("timeout_s"):
-            options = with_time_for(options, duration, dilation)
+            options = with_added_stream_time(options, duration, dilation)
         with progress(f"{directory}: frames for {duration:g} s"):
             trial = emulate_speed_changes(
                 directory,

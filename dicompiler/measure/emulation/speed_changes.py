@@ -45,15 +45,15 @@ def emulate_speed_changes(
 
     Args:
         directory: Directory of the artifact.
-        changes: Changes of speed: for each, the name of a board or link, a factor, and the times of the change and the
-            recovery.
+        changes: The changes. Each names a device, `link:HOST` (the link of a host) or `link:*` (all links).
         adapt: When the session searches for another plan; None: never.
         platform: The platform to emulate. Default: the platform that the artifact was compiled for.
         inputs: Arrays by the names of the graph inputs, the same for all frames. Default: seeded random arrays.
         duration_s: Seconds in which frames are sent.
         cost: The cost model that predicts how long boards compute. Default: that of the artifact.
         options: Options of the session; `timeout_s` limits the whole run. Default: `RunOptions()` with a time limit of
-            10 minutes in addition to `duration_s`.
+            10 minutes in addition to the start (`START_S`) and to the seconds in which frames are sent (`dilation` ·
+            `duration_s`).
         dilation: Factor of at least 1 by which computing and links are slowed; measured times are divided by it. A
             search for another plan is not slowed, so it seems faster than it is.
 
@@ -61,14 +61,14 @@ def emulate_speed_changes(
         The times of the frames, and the searches for another plan. All times are times on the boards.
 
     Raises:
-        DicompilerError: This host cannot emulate these boards.
+        DicompilerError: This computer cannot emulate the platform.
         RunError: A device failed; the message names it.
-        UsageError: A change names an unknown device or host, the target of the artifact supports no sessions, the
-            dilation is below 1, or the time limit is too short for the duration.
+        UsageError: A change names an unknown device or host, or a single link of a shared network; the target of the
+            artifact supports no sessions; the dilation is below 1; or the time limit is too short for the duration.
     """
     check_dilation(dilation)
     least_s = START_S + dilation * duration_s
-    options = options or with_time_for(RunOptions(), duration_s, dilation)
+    options = options or with_added_stream_time(RunOptions(), duration_s, dilation)
     if options.timeout_s < least_s:
         raise UsageError(
             f"emulate: the run takes at least {least_s:g} s, but may take only {options.timeout_s:g} s: allow more "
@@ -107,8 +107,8 @@ def emulate_speed_changes(
     return _make_trial(session, finished, dilation)
 
 
-def with_time_for(options: RunOptions, duration_s: float, dilation: float) -> RunOptions:
-    """Return the options with a longer time limit, which does not include the seconds in which frames are sent."""
+def with_added_stream_time(options: RunOptions, duration_s: float, dilation: float) -> RunOptions:
+    """Return the options with a time limit that is longer by the start and by the seconds in which frames are sent."""
     return options.with_timeout(options.timeout_s + START_S + dilation * duration_s)
 
 
