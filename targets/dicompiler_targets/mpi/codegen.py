@@ -395,7 +395,7 @@ def _generate_main_function(document: Json, placements: Sequence[RankPlacement])
     mean, scale = (", ".join(map(_make_float_literal, images[key])) for key in ("mean", "scale"))
     ncnn_version = document.get("ncnn", "")
     role_count_lines = [
-        "        // The number of functions that are used while no device has failed; 0: all.",
+        "        // The number of roles that are used while no device has failed; 0: all.",
         f"        {'' if states else '{}, '}{failed.count([])},",
     ]
     ncnn_lines = [
@@ -406,7 +406,7 @@ def _generate_main_function(document: Json, placements: Sequence[RankPlacement])
     return [
         "int main(int argc, char** argv) {",
         "    const dicompiler::Program program{",
-        "        // Device, host, threads, whether it is a GPU, its functions (frame i uses function i mod n).",
+        "        // Device, host, threads, whether it is a GPU, a function for each role (frame i uses role i mod n).",
         "        {",
         *(f"            {line}" for line in devices),
         "        },",

@@ -135,7 +135,7 @@ class _FailoverRun:
         """
         continued_at = time.perf_counter() - result.total_s + result.frames_s[0]
         # The number of frames that are computed again is an upper bound, because ended ranks do not report it.
-        in_flight = self._options.resolve_in_flight(len(self._artifact.devices))
+        in_flight = mpirun.get_in_flight(self._artifact, self._options)
         takeover = replace(
             self.events[-1],
             kind="takeover",

@@ -26,13 +26,17 @@ from dicompiler_targets.mpi.host_monitor import FailedDevices
 
 REPORT_GRACE_S = 5.0
 """Seconds after the timeout in which the ranks can still report which rank is late."""
+MAX_STOP_S = 5.0
+"""Seconds that a terminated mpirun may take to end its ranks before it is killed."""
+MAX_STOP_AFTER_FAILURE_S = 1.0
+"""The same after a failure. It is shorter, because mpirun would wait for a failed host."""
 RANK_MESSAGE_PREFIX = "dicompiler: "
 MAX_REPORT_BYTES = 1 << 26
 """Maximum number of bytes of rank 0's output that are read."""
 FAILURE_DELAY_S = 1.0
 """Seconds after the end of mpirun in which HostMonitor may still detect that a host has failed."""
 POLL_INTERVAL_S = 0.05
-PEER_ENDED_MESSAGE = "its connection to another rank was closed, which has ended"
+PEER_ENDED_MESSAGE = "another rank has ended and closed its connection to this rank"
 """The message of a rank that has lost its connection to another rank; it is part of runtime/run.cc."""
 
 
@@ -50,14 +54,23 @@ class RankFailure(RunError):
         self.failed_devices, self.noticed_at = failed_devices, time.perf_counter()
 
 
-def check_options(artifact: MpiArtifact, options: RunOptions) -> int:
-    """Return the maximum number of frames that the devices process at the same time.
+def check_options(artifact: MpiArtifact, options: RunOptions) -> None:
+    """Check that target mpi supports the options.
 
     Raises:
-        UsageError: An option is not supported by target mpi.
+        UsageError: An option is not supported, or there are too many frames in flight.
     """
     if options.keys is not None or options.start_manually:
         raise UsageError("run: target 'mpi' supports neither --start-manually nor --keys: omit them")
+    get_in_flight(artifact, options)
+
+
+def get_in_flight(artifact: MpiArtifact, options: RunOptions) -> int:
+    """Return the maximum number of frames that the devices process at the same time.
+
+    Raises:
+        UsageError: The options demand too many frames in flight.
+    """
     return options.resolve_in_flight(len(artifact.devices))
 
 
@@ -66,12 +79,15 @@ def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, role
 
     `roles` is the index of the first role that frames use, and the number of roles that they use in turn. A role is the
     normal plan, a replica of it, or a failure plan.
+
+    If there are failure plans, `--partial` is added. The outputs of a failed run then remain, and the next run omits
+    the frames that are finished.
     """
     flags = {
         "frames": frames,
         "kept-frames": count_kept_frames(frames, options),
         "timeout": f"{options.timeout_s:g}",
-        "in-flight": check_options(artifact, options),
+        "in-flight": get_in_flight(artifact, options),
     }
     if "failed" in artifact.program:
         flags["roles"] = "{},{}".format(*roles)
@@ -80,6 +96,7 @@ def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, role
 
 
 def count_kept_frames(frames: int, options: RunOptions) -> int:
+    """Return the number of frames, of the first ones of a run, for which the program writes outputs."""
     return frames if options.kept_frames is None else min(options.kept_frames, frames)
 
 
@@ -125,8 +142,7 @@ def run_mpirun(
             failed = _wait_for_end(process, timeout + REPORT_GRACE_S, find_failure)
             is_late = process.poll() is None
         finally:
-            # After a failure, mpirun would wait for the failed host, so it gets only a short time to end.
-            _stop_mpirun(process, FAILURE_DELAY_S if failed else REPORT_GRACE_S)
+            _stop_mpirun(process, MAX_STOP_AFTER_FAILURE_S if failed else MAX_STOP_S)
         output.seek(0)
         text = output.read(MAX_REPORT_BYTES).decode(errors="replace")
         errors = captured_errors.read().decode(errors="replace")
@@ -299,6 +315,13 @@ def write_launch_agent(scratch: Path, commands: Mapping[str, str]) -> dict[str, 
 
 
 def make_result(artifact: MpiArtifact, report: Mapping[str, Any], delivered: DeliveredFrames) -> RunResult:
+    """Return the result of a run.
+
+    Args:
+        artifact: The artifact that was run.
+        report: The report of rank 0: measurements of each rank, and times of the frames.
+        delivered: The outputs of the kept frames, by device.
+    """
     return RunResult(
         outputs=tuple(map(artifact.merge_outputs, delivered)),
         reports=tuple(map(_read_device_report, report["ranks"])),

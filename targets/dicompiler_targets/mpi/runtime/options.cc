@@ -19,7 +19,8 @@ const char* const USAGE =
     "  --pin               pin each rank to its share of this host's cores\n"
     "  --timeout S         seconds that all frames together may take\n"
     "  --min-seconds S,S,… minimum duration of each segment in seconds, to emulate a slower device\n"
-    "  --roles FIRST,N     use N functions of each rank, from number FIRST on: those for failed devices\n"
+    "  --roles FIRST,N     use N roles, from number FIRST on. A role is the normal plan, a replica or a failure plan.\n"
+    "                      Default: the normal plan and its replicas\n"
     "  --partial           if the run fails, leave the outputs in DIR/.DEVICE.part\n"
     "  --data DIR          directory that contains a directory for each device; default: the working directory\n"
     "Prints a JSON object with each rank's times (computing, waiting, sending), peak memory and sent bytes.\n";

@@ -65,7 +65,7 @@ void handle_mpi_error(MPI_Comm*, int* code, ...) {
     MPI_Comm_rank(MPI_COMM_WORLD, &self);
     MPI_Error_string(*code, message, &length);
     const auto failed = find_failed_rank();
-    const auto reason = failed < 0 ? message : "its connection to another rank was closed, which has ended";
+    const auto reason = failed < 0 ? message : "another rank has ended and closed its connection to this rank";
     abort_all(describe_rank(*running_program, self), reason + describe_suspect(*running_program, failed),
               std::chrono::milliseconds{300});
 }
@@ -84,7 +84,7 @@ Program select_roles(Program program, const Options& options) {
         const auto regular = program.regular_roles != 0 ? program.regular_roles : all;
         const auto count = options.roles != 0 ? options.roles : regular;
         if (options.first_role + count > all) {
-            throw Error("option --roles: each rank has only " + std::to_string(all) + " functions");
+            throw Error("option --roles: the program has only " + std::to_string(all) + " roles");
         }
         const auto first = rank.roles.begin() + static_cast<std::ptrdiff_t>(options.first_role);
         rank.roles = {first, first + static_cast<std::ptrdiff_t>(count)};
