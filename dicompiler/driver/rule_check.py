@@ -25,7 +25,6 @@ from dicompiler.ir.regions import Interval, Region, full_region, region_shape, v
 from dicompiler.partition.bounds_inference import cuttable_axes, output_shape, reduction_length
 from dicompiler.partition.segmentation import build_program
 from dicompiler.plugin.entry_points import PLUGINS_VARIABLE
-from dicompiler.plugin.pass_base import PassError
 from dicompiler.plugin.plugin_wrappers import describe_rule_plugin
 from dicompiler.plugin.registry import registry
 from dicompiler.verify.comparison import compare_value
@@ -82,7 +81,11 @@ def check_plugin_rules(model: Model, layers: LayerGraph) -> None:
 
 
 def _nodes_to_check(layers: LayerGraph) -> list[Node]:
-    """Return the smallest node of each operator with a rule of a third party and of each set of attributes."""
+    """Return the nodes whose operator rules are checked, beginning with the smallest one.
+
+    For each operator with a third-party rule and each set of its attributes, it is the smallest node that can be split
+    and is not random.
+    """
     nodes = [
         node
         for layer in layers.layers
@@ -109,7 +112,10 @@ def _work(layers: LayerGraph, node: Node) -> int:
 
 
 def _describe_rule_error(model: Model, layers: LayerGraph, node: Node) -> str:
-    """Return a description of the difference between a node and its random parts; '' if there is none."""
+    """Return a description of the difference between a node and its random parts.
+
+    The result is '' if there is no difference, or if the node cannot be run or split.
+    """
     single = _single_node_model(model, layers, node)
     try:
         inputs = prepare_inputs(single)
@@ -128,7 +134,7 @@ def _describe_rule_error(model: Model, layers: LayerGraph, node: Node) -> str:
             output = run_split(single, formed, parts, inputs)
         except PluginError:
             raise
-        except (DicompilerError, PassError) as error:
+        except DicompilerError as error:
             return f"its parts cannot be computed: {error}"
         reference = expected[layer.output]
         check = compare_value(layer.output, reference, output, tolerance=tolerance, extra_tolerance=EXTRA_TOLERANCE)
@@ -163,12 +169,14 @@ def _describe_tensor(layers: LayerGraph, name: str) -> onnx.ValueInfoProto:
 
 
 def form_layers(model: Model) -> LayerGraph:
+    """Return the layers into which the pass `form-layers` groups the nodes of a model."""
     layers = registry().make("passes", "form-layers").run(PipelineState(model)).layers
     assert layers is not None
     return layers  # type: ignore[no-any-return]
 
 
 def choose_interval(choose: IntegerChooser, extent: int) -> Interval:
+    """Return a random interval, which is not empty, on an axis of length `extent`."""
     start = choose(0, extent - 1)
     return start, choose(start + 1, extent)
 
@@ -188,10 +196,10 @@ def _surrounding_boxes(whole: Region, region: Region) -> Iterator[Region]:
 def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
     """Return random parts of the only layer: a random region on device a, and the regions around it on devices b and c.
 
-    If the operator sums over input channels, the parts may be partial sums.
+    If the operator can compute partial sums, those of all regions may precede these parts.
     """
-    # The outputs of device a are compared. Where regions overlap, a uses its own elements, so that its whole region is
-    # compared.
+    # Device a is the sink. It uses the elements that it computes itself, and receives only the others. A wrong element
+    # of its region is therefore never hidden by another device, even if regions overlap.
     (layer,) = layers.layers
     allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)
     region = tuple(
@@ -212,15 +220,15 @@ def run_split(model: Model, layers: LayerGraph, parts: Sequence[Part], feed: Map
 
     Args:
         model: A model with one node.
-        layers: Its only layer.
-        parts: The parts.
-        feed: The inputs.
+        layers: The LayerGraph of the model, with one layer.
+        parts: The parts of this layer.
+        feed: The inputs of the model, by name.
 
     Raises:
         DicompilerError: The parts cannot be computed, or the number of sent bytes differs from the prediction.
     """
     (layer,) = layers.layers
-    plan = Plan({layer.name: tuple(parts)}, ("b",), ("a",))
+    plan = Plan({layer.name: tuple(parts)}, source=("b",), sink=("a",))
     placed = registry().make("passes", "partition{quiet=true}").run(PipelineState(model, layers, plan=plan))
     placed.model.check("partition")
     program = build_program(placed.model, plan.devices)

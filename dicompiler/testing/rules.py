@@ -201,7 +201,7 @@ def check_split(layers: LayerGraph, model: Model, case: RuleCase, expected: Arra
     """Check an operator rule for a random region, and for random parts of the node.
 
     Args:
-        layers: The only layer of the model.
+        layers: The LayerGraph of the model, with one layer.
         model: A model with one node.
         case: The case, for its inputs and exactness.
         expected: Output of the whole node.
