@@ -200,8 +200,8 @@ class AnalyticModel(CostModel):
         return np.maximum(compute_s, np.array(weight_bytes, np.float64).reshape(-1, 1) / bandwidths)
 
 
-def validate_seconds(seconds: Any, layer: Layer, device: Device) -> str:
-    """Return an error message if a predicted time is invalid, otherwise an empty string.
+def describe_seconds_error(seconds: Any, layer: Layer, device: Device) -> str:
+    """Return a description of the mistake in a predicted time; '' if there is none.
 
     A time must be at least 0, and finite if the device can compute.
     """

@@ -28,7 +28,7 @@ import onnx
 from dicompiler.base.errors import DicompilerError, PluginError, describe_exception, one_line
 from dicompiler.base.schema import load_json, validate
 from dicompiler.base.termination import TerminationError
-from dicompiler.cost.cost_model import CostModel, validate_seconds
+from dicompiler.cost.cost_model import CostModel, describe_seconds_error
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -83,9 +83,21 @@ class CallGuard:
         return f"{self.kind} {thing.name!r} {self.origin}"
 
     def call(self, name: str, function: Callable[..., T], *arguments: Any, **options: Any) -> T:
-        """Call a function of the plugin, and turn exceptions except DicompilerErrors into a PluginError.
+        """Call a function of the plugin, and turn its exceptions into PluginErrors.
 
-        `name` describes the called object in the message.
+        DicompilerErrors, Ctrl-C (KeyboardInterrupt) and TerminationErrors are passed on unchanged.
+
+        Args:
+            name: Description of the called object in error messages.
+            function: The function.
+            *arguments: Its positional arguments.
+            **options: Its keyword arguments.
+
+        Returns:
+            The result of the function.
+
+        Raises:
+            PluginError: The function raised another exception, or returned an invalid value.
         """
         try:
             return function(*arguments, **options)
@@ -163,7 +175,7 @@ class WrappedFunction:
     Attributes:
         name: Name of the function in errors.
         guard: Calls the function, and names the plugin in errors.
-        check: Function that checks the result and raises _InvalidResult if it is invalid.
+        check: Function that checks the result and returns it. It raises _InvalidResult if the result is invalid.
     """
 
     __wrapped__: Callable[..., Any]
@@ -572,7 +584,7 @@ def _check_footprints(_target: Any, result: Any, *_: Any) -> Any:
 def _check_seconds(
     _cost: CostModel, result: Any, _layers: LayerGraph, layer: Layer, _share: LayerShare, device: Device, *_: Any
 ) -> float:
-    if cause := validate_seconds(result, layer, device):
+    if cause := describe_seconds_error(result, layer, device):
         raise _InvalidResult(cause)
     return float(result)
 
@@ -585,7 +597,7 @@ def _check_seconds_table(
         raise _InvalidResult(f"seconds_table() must return an array of shape (shares, devices), which is {shape} here")
     valid = (result >= 0) & ((result < math.inf) | [not device.can_compute for device in devices])
     for row, column in np.argwhere(~valid):
-        raise _InvalidResult(validate_seconds(result[row, column], layer, devices[column]))
+        raise _InvalidResult(describe_seconds_error(result[row, column], layer, devices[column]))
     return result
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.cost_model import validate_seconds
+from dicompiler.cost.cost_model import describe_seconds_error
 from dicompiler.plugin_api import CostModel, Device, Layer, LayerGraph, LayerShare
 from dicompiler.plugin_api.regions import (
     align_region,
@@ -107,7 +107,9 @@ def _layer_seconds(cost: CostModel, layers: LayerGraph, layer: Layer, devices: S
     for share, row in zip(pieces, table, strict=True):
         for device, value in zip(devices, row, strict=True):
             seconds = cost.seconds(layers, layer, share, device)
-            error = validate_seconds(seconds, layer, device) or validate_seconds(float(value), layer, device)
+            error = describe_seconds_error(seconds, layer, device) or describe_seconds_error(
+                float(value), layer, device
+            )
             require(not error, error)
             require(
                 math.isclose(seconds, value, rel_tol=1e-9) or not device.can_compute,
