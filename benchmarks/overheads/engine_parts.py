@@ -1,4 +1,8 @@
-"""The figure `parts` of overhead.py with `--engine`: all segments of height tiles, compared with the fastest engine."""
+"""Measure what splitting costs in an engine: the figure `parts` of overhead.py with `--engine`.
+
+The CPU time of all segments of a plan with height tiles is compared with that of the whole network in the fastest
+engine. Everything runs in one thread on one core.
+"""
 
 from __future__ import annotations
 
@@ -30,15 +34,13 @@ NETWORKS = ("resnet18", "resnet50", "vgg16", "yolov8n")
 PLATFORM, STRATEGY = "rpi4x4", "dp"
 """Four boards, and the strategy that splits a network into blocks of fused height tiles for them."""
 MAX_PARTS_RATIO = 1.10
-"""Limit of the time of all segments together, divided by the time of the whole network in the fastest engine.
-
-The ratio is first divided by the factor by which the plan has more operations than the network.
-"""
+"""Largest allowed (time of all segments / time of the whole network) / (operations of the plan / of the network)."""
 WHOLE_NETWORKS = {"onnxruntime": run_in_onnxruntime, "ncnn": run_in_ncnn, "mnn": run_in_mnn}
 """For each engine, the function that loads a whole network and returns a function for one frame."""
 WARM_UP_RUNS = 3
 
-Side = Callable[[], object]
+Call = Callable[[], object]
+"""A function that computes a segment or a whole network once. The caller measures its time."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ class DeviceSegment:
             computed = run_segment(self.session, self.segment_io.session_entry, values)
         self.segment_io.cut_outputs(computed, self.values)
 
-    def without_copies(self) -> Side:
+    def without_copies(self) -> Call:
         """Return a function that runs the segment without the copies before and after it."""
         if self.session is None:
             return lambda: None
@@ -90,7 +92,7 @@ class Case:
 
 
 def engine_parts(engines: Sequence[str], names: Sequence[str], frames: int, rounds: int) -> list[Figure]:
-    """Compare the time of all segments in each engine with that of the whole network in the fastest engine."""
+    """Compare the CPU time of all segments in each engine with that of the whole network in the fastest engine."""
     os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])
     figures = []
     for name in names or NETWORKS:
@@ -102,17 +104,17 @@ def engine_parts(engines: Sequence[str], names: Sequence[str], frames: int, roun
     return figures
 
 
-def load_whole_networks(proto: onnx.ModelProto, scratch: Path) -> dict[str, Side]:
+def load_whole_networks(proto: onnx.ModelProto, scratch: Path) -> dict[str, Call]:
     """Return a function that computes a frame of the whole network, for each engine that can compute it."""
-    model, sides = scratch / "model.onnx", dict[str, Side]()
+    model, calls = scratch / "model.onnx", dict[str, Call]()
     onnx.save(proto, model)
     inputs = random_inputs(graph_inputs(Model.load(proto)))
     for engine, load in WHOLE_NETWORKS.items():
         try:
-            sides[engine] = load(model, inputs, 1)
+            calls[engine] = load(model, inputs, 1)
         except Exception as error:
             click.echo(f"{engine} cannot compute the whole network: {str(error).splitlines()[0]}", err=True)
-    return sides
+    return calls
 
 
 def compile_case(name: str, proto: onnx.ModelProto, engine: str, scratch: Path) -> Case:
@@ -150,15 +152,15 @@ def bind_inputs(segment: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[
     return {name: make_value(array.reshape(-1).view(np.uint8), "FLOAT", array.shape) for name, array in arrays.items()}
 
 
-def measure_cases(cases: Sequence[Case], wholes: Mapping[str, Side], frames: int, rounds: int) -> list[Figure]:
+def measure_cases(cases: Sequence[Case], wholes: Mapping[str, Call], frames: int, rounds: int) -> list[Figure]:
     """Measure the whole network in each engine and the segments of each case in turn; return a figure for each case."""
     parts: list[list[float]] = [[] for _ in cases]
     bare: list[list[float]] = [[] for _ in cases]
     whole: dict[str, list[float]] = {engine: [] for engine in wholes}
     for _ in range(rounds):
         for i, case in enumerate(cases):
-            for engine, side in wholes.items():
-                whole[engine].append(median_s(side, frames))
+            for engine, call in wholes.items():
+                whole[engine].append(median_s(call, frames))
             parts[i].append(sum(median_s(segment.run, frames) for segment in case.segments))
             bare[i].append(sum(median_s(segment.without_copies(), frames) for segment in case.segments))
     medians = {engine: statistics.median(seconds) for engine, seconds in whole.items()}
@@ -174,11 +176,11 @@ def measure_cases(cases: Sequence[Case], wholes: Mapping[str, Side], frames: int
     return figures
 
 
-def median_s(side: Side, frames: int) -> float:
-    """Return the median processor time of a call, which other processes on the host hardly affect."""
+def median_s(call: Call, frames: int) -> float:
+    """Return the median CPU time of a call, in seconds. Other processes on the host hardly affect it."""
     seconds = []
     for i in range(WARM_UP_RUNS + frames):
         start = time.thread_time()
-        side()
+        call()
         seconds += [time.thread_time() - start] * (i >= WARM_UP_RUNS)
     return statistics.median(seconds)
