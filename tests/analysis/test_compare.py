@@ -8,7 +8,9 @@ import pytest
 
 from dicompiler import networks
 from dicompiler.analysis.compare import compare_strategies
+from dicompiler.base.units import format_seconds
 from dicompiler.cost.cost_model import AnalyticModel, CostModel
+from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.driver.compile_result import find_bottleneck
 from dicompiler.driver.prepare import load_problem
 from dicompiler.ir.cluster import Device, Host, Link, Network
@@ -39,6 +41,17 @@ def test_comparison_names_best_result_and_bottleneck() -> None:
     modnn = slow.evaluate(registry().make("strategies", "modnn").plan(slow))
     assert find_bottleneck(modnn, "latency")[1] == "the shared network is busy 100 % of the time"
     assert find_bottleneck(slow.best_single_device[1], "latency")[1] == "pi01 computes 100 % of the time"
+
+
+def test_time_of_computing_and_messages_at_once_counts_once() -> None:
+    costs = RuntimeCosts(latency=1e-4, send=1e-3, receive=1e-3)
+    posed = problem()
+    posed = replace(posed, runtime_costs={device.name: costs for device in posed.platform.devices})
+    found = compare_strategies(posed, {"modnn": registry().make("strategies", "modnn")})
+    assert found.best is not None and found.best.metrics is not None
+    busiest = found.best.metrics.busiest_device
+    assert busiest.occupied_s < busiest.busy_s
+    assert f"the busiest device works for {format_seconds(busiest.occupied_s)} of a frame" in found.limit_reason
 
 
 def test_strategy_without_plan_has_an_error_and_is_not_best() -> None:
