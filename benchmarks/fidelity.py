@@ -149,6 +149,7 @@ class Setup:
         tls: True if messages are encrypted.
         slower: How many times slower than one core of this host the boards are. Their times are then those of a
             profile; if it is 0, they follow from compute rates.
+        engine: The engine that computes: a name, or `auto`.
         wire_dtype: Element type in which tensors are sent; "" for their own types.
         dilation: How many times slower than the real boards the whole emulation runs.
     """
@@ -157,6 +158,7 @@ class Setup:
     in_flight: int
     tls: bool
     slower: float
+    engine: str
     wire_dtype: str
     dilation: float
 
@@ -248,18 +250,19 @@ def time_network(network: str) -> float:
 def slow_profile(profile: dict[str, Any], factor: float) -> dict[str, Any]:
     """Return the profile of a device that takes `factor` times as long."""
 
-    def slow(entry: dict[str, Any]) -> dict[str, Any]:
-        return entry | {key: factor * entry[key] for key in ("median_s", "min_s", "max_s")}
+    def slow(entry: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
+        return entry | {key: factor * entry[key] for key in keys if key in entry}
 
-    layers = [layer | {"measurements": [slow(entry) for entry in layer["measurements"]]} for layer in profile["layers"]]
-    return (
-        profile
-        | {"layers": layers}
-        | {
-            key: factor * profile[key]
-            for key in ("call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s")
-        }
-    )
+    def slow_engine(engine: dict[str, Any]) -> dict[str, Any]:
+        layers = [
+            layer | {"measurements": [slow(entry, ("median_s", "min_s", "max_s")) for entry in layer["measurements"]]}
+            for layer in engine["layers"]
+        ]
+        keys = ("call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s")
+        return slow(engine | {"layers": layers}, keys)
+
+    # The profile itself has the times of onnxruntime.
+    return slow_engine(profile) | {"engines": [slow_engine(engine) for engine in profile["engines"]]}
 
 
 def measure(setting: tuple[str, int, str, str], strategy: str, setup: Setup) -> Case:
@@ -283,6 +286,7 @@ def measure(setting: tuple[str, int, str, str], strategy: str, setup: Setup) -> 
             cost=cost,
             objective=objective,
             output=artifact,
+            engine=setup.engine,
             wire_dtype=setup.wire_dtype or None,
         )
         keys = Path(scratch, "keys") if setup.tls else None
@@ -396,6 +400,7 @@ def within_limits(found: Sequence[Case]) -> bool:
 @click.option("--in-flight", default=1, help="Frames in flight: more than 1 measures the period of a stream.")
 @click.option("--tls", is_flag=True, help="Encrypt messages of sockets with TLS.")
 @click.option("--slower", default=0.0, help="Slowdown of boards against one core here, by a profile.")
+@click.option("--engine", default="onnxruntime", help="Engine, or `auto`.")
 @click.option("--wire-dtype", default="", help="Wire type, such as float16.")
 @click.option("--dilation", default=1.0, help="Slowdown of the whole emulation, as in `dicompiler emulate`.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write all cases as JSON.")
