@@ -244,12 +244,11 @@ def compile_sides(scratch: Path, ranks: int) -> list[Path]:
     tiles = ",".join(map(str, range(1, ranks + 1)))
     options = ["--threads", "1", "--tiles", tiles, "--target", "mpi", "--device", "host_cpu*", "-o", str(profile)]
     subprocess.run(["dicompiler", "profile", str(model), *options], check=True, capture_output=True)
-    same = partial(dicompiler.compile, strategy=f"manual{{mapping={scratch / 'mapping.json'}}}", engine="ncnn")
-    own = partial(dicompiler.compile, strategy="auto", engine="auto", cost=f"profile{{file={profile}}}")
-    artifacts = {scratch / "same": same, scratch / "own": own}
-    for artifact, compile_model in artifacts.items():
-        compile_model(model, platform, target="mpi{threads=1}", output=artifact)
-    return list(artifacts)
+    same, own = scratch / "same", scratch / "own"
+    compile_model = partial(dicompiler.compile, model, platform, target="mpi{threads=1}")
+    compile_model(strategy=f"manual{{mapping={scratch / 'mapping.json'}}}", engine="ncnn", output=same)
+    compile_model(strategy="auto", engine="auto", cost=f"profile{{file={profile}}}", output=own)
+    return [same, own]
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})

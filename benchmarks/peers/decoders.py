@@ -95,13 +95,12 @@ class Setting:
     @property
     def platform(self) -> Platform:
         """The platform: `devices` equal boards on a switch."""
-        boards = Platform.load("rpi4x4")
+        boards = Platform.load(f"rpi4x{self.devices}")
         devices = tuple(
             replace(device, rate=self.speed * RATE, memory_bandwidth=self.speed * MEMORY_BANDWIDTH)
-            for device in boards.devices[: self.devices]
+            for device in boards.devices
         )
-        hosts = boards.hosts[: self.devices]
-        return replace(boards, hosts=hosts, devices=devices, network=Network("switch", self.bandwidth))
+        return replace(boards, devices=devices, network=Network("switch", self.bandwidth))
 
 
 Side = Callable[[], TokenCost]
