@@ -21,9 +21,13 @@ if TYPE_CHECKING:
         EngineFiles,
         LoadedNetwork,
         UnsupportedByEngine,
-        excluded_nodes,
     )
-    from dicompiler.target.engine_check import allowed_difference, measure_difference
+    from dicompiler.target.engine_check import (
+        DeviatingResults,
+        allowed_difference,
+        convert_checked,
+        measure_difference,
+    )
     from dicompiler.target.manifest import (
         ARTIFACT_FORMAT,
         SENDABLE_TYPES,
@@ -65,6 +69,7 @@ __all__ = [
     "BoardPackage",
     "BoardState",
     "CopyFunction",
+    "DeviatingResults",
     "DeviceLocation",
     "DeviceState",
     "DeviceStatus",
@@ -86,12 +91,12 @@ __all__ = [
     "check_files",
     "check_index_range",
     "coerce_input",
+    "convert_checked",
     "describe_artifact",
     "describe_missing_plan",
     "describe_transfer",
     "describe_unfinished_run",
     "describe_value",
-    "excluded_nodes",
     "file_digest",
     "format_checksummed_json",
     "format_json",

@@ -18,12 +18,11 @@ from dicompiler.plugin_api import Engine, Model, Program, registry
 from dicompiler.plugin_api.artifacts import (
     DEFAULT_ENGINE,
     FULL_PRECISION,
+    DeviatingResults,
     EngineFiles,
     Json,
     UnsupportedByEngine,
-    allowed_difference,
-    excluded_nodes,
-    measure_difference,
+    convert_checked,
 )
 from dicompiler.plugin_api.onnx import ProgramExecutor, Weight, random_inputs
 from dicompiler_targets.artifact_files import HoistedSegment, make_input_arrays, serialize_model
@@ -98,38 +97,19 @@ class _SegmentConverter:
         assert hoisted.segment is not None
         key = serialize_model(hoisted.segment)
         if key not in self._converted:
+            model, cause = Model(hoisted.segment.model, weights), ""
+            self._converted[key] = None
             try:
-                self._converted[key] = self._convert_checked(hoisted, weights, tensors)
+                self._converted[key] = convert_checked(self.engine, model, make_input_arrays(hoisted, tensors))
+            except DeviatingResults as error:
+                name = hoisted.segment.name
+                log.warning("segment %r: %s %s: onnxruntime computes it", name, self.engine.name, error)
+                cause = "other results than onnxruntime's"
             except UnsupportedByEngine as error:
-                self._causes[str(error)] += 1
-                self._converted[key] = None
+                cause = str(error)
+            if cause:
+                self._causes[cause] += 1
         return self._converted[key]
-
-    def _convert_checked(
-        self, hoisted: HoistedSegment, weights: Mapping[str, Weight], tensors: Mapping[str, NDArray[Any]]
-    ) -> EngineFiles | None:
-        """Convert a segment, and compare the engine's outputs with those of onnxruntime.
-
-        The result is None if the engine, or its option `layers`, leaves the segment to onnxruntime.
-
-        Raises:
-            UnsupportedByEngine: The engine cannot compute the segment, or its results differ by more than the
-                tolerance.
-        """
-        assert hoisted.segment is not None
-        engine, model = self.engine, Model(hoisted.segment.model, weights)
-        if excluded_nodes(engine, model.proto.graph):
-            return None
-        files = engine.convert(model.proto, weights)
-        if files is None:
-            return None
-        difference, reason = measure_difference(engine, model, files, make_input_arrays(hoisted, tensors))
-        if difference > allowed_difference(engine):
-            cause = f"cannot run it ({reason})" if reason else f"differs by {difference:.2g} of the largest output"
-            name = hoisted.segment.name
-            log.warning("segment %r: %s %s: onnxruntime computes it", name, engine.name, cause)
-            raise UnsupportedByEngine("other results than onnxruntime's")
-        return files
 
     def report(self) -> None:
         count = sum(files is not None for files in self._converted.values())

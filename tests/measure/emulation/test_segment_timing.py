@@ -10,8 +10,10 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.model import Model
-from dicompiler.measure.emulation.emulate import make_timer, measure_segments, writable_copies
+from dicompiler.ir.program import Program
+from dicompiler.measure.emulation.segment_timing import bind_network, make_timer, measure_segments, writable_copies
 from dicompiler.plugin.registry import registry
+from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import OrtSession, ProgramExecutor
 from dicompiler.verify.run_inputs import prepare_inputs
 
@@ -19,10 +21,15 @@ from dicompiler.verify.run_inputs import prepare_inputs
 @pytest.mark.parametrize("target", ["sockets", "mpi", "tflm"])
 @pytest.mark.parametrize("strategy", ["single", "modnn", "stahl"])
 def test_calls_and_copies_compute_outputs_of_segments(target: str, strategy: str) -> None:
-    model = networks.build("ds_cnn", 0)
-    program = dicompiler.compile(model, "rpi4x3", strategy).program
+    program = dicompiler.compile(networks.build("ds_cnn", 0), "rpi4x3", strategy).program
     assert program is not None
-    found = ProgramExecutor(program, "all").run(prepare_inputs(Model.load(model), None), True).values
+    left = check_timed_calls(program, target)
+    assert (left > 0) == (target != "tflm" and strategy != "single")
+
+
+def check_timed_calls(program: Program, target: str, tolerance: float = 1e-5) -> int:
+    """Check that timed calls compute the outputs of segments; return the number of segments without some operators."""
+    found = ProgramExecutor(program, "all").run(random_inputs(program.inputs), True).values
     left = 0
     for device in program.devices:
         made = {name for segment in device.segments for name in segment.outputs}
@@ -33,10 +40,34 @@ def test_calls_and_copies_compute_outputs_of_segments(target: str, strategy: str
             registry().make("targets", target).segment_calls(device), device.segments, strict=True
         ):
             left += call.segment is not segment
-            make_timer(program, call, memory).time_call()
+            make_timer(program, device.engine, call, memory).time_call()
         for name in made:
-            np.testing.assert_allclose(memory[name], found[device.device][name], atol=1e-5)
-    assert (left > 0) == (target != "tflm" and strategy != "single")
+            np.testing.assert_allclose(memory[name], found[device.device][name], atol=tolerance)
+    return left
+
+
+@pytest.mark.parametrize("target", ["sockets", "mpi"])
+def test_segments_are_timed_in_the_engine_of_their_device(target: str) -> None:
+    program = dicompiler.compile(networks.build("ds_cnn", 0), "rpi4x3", "modnn", target=target, engine="ncnn").program
+    assert program is not None
+    check_timed_calls(program, target, 1e-4)
+    device = program.devices[0]
+    segment = max(device.segments, key=lambda segment: len(segment.model.graph.node))
+    memory = writable_copies(ProgramExecutor(program).run(random_inputs(program.inputs), True).values[device.device])
+    by_onnxruntime = memory[segment.outputs[0]].copy()
+    memory[segment.outputs[0]][...] = 0
+    compute = bind_network(device.engine, Model(segment.model, program.weights), memory)
+    assert compute is not None
+    compute()
+    difference = np.abs(memory[segment.outputs[0]] - by_onnxruntime).max() / np.abs(by_onnxruntime).max()
+    assert 0 < difference < 1e-4, "ncnn rounds in another order than onnxruntime"
+
+
+def test_segment_that_the_engine_does_not_support_is_timed_in_onnxruntime() -> None:
+    model = onnx.parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 17]> it (float[1,4] x) => (float[1,4] y) { y = Asinh (x) }'
+    )
+    assert bind_network("ncnn", Model(model), {"x": np.ones((1, 4), np.float32)}) is None
 
 
 def test_each_segment_has_seconds_in_order_of_roles() -> None:
