@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import io
+import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import IO, Any
 
@@ -20,20 +26,77 @@ TEXT = """<ir_version: 8, opset_import: ["": 17]>
 SHAPE = ("--shape", "x=1x3x16x16")
 
 
+TIMEOUT_S = 120.0
+FRESH_PROCESS_VARIABLES = ("PYTHON", "LANG", "LC_", "DICOMPILER_PLUGINS")
+"""Beginnings of the names of environment variables that have an effect only on a process that starts afresh."""
+
+
 def command(
     *arguments: object, cwd: Path | None = None, stdout: IO[Any] | int = subprocess.PIPE, **env: str
 ) -> subprocess.CompletedProcess[str]:
-    """Run `dicompiler` in a separate process, with `env` as additional environment variables."""
-    return subprocess.run(
-        [sys.executable, "-m", "dicompiler", *map(str, arguments)],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env},
-        cwd=cwd,
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    """Run `dicompiler` in a separate process, with `env` as additional environment variables.
+
+    The process is a fork of one that has already imported the compiler, except if `env` could change the imports.
+    """
+    words = [*map(str, arguments)]
+    if any(name.startswith(FRESH_PROCESS_VARIABLES) for name in env) or stdout != subprocess.PIPE:
+        return subprocess.run(
+            [sys.executable, "-m", "dicompiler", *words],
+            env=environment(**env),
+            cwd=cwd,
+            stdout=stdout,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+    return command_server().run(words, Path.cwd() if cwd is None else cwd, environment(**env))
+
+
+def environment(**env: str) -> dict[str, str]:
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env}
+
+
+@cache
+def command_server() -> CommandServer:
+    return CommandServer()
+
+
+class CommandServer:
+    """A process that forks for each command (see `command_server.py`). It ends with this process."""
+
+    def __init__(self) -> None:
+        self._socket, theirs = socket.socketpair()
+        self._socket.settimeout(TIMEOUT_S)
+        with theirs:
+            script, number = Path(__file__).with_name("command_server.py"), theirs.fileno()
+            words = [sys.executable, script, str(number)]
+            subprocess.Popen(words, env=environment(), stdin=subprocess.DEVNULL, pass_fds=(number,))
+        self._answers = self._socket.makefile("r")
+
+    def run(self, words: list[str], cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
+        """Run a command.
+
+        Args:
+            words: The arguments of `dicompiler`.
+            cwd: Its working directory.
+            env: All of its environment variables.
+        """
+        request = json.dumps({"arguments": words, "cwd": str(cwd), "env": env}).encode()
+        with tempfile.TemporaryFile() as stdout, tempfile.TemporaryFile() as stderr:
+            socket.send_fds(self._socket, [request], [stdout.fileno(), stderr.fileno()])
+            child = int(self._answers.readline())
+            try:
+                code = int(self._answers.readline())
+            except TimeoutError:
+                os.kill(child, signal.SIGKILL)
+                command_server.cache_clear()
+                raise subprocess.TimeoutExpired(words, TIMEOUT_S) from None
+            texts = []
+            for file in (stdout, stderr):
+                file.seek(0)
+                texts.append(io.TextIOWrapper(file).read())
+            return subprocess.CompletedProcess(words, code, *texts)
 
 
 def failed(code: int, *arguments: object, **env: str) -> str:
