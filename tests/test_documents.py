@@ -249,6 +249,7 @@ def test_stream_page_states_the_predicted_ages(tmp_path: Path) -> None:
         assert f"{1000 * statistics.median(end - start for start, end in stream['frames']):.0f}" == age_ms
 
 
+@pytest.mark.slow
 def test_commands_of_the_camera_run(tmp_path: Path) -> None:
     example = console.DOCUMENT.parent / "examples" / "camera"
     shutil.copy(example / "camera.py", tmp_path)

@@ -33,7 +33,7 @@ NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
 
 MIN_RANDOM_SPLITS = 3
 #: Networks that are also tested without `tests/run --all`.
-QUICK = ("tiny", "quirks", "resnet18")
+QUICK = ("tiny", "quirks")
 MATRIX = [(name, kind, cut) for name, (_, _, counts) in NETWORKS.items() for kind, cut in zip(ALL, counts, strict=True)]
 
 

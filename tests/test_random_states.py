@@ -7,6 +7,7 @@ from random import Random
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.stateful import fed_back, integer_frames, placed_states
 
 from dicompiler.ir.onnx.model import Model
@@ -17,7 +18,7 @@ from dicompiler.verify.executor import ProgramExecutor
 FRAMES = 4
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=examples(60), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
 def test_state_pieces_equal_fed_back_states(seed: int) -> None:
     rng = Random(seed)

@@ -185,11 +185,10 @@ def _describe_gap(objective: str, metrics: Metrics) -> str:
         return "the bound counts computing alone; devices that wait for others draw idle power too"
     if objective == "communication":
         return f"{format_bytes(metrics.total_bytes)} are sent" if metrics.total_bytes else "nothing is sent"
-    busiest = metrics.busiest_device
-    load_s = max(busiest.occupied_s, busiest.compute_s)
     return (
         "the bound counts computing alone, spread evenly over all devices; "
-        f"here the busiest device works for {format_seconds(load_s)} of a frame, and messages take time"
+        f"here the busiest device works for {format_seconds(metrics.busiest_device.working_s)} of a frame, and "
+        "messages take time"
     )
 
 

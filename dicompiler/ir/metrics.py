@@ -68,6 +68,11 @@ class DeviceMetrics:
         return self.compute_s + self.runtime_s
 
     @property
+    def working_s(self) -> float:
+        """Seconds in which the device computes or handles messages; in an estimate, seconds of computing."""
+        return max(self.occupied_s, self.compute_s)
+
+    @property
     def link_s(self) -> float:
         """Sum of `send_link_s` and `receive_link_s`, which can be longer than a frame: links are full-duplex."""
         return self.send_link_s + self.receive_link_s
@@ -141,7 +146,7 @@ class Metrics:
     @property
     def busiest_device(self) -> DeviceMetrics:
         """Metrics of the device that is busy with computing and messages for the longest time."""
-        return max(self.devices, key=lambda entry: max(entry.occupied_s, entry.compute_s))
+        return max(self.devices, key=lambda entry: entry.working_s)
 
     def with_overhead(self, added: Mapping[str, int]) -> Metrics:
         """Return a copy of the metrics in which the `overhead_bytes` of each device are replaced.

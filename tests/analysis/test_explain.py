@@ -34,6 +34,7 @@ def wider(posed: Problem, bandwidth: float) -> Problem:
     return replace(posed, platform=replace(posed.platform, network=network))
 
 
+@pytest.mark.slow
 def test_split_pays_above_its_break_even_bandwidth_only() -> None:
     posed = load_problem(networks.build("squeezenet"), "rpi4x4")
     found = explain(compared(wider(posed, 1e6), "single", "modnn"))

@@ -44,6 +44,7 @@ class TestOutputs:
         errors = run(tmp_path, "sh", "-c", f"{start} --depfile net.d", code=2)
         assert "--depfile needs the names of files: give a file instead of a pipe" in errors
 
+    @pytest.mark.slow
     def test_so_are_those_of_plan_and_opt(self, place: Path) -> None:
         line = ("plan", "net.onnx", *SPLIT, "-o", "plan.json")
         assert dicompiler(place, *line, "--print-outputs") == "plan.json\n"

@@ -93,6 +93,7 @@ def test_compile_and_compare_are_the_same_with_processes(
     assert spec in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_ranks_of_mpi_find_the_same_front(tmp_path: Path) -> None:
     onnx.save(networks.build("lenet"), tmp_path / "net.onnx")
     explore(
@@ -117,6 +118,7 @@ def files(place: Path) -> dict[str, bytes]:
     return {str(path.relative_to(place)): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
+@pytest.mark.slow
 def test_dask_finds_the_same_front_after_a_worker_fails_and_reports_a_failed_scheduler(
     boards: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

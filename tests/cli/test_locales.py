@@ -34,6 +34,7 @@ def run(place: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess
     return subprocess.run(command, cwd=place, env=environment(**env), capture_output=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_names_are_printed_and_written_in_an_ascii_locale(place: Path) -> None:
     for line in (
         "compile ../dür/mödel.onnx --platform ../dür/clüster.toml --strategy modnn -o öut",

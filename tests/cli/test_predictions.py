@@ -74,6 +74,7 @@ def test_commands_state_the_same_prediction(place: Path, frame: FramePrediction,
         assert set(predictions(done.stdout)) == {str(frame)}
 
 
+@pytest.mark.slow
 def test_simulate_explains_another_period_than_that_of_compile(place: Path) -> None:
     given = ("lenet.onnx", "--platform", "rpi4x2", "--strategy", "modnn")
     planned = command("plan", *given, "-o", "other.json", cwd=place)

@@ -184,6 +184,7 @@ class TestArtifacts:
         assert str(out) in line
 
 
+@pytest.mark.slow
 def test_run_serves_metrics_and_adapts(open_model: Path, tmp_path: Path) -> None:
     directory = tmp_path / "build"
     assert command("compile", open_model, *SHAPE, *SPLIT, "-o", directory).returncode == 0

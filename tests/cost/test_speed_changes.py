@@ -108,6 +108,7 @@ def test_intervals_of_a_stream() -> None:
     assert mean_periods((0.5, 0.7, 0.9, 2.5), 1.0) == [(0.0, 3, pytest.approx(0.2)), (2.0, 1, 0.0)]
 
 
+@pytest.mark.slow
 def test_command_prints_the_time_between_frames(tmp_path: Path) -> None:
     onnx.save(networks.build("lenet", 0), tmp_path / "lenet.onnx")
     words = ["simulate", tmp_path / "lenet.onnx", "--platform", "rpi4x2", "--strategy", "modnn", "--frames", 4000]

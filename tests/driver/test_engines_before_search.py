@@ -97,6 +97,7 @@ DEVICE_RATES = st.fixed_dictionaries(
 
 @given(rates=st.tuples(DEVICE_RATES, DEVICE_RATES), objective=st.sampled_from(["latency", "throughput"]))
 @settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@pytest.mark.slow
 def test_result_is_never_worse_than_with_choice_after_search(rates: tuple[Rates, Rates], objective: str) -> None:
     platform, strategy = two_boards(*rates), "dp" if objective == "latency" else "pipeline"
     before, after = (

@@ -175,6 +175,7 @@ def test_onnxruntime_computes_everything_if_ncnn_is_not_installed(
     assert caplog.text.count("device pi01: the engine ncnn is not installed: run 'pip install ncnn'; until then") == 1
 
 
+@pytest.mark.slow
 def test_engines_that_exceed_the_memory_are_not_chosen(tmp_path: Path) -> None:
     cost = profile_with_ncnn(tmp_path, "resnet18", fast_if_winograd)
     by_layer, without = (compile_network("resnet18", cost, engine=engine) for engine in ("auto", "onnxruntime"))

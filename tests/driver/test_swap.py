@@ -210,7 +210,7 @@ def check_refusal(session: SwappableSession, directory: Path, message: str, **op
     assert session.directory == before and factor_of(session.infer(frame(2)), 2) == 3
 
 
-@pytest.mark.parametrize("pause", [False, True])
+@pytest.mark.parametrize("pause", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_artifact_that_cannot_be_used_leaves_old_one_in_force(three: Path, tmp_path: Path, pause: bool) -> None:
     wrong, damaged = (compile_times(5, tmp_path / name) for name in ("wrong", "damaged"))
     shutil.copytree(three / "reference", wrong / "reference", dirs_exist_ok=True)

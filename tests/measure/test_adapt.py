@@ -113,6 +113,7 @@ def adapted_artifacts(compiled: Path) -> set[str]:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_session_follows_board_that_slows_down_and_recovers(compiled: Path) -> None:
     """On a busy host, other boards may seem slow too, so that there are more searches and swaps than these two."""
     events: list[RunEvent] = []
@@ -228,6 +229,7 @@ def test_frames_that_began_before_the_observation_are_not_recorded() -> None:
     assert observation.is_due(0, 0.2, start + 0.3)
 
 
+@pytest.mark.slow
 def test_difference_that_no_plan_improves_becomes_the_expectation(compiled: Path) -> None:
     """All boards are slower by the same factor, so no other plan is better.
 
@@ -302,6 +304,7 @@ def test_process_that_ends_during_a_search_is_reported() -> None:
     process.close()
 
 
+@pytest.mark.slow
 def test_closing_ends_search(compiled: Path) -> None:
     before = adapted_artifacts(compiled)
     adapt = replace(FAST, strategy="auto{budget=300}")
@@ -313,6 +316,7 @@ def test_closing_ends_search(compiled: Path) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_slow_device_of_replicas_is_found(tmp_path: Path) -> None:
     directory = tmp_path / "net"
     dicompiler.compile(make_model(), PLATFORM, "replicate", objective="throughput", output=directory)
@@ -377,6 +381,7 @@ def test_connection_that_sends_little_starts_no_search() -> None:
     assert not any(observe(_Observation(Path("net"), expected, 1, 10), [FrameTimes(0.1, EXPECTED, 0, received)] * 50))
 
 
+@pytest.mark.slow
 def test_swap_by_the_user_changes_the_model_that_is_observed_and_searched(compiled: Path) -> None:
     """A search that began before the swap is discarded, because its artifact has the old model."""
     other = compiled.with_name("other")
@@ -430,7 +435,7 @@ def test_log_of_a_run_with_a_swap_describes_the_last_artifact(
         load_log(log, compiled, load_artifact(compiled))
 
 
-@pytest.mark.parametrize("adapt", [FAST, None])
+@pytest.mark.parametrize("adapt", [FAST, pytest.param(None, marks=pytest.mark.slow)])
 def test_timeout_limits_the_whole_run(compiled: Path, adapt: AdaptOptions | None) -> None:
     started_at = time.monotonic()
     text = (

@@ -203,6 +203,7 @@ def test_header_share_of_links_equals_that_of_targets() -> None:
 
 @pytest.mark.alone
 @pytest.mark.parametrize("name", ["sockets", "mpi"])
+@pytest.mark.slow
 def test_measures_runtime_costs_on_emulated_boards(name: str) -> None:
     stated, here = registry().make("targets", name).runtime_costs, measure_runtime_costs(name)
     assert measure_runtime_costs(name) is here  # The second call returns the cached result of the first.

@@ -82,6 +82,7 @@ def test_slow_link_and_small_changes() -> None:
         simulated([SpeedChange("pi09", 0.9, 5)], 10)
 
 
+@pytest.mark.slow
 def test_command(tmp_path: Path) -> None:
     onnx.save(networks.build("lenet", 0), tmp_path / "lenet.onnx")
     words = ["simulate", tmp_path / "lenet.onnx", "--platform", "rpi4x2", "--strategy", "modnn", "--frames", 3000]

@@ -118,6 +118,7 @@ def test_rejects_existing_plan() -> None:
         PassManager(make_pipeline("trim")).run(replace(formed, plan=single_device_plan(formed.layers, "d0")))
 
 
+@pytest.mark.slow
 def test_trims_single_device_and_verifies_against_original(tmp_path: object, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     result = dicompiler.compile(modern.MODERN["vit"](), "rpi4x2", "modnn", output=f"{tmp_path}/out")

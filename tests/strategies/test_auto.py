@@ -205,6 +205,7 @@ def test_auto_compiles_and_verifies() -> None:
     assert result.metrics is not None and result.metrics.method == "simulation"
 
 
+@pytest.mark.slow
 def test_weighted_sum_is_no_worse_than_plans_of_its_terms() -> None:
     """The best plan of each term is a candidate, so that the result is no worse in the sum."""
     sums = {}

@@ -325,6 +325,7 @@ def test_rejects_invalid_options(options: dict[str, object], expected: str) -> N
         Genetic(**options)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_split_points_and_stages_improve_the_hypervolume() -> None:
     from pymoo.indicators.hv import HV
 

@@ -132,6 +132,7 @@ def test_rejects_unknown_name_with_the_nearest_one(model: Model, tmp_path: Path)
     )
 
 
+@pytest.mark.slow
 def test_accepts_all_910_names_of_densenet(tmp_path: Path) -> None:
     problem = posed(networks.build("light/densenet121"))
     assert problem.file_graph is not None

@@ -7,8 +7,10 @@ from random import Random
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.generators import CLUSTER, integers, random_model, random_plan
 from support.layer_graphs import rules
 from support.modern_transformers import vit
@@ -32,7 +34,7 @@ from dicompiler_strategies.candidate_search import FIRST_WAVE_SHARES, overlap_or
 from dicompiler_strategies.transformer_heads import Heads, best_row_plans, reduced_choices
 
 
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
 def test_plan_in_waves_is_bit_equal_and_sends_predicted_bytes(seed: int) -> None:
     rng = Random(seed)
@@ -97,6 +99,7 @@ def _products(problem: Problem, plan: Plan, device: DeviceProgram, index: int) -
     return [f"{name} in lane {plan.layers[name][part].lane}" for name, part in names if anchors[name] == "MatMul"]
 
 
+@pytest.mark.slow
 def test_strategies_use_waves_if_the_simulation_is_better() -> None:
     problem = attention()
     lanes = [

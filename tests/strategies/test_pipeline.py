@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from support.alone import posed
+from support.budget import examples
 from support.planning import make_cluster, verify
 from support.random_problems import random_problem
 from support.stateful import random_stateful
@@ -63,7 +64,7 @@ def solve(problem: Problem, takes_turns: bool = False) -> StageSolution:
     return solution
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(st.integers(0, 60), st.sampled_from(KINDS), st.sampled_from(("throughput", "memory")))
 def test_stages_of_whole_layers_are_the_best_of_all(seed: int, kind: NetworkKind, objective: str) -> None:
     problem = random_problem(seed, objective)
@@ -86,7 +87,7 @@ def test_tensor_for_several_later_stages_is_sent_several_times() -> None:
     assert problem.evaluate(Pipeline(turns=False).plan(problem)).period_s == pytest.approx(least)
 
 
-@settings(max_examples=25, deadline=None, derandomize=True)
+@settings(max_examples=examples(25), deadline=None, derandomize=True)
 @given(st.integers(0, 60), st.sampled_from(KINDS), st.sampled_from(("throughput", "memory", "throughput+1e-9*memory")))
 def test_plan_is_never_worse_than_one_device_and_predicted_exactly(
     seed: int, kind: NetworkKind, objective: str

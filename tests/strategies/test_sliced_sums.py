@@ -34,7 +34,7 @@ def all_reduced(problem: Problem) -> dict[str, tuple[Part, ...]]:
 
 
 @pytest.mark.parametrize("wire_dtype", [None, "int8-block"])
-@pytest.mark.parametrize("rates", [(1, 1, 1), (2, 1, 1, 3)])
+@pytest.mark.parametrize("rates", [(1, 1, 1), pytest.param((2, 1, 1, 3), marks=pytest.mark.slow)])
 def test_slices_are_bit_equal_and_send_fewer_bytes(rates: tuple[float, ...], wire_dtype: str | None) -> None:
     problem = decoder_problem(*rates, wire_dtype=wire_dtype)
     whole = problem.build_plan(all_reduced(problem))

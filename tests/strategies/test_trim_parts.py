@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from support.budget import examples
 from support.generators import CLUSTER, integers, random_model, random_plan
 from support.layer_graphs import rules, stack
 
@@ -22,7 +23,7 @@ from dicompiler_passes.partition import PartitionPass
 from dicompiler_strategies.trim_parts import trim_parts
 
 
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=examples(200), deadline=None, derandomize=True)
 @given(seed=st.integers(0, 2**48))
 @example(172)  # Seed of an earlier fault: trimming made a part read that nothing had read, so device d computed more.
 def test_trimmed_plan_is_bit_equal_and_needs_no_more_work(seed: int) -> None:

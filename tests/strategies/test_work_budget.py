@@ -76,6 +76,7 @@ def test_counted_budget_ignores_the_clock(name: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["cpsat", "gradient"])
+@pytest.mark.slow
 def test_search_with_memory_limits_stops_too(name: str) -> None:
     problem, whole = posed(memory=60_000), WorkBudget()
     SEARCHES[name](problem, whole)

@@ -199,7 +199,11 @@ def test_reports_corrupted_or_truncated_message(
     [
         (signal.SIGKILL, r"its process was ended by signal 9 \(SIGKILL\)"),
         # The coordinator and pi01 wait for pi02 equally long, so either may report the failure first.
-        (signal.SIGSTOP, r"(device 'pi01' reports: the connection to 'pi02' was lost: )?no data received for 6 s"),
+        pytest.param(
+            signal.SIGSTOP,
+            r"(device 'pi01' reports: the connection to 'pi02' was lost: )?no data received for 6 s",
+            marks=pytest.mark.slow,
+        ),
     ],
     ids=["killed", "stopped"],
 )

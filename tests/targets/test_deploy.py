@@ -127,6 +127,7 @@ def test_copies_only_missing_files(boards: Cluster, net: Path, tmp_path: Path) -
     assert [path.name for path in places[0].parent.iterdir()] == ["pi01"]
 
 
+@pytest.mark.slow
 def test_other_plan_sends_only_pieces_that_a_board_lacks(
     boards: Cluster, net: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

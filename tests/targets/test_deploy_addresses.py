@@ -106,6 +106,7 @@ def test_boards_get_addresses_instead_of_names(boards: Cluster, net: Path, tmp_p
     assert sorted(link["hosts"]) == list(NAMES) and link["bandwidth"] > 1e6
 
 
+@pytest.mark.slow
 def test_link_local_addresses_need_no_common_names_of_interfaces(boards: Cluster, net: Path, tmp_path: Path) -> None:
     """On the boards, the interface is `net`; on this host it is `bridge`."""
     hosts = boards.hosts(tmp_path / "hosts.toml")

@@ -89,6 +89,7 @@ def check_links(boards: Cluster, new: Path) -> None:
     assert not linked["pi01/runtime/daemon.py"] and not linked["pi01/manifest.json"]
 
 
+@pytest.mark.slow
 def test_session_swaps_to_resident_devices(boards: Cluster, artifacts: tuple[Path, Path], tmp_path: Path) -> None:
     """`dicompiler deploy` starts the new devices while the old ones run; the session then needs no ssh."""
     hosts, keys = boards.hosts(tmp_path / "hosts.toml"), tmp_path / "keys"

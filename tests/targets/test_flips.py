@@ -148,6 +148,7 @@ def test_flips_of_an_mpi_artifact_are_refused(mpi: Path, harness: Path) -> None:
         assert opened or refuses(lambda: MpiArtifact.load(mpi)), what
 
 
+@pytest.mark.slow
 def test_flips_of_large_weights_are_refused_by_all_that_read_them(harness: Path, tmp_path: Path) -> None:
     """Their digest is a CRC-32, the same in Python and in C++."""
     made = halo(channels=1 << 13)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper, shape_inference
+from support.budget import examples
 
 import dicompiler
 from dicompiler import networks
@@ -136,7 +137,7 @@ def test_operator_equals_onnxruntime(name: str) -> None:
     assert_same_as_onnxruntime(OPERATORS[name])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_convolutions_and_pools_equal_onnxruntime(data: st.DataObject) -> None:
     """Kernels, strides, dilations, groups, batches and padding of each side, as tiles with halos have them."""
@@ -166,7 +167,7 @@ UNARY = ("Relu", "LeakyRelu", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwis
          "Exp", "Abs", "Neg", "Erf", "Identity", "Flatten", "ReduceMax", "ReduceMin", "LogSoftmax")  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(data=st.data())
 def test_operators_on_tensors_of_each_rank_equal_onnxruntime(data: st.DataObject) -> None:
     """Tensors of 1 to 6 axes; those of 4 axes are also computed by a convolution, after which MNN groups channels."""
@@ -405,6 +406,7 @@ def test_mnn_computes_the_chosen_layers_only(tmp_path: Path) -> None:
     assert engines(directory) == [True, False, True, False] and verify(directory).passed
 
 
+@pytest.mark.slow
 def test_documents_on_stdout_have_no_prints_of_mnn(tmp_path: Path) -> None:
     """MNN prints to the file descriptor of stdout."""
     onnx.save(networks.build("lenet", 0), tmp_path / "lenet.onnx")

@@ -169,6 +169,7 @@ def test_frames_continue_without_a_rank_or_host(way: str, boards: Cluster, cover
     wait_until(lambda: not ranks(home, own=False), 30)
 
 
+@pytest.mark.slow
 def test_host_that_is_unreachable_at_the_start_counts_as_failed(
     boards: Cluster, net: Path, covered: Path, tmp_path: Path
 ) -> None:

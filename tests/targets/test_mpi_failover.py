@@ -51,6 +51,7 @@ def kill(program: str, rank: int) -> threading.Thread:
     return thread
 
 
+@pytest.mark.slow
 def test_rank_that_is_lost_is_no_lost_frame(made: tuple[Survivor, Path, str]) -> None:
     one, directory, program = made
     frames, heard = one.frames(5) * 1000, list[RunEvent]()

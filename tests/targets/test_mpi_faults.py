@@ -341,7 +341,10 @@ def test_wrong_number_of_ranks_and_wrong_options_are_one_line(package: Path, tmp
     assert done.stderr.splitlines() == ["dicompiler: 2 ranks were started, this program has 1: use mpirun -n 1"]
 
 
-@pytest.mark.parametrize("name", ["main.cc", "runtime/options.cc", "runtime/options.hpp", "CMakeLists.txt"])
+@pytest.mark.parametrize(
+    "name",
+    ["main.cc", pytest.param("runtime/options.cc", marks=pytest.mark.slow), "runtime/options.hpp", "CMakeLists.txt"],
+)
 def test_a_changed_source_is_built_before_the_program_starts(name: str, package: Path, tmp_path: Path) -> None:
     shutil.copy2(package / name, tmp_path / "source")
     (package / name).write_text("neither C++ nor CMake")

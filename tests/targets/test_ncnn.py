@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import numpy_helper
+from support.budget import examples
 
 import dicompiler
 from dicompiler import networks
@@ -131,7 +132,7 @@ def test_operator_equals_onnxruntime(name: str) -> None:
     assert_same_as_onnxruntime(OPERATORS[name])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_convolutions_and_pools_equal_onnxruntime(data: st.DataObject) -> None:
     """Kernels, strides, dilations, groups and padding of each side, as tiles with halos have them."""

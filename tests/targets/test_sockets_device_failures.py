@@ -138,6 +138,7 @@ def test_hanging_device_fails_after_missed_heartbeats(victim: str, single_failur
     )
 
 
+@pytest.mark.slow
 def test_heartbeats_are_more_frequent_if_a_failure_plan_covers_a_failure(
     single_failures: Survivor, tmp_path: Path
 ) -> None:
@@ -264,6 +265,7 @@ def test_survives_two_failures_and_ends_at_uncovered_one(
     assert pids(double_failures.directory).keys() <= {"b", "c"}
 
 
+@pytest.mark.slow
 def test_uses_plan_for_more_failures(start_messages: StartMessages, double_failures: Survivor) -> None:
     """There is no plan for c alone, so b is up but idle, and would reject frames until c returns."""
     start_messages.start_later(double_failures, "c")
@@ -553,6 +555,7 @@ def test_run_log_lists_events(single_failures: Survivor) -> None:
     assert log["interrupted_s"] > 0 or not log["replayed_frames"]
 
 
+@pytest.mark.slow
 def test_device_suspected_by_others_fails(start_messages: StartMessages, single_failures: Survivor) -> None:
     def act() -> None:
         command = start_messages.find_command("c")

@@ -108,6 +108,7 @@ def test_run_survives_hundreds_of_invalid_greetings(tmp_path: Path, caplog: pyte
     assert process.wait(5) == 0
 
 
+@pytest.mark.slow
 def test_slow_greeting_times_out(tmp_path: Path) -> None:
     with fake(emit(partial(), tmp_path), "b") as (device, _):
         device.tell_peers()

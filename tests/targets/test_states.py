@@ -100,6 +100,7 @@ LARGE_STATE = f"""<ir_version: 8, opset_import: ["" : 17]> g
 
 @pytest.mark.parametrize("devices", [1, 2])
 @pytest.mark.parametrize("restart", ["reset", "given", "in flight"])
+@pytest.mark.slow
 def test_states_that_no_frame_reads_are_discarded(restart: str, devices: int, tmp_path: Path) -> None:
     directory = tmp_path / "artifact"
     problem = load_problem(onnx.parser.parse_model(LARGE_STATE), uniform_platform(devices), state=["past=present"])

@@ -69,6 +69,7 @@ def test_int8_is_within_a_step_of_litert(name: str) -> None:
     assert len(np.unique(whole(name))) > 1
 
 
+@pytest.mark.slow
 def test_mobilenet_v2_in_tiles_and_in_output_channels_is_bit_equal_in_int8() -> None:
     assert check("mobilenet_v2", "int8", 4, ("height", "lop")) == 2
 

@@ -209,6 +209,7 @@ def test_wrong_strategy_is_caught(fault: Any, text: str) -> None:
     assert fails(check_strategy, bad.BadStrategy(fault), THREE).startswith(text)
 
 
+@pytest.mark.slow
 def test_progress_is_logged_with_network_platform_and_objective(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level("INFO", "dicompiler.testing"):
         check_strategy(bad.BadStrategy, FEW, memory=False)
@@ -302,6 +303,7 @@ def test_module_that_calls_the_check_when_it_is_imported(tmp_path: Path) -> None
     assert "its module calls the check when it is imported: call the check in a test function" in done.stderr
 
 
+@pytest.mark.slow
 def test_strategy_whose_plan_depends_on_the_hash_seed_is_caught() -> None:
     wide = tuple(samples(["branches"], [make_cluster("switch", *[1.0] * 64)], ["latency"]))
     for fault in ("hash", "third-seed"):

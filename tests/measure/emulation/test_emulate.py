@@ -51,7 +51,13 @@ def seconds_without_runtime(directory: Path, model: dicompiler.Model) -> float:
 
 @pytest.mark.alone
 @pytest.mark.parametrize(
-    ("target", "strategy"), [("sockets", "single"), ("sockets", "modnn"), ("sockets", "replicate"), ("mpi", "modnn")]
+    ("target", "strategy"),
+    [
+        pytest.param("sockets", "single", marks=pytest.mark.slow),
+        ("sockets", "modnn"),
+        ("sockets", "replicate"),
+        pytest.param("mpi", "modnn", marks=pytest.mark.slow),
+    ],
 )
 def test_boards_take_their_time_and_compute_the_same_outputs(tmp_path: Path, target: str, strategy: str) -> None:
     directory = compiled(tmp_path / "artifact", strategy, slow(), target=target)

@@ -78,6 +78,7 @@ def test_switch_gives_each_host_a_link_with_its_own_limit() -> None:
         assert times(made, "ac")["ac"] >= least(4e6)
 
 
+@pytest.mark.slow
 def test_rates_of_links_can_be_changed() -> None:
     with emulate_network(platform(Network("switch", 40e6))) as made:
         made.scale_links("a", 0.2)

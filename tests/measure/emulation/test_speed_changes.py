@@ -33,6 +33,7 @@ def compiled(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_board_slows_down_and_recovers(compiled: Path) -> None:
     """Without adaptation, the time between frames follows the slow board."""
     trial = emulate_speed_changes(compiled, [SpeedChange("pi02", 0.1, 3, 6)], duration_s=9)
