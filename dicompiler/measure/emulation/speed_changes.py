@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,15 +45,14 @@ def emulate_speed_changes(
 
     Args:
         directory: Directory of the artifact.
-        changes: The changes. Each names a device, `link:HOST` (the link of a host) or `link:*` (all links).
+        changes: The changes of speed. Each names a device, `link:HOST` (the link of a host) or `link:*` (all links).
         adapt: When the session searches for another plan; None: never.
         platform: The platform to emulate. Default: the platform that the artifact was compiled for.
         inputs: Arrays by the names of the graph inputs, the same for all frames. Default: seeded random arrays.
         duration_s: Seconds in which frames are sent.
         cost: The cost model that predicts how long boards compute. Default: that of the artifact.
         options: Options of the session; `timeout_s` limits the whole run. Default: `RunOptions()` with a time limit of
-            10 minutes in addition to the start (`START_S`) and to the seconds in which frames are sent (`dilation` ·
-            `duration_s`).
+            10 minutes + `START_S` + `dilation` · `duration_s`.
         dilation: Factor of at least 1 by which computing and links are slowed; measured times are divided by it. A
             search for another plan is not slowed, so it seems faster than it is.
 
@@ -63,17 +62,12 @@ def emulate_speed_changes(
     Raises:
         DicompilerError: This computer cannot emulate the platform.
         RunError: A device failed; the message names it.
-        UsageError: A change names an unknown device or host, or a single link of a shared network; the target of the
-            artifact supports no sessions; the dilation is below 1; or the time limit is too short for the duration.
+        UsageError: A change names an unknown device or host, or one link of a shared network. The target of the
+            artifact supports no sessions. The dilation is below 1. The time limit is too short for the duration.
     """
     check_dilation(dilation)
-    least_s = START_S + dilation * duration_s
     options = options or with_added_stream_time(RunOptions(), duration_s, dilation)
-    if options.timeout_s < least_s:
-        raise UsageError(
-            f"emulate: the run takes at least {least_s:g} s, but may take only {options.timeout_s:g} s: allow more "
-            "time (--timeout), or send frames for a shorter time (--duration)"
-        )
+    _check_time_limit(options, duration_s, dilation)
     options = replace(options, deadline=options.deadline_from_now())
     boards, first, frame = _load_artifact(directory, platform, inputs, cost)
     start = time.perf_counter() + START_S
@@ -95,21 +89,27 @@ def emulate_speed_changes(
         open_boards(boards, {}, first, dilation) as emulation,
         _change_links(emulation, link_changes),
     ):
-        session_options = options_on_boards(emulation, first, options)
-        session: SwappableSession
-        if adapt is None:
-            session = SwappableSession(Path(directory), session_options, with_segment_times)
-        else:
+        if adapt is not None:
             adapt = replace(adapt, min_interval_s=dilation * adapt.min_interval_s)
-            session = AdaptiveSession(Path(directory), session_options, adapt, with_segment_times)
-        with session:
+        session_options = options_on_boards(emulation, first, options)
+        with _start_session(Path(directory), session_options, adapt, with_segment_times) as session:
             finished = _stream_frames(session, frame, start, dilation * duration_s)
     return _make_trial(session, finished, dilation)
 
 
 def with_added_stream_time(options: RunOptions, duration_s: float, dilation: float) -> RunOptions:
-    """Return the options with a time limit that is longer by the start and by the seconds in which frames are sent."""
+    """Return the options with a time limit that is longer by the seconds of the start and of the stream."""
     return options.with_timeout(options.timeout_s + START_S + dilation * duration_s)
+
+
+def _check_time_limit(options: RunOptions, duration_s: float, dilation: float) -> None:
+    """Raise UsageError if the time limit is shorter than the start and the stream."""
+    least_s = START_S + dilation * duration_s
+    if options.timeout_s < least_s:
+        raise UsageError(
+            f"emulate: the run takes at least {least_s:g} s, but may take only {options.timeout_s:g} s: allow more "
+            "time (--timeout), or send frames for a shorter time (--duration)"
+        )
 
 
 def _load_artifact(
@@ -129,6 +129,21 @@ def _load_artifact(
     assert compilation.reference is not None and compilation.program is not None
     frame = prepare_inputs(compilation.reference, inputs)
     return problem.platform, compilation.program.devices[0].device, frame
+
+
+def _start_session(
+    directory: Path,
+    options: RunOptions,
+    adapt: AdaptOptions | None,
+    with_segment_times: Callable[[Path, RunOptions], RunOptions],
+) -> SwappableSession:
+    """Start the devices of an artifact, and return the session. It searches for other plans only if `adapt` is given.
+
+    `with_segment_times` returns the options for one artifact, given its directory and the options of the session.
+    """
+    if adapt is None:
+        return SwappableSession(directory, options, with_segment_times)
+    return AdaptiveSession(directory, options, adapt, with_segment_times)
 
 
 def _stream_frames(session: SwappableSession, frame: dict[str, Any], start: float, duration_s: float) -> list[float]:
