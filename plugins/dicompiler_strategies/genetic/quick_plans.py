@@ -29,7 +29,7 @@ FRONT_STRATEGIES = ("single", "pipeline", "replicate", "modnn", "dp")
 LATENCY_ONLY_STRATEGIES = ("dp",)
 """Strategies of FRONT_STRATEGIES that this module runs for latency only.
 
-A run takes seconds, and for energy and communication it mostly returns the plan of `single`.
+They take seconds for each objective. For energy and communication, their best plan is mostly that of `single`.
 """
 
 STRATEGY_BUDGET_S = 6.0
@@ -39,7 +39,7 @@ STRATEGY_BUDGET_S = 6.0
 def add_quick_plans(front: ParetoFront, problem: Problem, progress: ProgressCallback | None = None) -> ParetoFront:
     """Add the plans of quick strategies to a Pareto front, and drop dominated plans.
 
-    Ctrl-C ends the search for further plans. The plans found so far are then in the front.
+    If Ctrl-C ends the search, the front has the plans that were found before.
 
     Args:
         front: Pareto front of the genetic search. It is returned unchanged if its values are estimates

@@ -30,9 +30,9 @@ class NeededBoxes:
     """The region of one input tensor that a layer reads, for each choice (way to split the layer) and each device.
 
     Attributes:
-        boxes: Boxes (see the module), shape (choices, devices, axes + 1, 2).
-        sign: 1; or −1 for regions that a device reads both for its partial sum and for its output. They are in two
-            arrays, so they are subtracted once.
+        boxes: Boxes (see the docstring of the module), shape (choices, devices, axes + 1, 2).
+        sign: 1 if the elements of the boxes are added, −1 if they are subtracted. Elements that a device reads both for
+            its partial sum and for its output are added twice, so a third array subtracts them once.
     """
 
     boxes: Ints
@@ -43,8 +43,8 @@ class NeededBoxes:
 class ChoiceFootprint:
     """Regions, seconds and bytes of each choice of a layer (way to split it) on each device.
 
-    The arrays have the shape (choices, devices, …), with devices in platform order. Regions are boxes (see the module),
-    shape (choices, devices, axes + 1, 2).
+    The arrays have the shape (choices, devices, …), with devices in platform order. Regions are boxes (see the
+    docstring of the module), shape (choices, devices, axes + 1, 2).
 
     Attributes:
         produced: By index of a layer output: the region of this output that each device computes.
@@ -81,11 +81,11 @@ def footprint_key(problem: Problem, layer: Layer) -> Hashable:
 
 
 @dataclass(frozen=True, eq=False)
-class _PartProbe:
-    """The facts about one part of a layer that do not depend on its device.
+class _PartRegions:
+    """The regions of one part of a layer. They do not depend on the device of the part.
 
     Attributes:
-        task: What the part computes and reads.
+        task: The computation of the part.
         region: The region of the first output that the part computes.
         needs: Pairs of the index of a layer input, and the region that the part reads of this input.
         weights: Bytes of each weight region that the part reads, by name of the weight and region.
@@ -103,7 +103,7 @@ class _FootprintBuilder:
     def __init__(self, problem: Problem, layer: Layer, choices: Sequence[Choice]) -> None:
         self.problem, self.layer, self.choices = problem, layer, choices
         self.index = {device.name: i for i, device in enumerate(problem.platform.devices)}
-        self.known_probes: dict[LayerShare, _PartProbe] = {}
+        self.known_regions: dict[LayerShare, _PartRegions] = {}
         self.known_seconds: dict[tuple[Any, ...], float] = {}
         self.array_shape = size = (len(choices), len(self.index))
         self.produced = {
@@ -123,12 +123,12 @@ class _FootprintBuilder:
             weights: dict[int, dict[tuple[str, Region], int]] = {}
             for i, part in enumerate(choice.parts):
                 share = LayerShare(part.region, part.reduce, len(senders) if part.reduce is None else 0)
-                probe = self._probe_share(share)
-                self._add_work(c, part, probe, share.merge_count)
-                weights.setdefault(self.index[part.device], {}).update(probe.weights)
+                regions = self._find_regions(share)
+                self._add_work(c, part, regions, share.merge_count)
+                weights.setdefault(self.index[part.device], {}).update(regions.weights)
                 if part.reduce is None:
                     sent_region = choice.sent_regions[i] if choice.sent_regions else None
-                    self._add_output(c, part, probe, sent_region, senders)
+                    self._add_output(c, part, regions, sent_region, senders)
             for d, bytes_by_region in weights.items():
                 self.weight_bytes[c, d] = sum(bytes_by_region.values())
         return ChoiceFootprint(
@@ -141,52 +141,52 @@ class _FootprintBuilder:
             self.merged_bytes,
         )
 
-    def _add_work(self, c: int, part: Part, probe: _PartProbe, merge_count: int) -> None:
+    def _add_work(self, c: int, part: Part, regions: _PartRegions, merge_count: int) -> None:
         d = self.index[part.device]
         seconds = self.final_seconds if part.reduce is None else self.partial_seconds
-        seconds[c, d] += self._part_seconds(probe, part, merge_count)
-        for slot, region in probe.needs:
+        seconds[c, d] += self._part_seconds(regions, part, merge_count)
+        for slot, region in regions.needs:
             key = slot, int(part.reduce is not None)
             if key not in self.reads:
                 self.reads[key] = _empty_boxes(self.array_shape, region)
             self.reads[key][c, d] = region_to_box(region)
 
     def _add_output(
-        self, c: int, part: Part, probe: _PartProbe, sent_region: Region | None, senders: Sequence[int]
+        self, c: int, part: Part, regions: _PartRegions, sent_region: Region | None, senders: Sequence[int]
     ) -> None:
         """Add the output region of a part to the arrays of choice number `c`.
 
         Args:
             c: Index of the choice (way to split the layer).
             part: The part, which is not a partial sum.
-            probe: The facts about the part.
+            regions: The regions of the part.
             sent_region: The region that the device sends to others; None for its whole output region.
             senders: Indices of the devices that send partial sums to this one.
         """
         d = self.index[part.device]
         for slot in self.produced:
-            region = probe.task.outputs[TensorKey(self.layer.outputs[slot])]
+            region = regions.task.outputs[TensorKey(self.layer.outputs[slot])]
             # `produced` has only outputs with a static shape. Every task has a region of each of them.
             assert region is not None
             self.produced[slot][c, d] = region_to_box(region)
             self.sent_regions[slot][c, d] = region_to_box(region if sent_region is None or slot else sent_region)
         for s in senders:
-            if s != d and probe.region is not None:
-                self.merged_bytes[c, s, d] += volume(probe.region) * self._partial_element_bytes
+            if s != d and regions.region is not None:
+                self.merged_bytes[c, s, d] += volume(regions.region) * self._partial_element_bytes
 
-    def _probe_share(self, share: LayerShare) -> _PartProbe:
-        if share not in self.known_probes:
+    def _find_regions(self, share: LayerShare) -> _PartRegions:
+        if share not in self.known_regions:
             layers, layer = self.problem.layers, self.layer
             task = make_share_task(layers, layer, share)
             (region, *_) = task.outputs.values()
             slots = {name: slot for slot, name in enumerate(layer.inputs)} | state_slots(layers, layer)
             needs = tuple((slots[key.tensor], need) for key, need in (*task.needs.items(), *task.state_needs.items()))
-            self.known_probes[share] = _PartProbe(task, region, needs, weight_regions(layers, task))
-        return self.known_probes[share]
+            self.known_regions[share] = _PartRegions(task, region, needs, weight_regions(layers, task))
+        return self.known_regions[share]
 
-    def _part_seconds(self, probe: _PartProbe, part: Part, merge_count: int) -> float:
+    def _part_seconds(self, regions: _PartRegions, part: Part, merge_count: int) -> float:
         device = self.problem.platform.device(part.device)
-        share = LayerShare(None if self.layer.whole_reason else probe.region, part.reduce, merge_count)
+        share = LayerShare(None if self.layer.whole_reason else regions.region, part.reduce, merge_count)
         # The analytic cost model uses only these properties, so devices with equal properties share an entry.
         is_analytic = type(self.problem.cost_model) is AnalyticModel
         rates = device.rate, device.memory_bandwidth, device.engine, device.engine_rates
@@ -196,7 +196,7 @@ class _FootprintBuilder:
         # A partial sum of a table lookup needs additional nodes that copy data. Their seconds are added here.
         if part.reduce is None:
             return self.known_seconds[key]
-        copied = count_lookup_copies(self.problem.layers, probe.task)
+        copied = count_lookup_copies(self.problem.layers, regions.task)
         return self.known_seconds[key] + self.problem.runtime_costs.get(part.device, FREE_RUNTIME).copy_seconds(*copied)
 
     @cached_property
@@ -320,7 +320,7 @@ def device_host_matrix(platform: Platform) -> Floats:
 def whole_tensor_boxes(problem: Problem, tensor: str, names: Sequence[str]) -> Ints:
     """Return the whole tensor as a region of the named devices, and no region for all others.
 
-    The result has boxes (see the module), shape (1, devices, axes + 1, 2).
+    The result has boxes (see the docstring of the module), shape (1, devices, axes + 1, 2).
     """
     shape = problem.layers.tensors[tensor].shape or ()
     boxes = _empty_boxes((1, len(problem.platform.devices)), shape)

@@ -67,8 +67,7 @@ class CostTables:
     - Nothing overlaps. Only if the problem has runtime costs, the source computes while the network's inputs are sent.
     - On a shared medium or a gateway, transfers go one after another. On a switch, all transfers of an edge go at the
       same time until the busiest link is done.
-    - An element that several devices store is sent by only one of them, the device with this element in its sent
-      region.
+    - If several devices store an element, only the device with this element in its sent region sends it.
     - Keys and values of an attention are sent in one message.
     - A tensor that two layers read is sent for each of the two, even if the receiver has it already.
     - A part is computed even if nothing reads it.

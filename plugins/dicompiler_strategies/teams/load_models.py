@@ -265,7 +265,7 @@ class TermGroups:
             rows[self.target_rows, self.runs] += np.add.reduceat(values, self.starts, axis=0)
 
     def renumber_rows(self, span_starts: NDArray[np.intp]) -> TermGroups:
-        """Renumber the rows of each run: row 0 stays 0, and the rows of its span become 1, 2, … in order."""
+        """Return the groups with other row numbers: row 0 stays 0, and the span of a run becomes 1, 2, and so on."""
         return replace(self, target_rows=np.maximum(self.target_rows + 1 - span_starts[self.runs], 0))
 
 
@@ -385,8 +385,8 @@ class LoadModel(ABC):
 
     A term depends on one layer, or on the layers that compute and read a tensor. Each term has a target row. A *row* is
     the sum of its terms, and *running total* k is row 0 + row 1 + … + row k. A load is the largest running total. With
-    one row, a load is therefore the sum of all terms. For memory, these are the loads of devices, and the load of a
-    host is the sum of those of its devices.
+    one row, a load is therefore the sum of all terms. A model of memory computes the loads of devices in this way. The
+    load of a host is the sum of the loads of its devices.
 
     The terms of a run (sequence of consecutive layers) are in row 0 and in a short span of rows. If a plan changes in a
     run, only the running totals of its span are calculated again. All running totals before the span change by the same
@@ -425,9 +425,9 @@ class LoadModel(ABC):
 
     def loads(self, selections: Selections) -> Floats:
         """Return the loads (seconds or bytes) of each plan, shape (plans, loads)."""
-        terms = self._terms((range(self.layers),))
+        terms = self._get_term_set((range(self.layers),))
         rows = np.zeros((self.row_count, 1, len(selections), self._widths[0]))
-        terms.add_to(rows, *self._values(selections[None], terms))
+        terms.add_to(rows, *self._read_term_values(selections[None], terms))
         return self.loads_of_largest_totals(_add_up_rows(rows[:, 0]).max(axis=0))
 
     def moved_loads(self, current: Selections, moved: Selections, runs: Sequence[range]) -> Floats:
@@ -441,8 +441,8 @@ class LoadModel(ABC):
                 runs[r].
             runs: Ranges of consecutive layers.
         """
-        terms, plan = self._terms(tuple(runs)), self._terms_of_plan(current)
-        of_layers, of_tensors = self._values(moved, terms)
+        terms, plan = self._get_term_set(tuple(runs)), self._get_plan_terms(current)
+        of_layers, of_tensors = self._read_term_values(moved, terms)
         of_layers -= plan.of_layers[terms.layer_terms]
         of_tensors -= plan.of_tensors[terms.tensors]
         row_0_and_changes = np.zeros((1 + terms.span, *moved.shape[:2], self._widths[0]))
@@ -451,9 +451,9 @@ class LoadModel(ABC):
         totals = _largest_changed_totals(plan, _add_up_rows(row_0_and_changes), terms.span_starts)
         return self.loads_of_largest_totals(totals.reshape(-1, totals.shape[-1]))
 
-    def entries(self, runs: Sequence[range]) -> int:
-        """Return how many entries of tables and rows are read to evaluate one changed plan for each run of layers."""
-        terms = self._terms(tuple(runs))
+    def count_entries(self, runs: Sequence[range]) -> int:
+        """Return the number of array entries that are read to evaluate one changed plan for each run of layers."""
+        terms = self._get_term_set(tuple(runs))
         layer_width, tensor_width = self._widths
         row_entries = (1 + terms.span) * len(runs) * layer_width
         return row_entries + len(terms.layer_terms) * layer_width + len(terms.edges) * tensor_width
@@ -462,16 +462,16 @@ class LoadModel(ABC):
     def _widths(self) -> tuple[int, int]:
         return self.layer_terms.tables.array.shape[1], self.tensor_terms.tables.array.shape[1]
 
-    def _terms(self, runs: tuple[range, ...]) -> TermSet:
+    def _get_term_set(self, runs: tuple[range, ...]) -> TermSet:
         if runs not in self._term_sets:
             self._term_sets[runs] = TermSet.find(self.layer_terms, self.tensor_terms, runs, self.row_count)
         return self._term_sets[runs]
 
-    def _terms_of_plan(self, plan: Selections) -> PlanTerms:
+    def _get_plan_terms(self, plan: Selections) -> PlanTerms:
         key = plan.tobytes()
         if key not in self._plan_terms:
-            terms = self._terms((range(self.layers),))
-            values = self._values(plan[None, None], terms)
+            terms = self._get_term_set((range(self.layers),))
+            values = self._read_term_values(plan[None, None], terms)
             rows = np.zeros((self.row_count, 1, 1, self._widths[0]))
             terms.add_to(rows, *values)
             row_0, rows[0] = rows[0, 0, 0].copy(), 0
@@ -482,7 +482,7 @@ class LoadModel(ABC):
             self._plan_terms[key] = PlanTerms(*values, row_0, totals, np.maximum.accumulate(totals), largest_from)
         return self._plan_terms[key]
 
-    def _values(self, selections: Selections, terms: TermSet) -> tuple[Floats, Floats]:
+    def _read_term_values(self, selections: Selections, terms: TermSet) -> tuple[Floats, Floats]:
         """Return the values of the terms of single layers, and those of sent tensors, shape (terms, plans, loads).
 
         `selections` are plans as choice indices, shape (runs, plans, layers).

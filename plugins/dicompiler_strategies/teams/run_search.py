@@ -28,7 +28,7 @@ large loads.
 MIN_GAIN = 1e-6
 """Smallest relative gain for which the search moves a run of layers to other devices."""
 MAX_BATCH_ENTRIES, MIN_BATCH_RUNS = 1 << 19, 8
-"""Limits of a batch of moves: the most array entries that it may read, and the fewest runs of layers in it.
+"""Limits of a batch of moves: the largest number of array entries that it reads, and the smallest number of its runs.
 
 A batch is evaluated at once, and its best move is taken before the next batch.
 """
@@ -60,13 +60,13 @@ class RunObjective:
         return (self.model,) if self.memory is None else (self.model, self.memory)
 
     @cached_property
-    def entries(self) -> int:
+    def entries_per_plan(self) -> int:
         """Number of array entries that are read to evaluate a plan."""
-        return sum(model.entries((range(model.layers),)) for model in self.models)
+        return sum(model.count_entries((range(model.layers),)) for model in self.models)
 
     def work_s(self, runs: Sequence[range], moves: int) -> float:
         """Return the seconds of the reference computer to evaluate `moves` other splits of each run of layers."""
-        return sum(model.entries(runs) * moves * ENTRY_S + BATCH_S for model in self.models)
+        return sum(model.count_entries(runs) * moves * ENTRY_S + BATCH_S for model in self.models)
 
     @cached_property
     def scale(self) -> float:
@@ -174,7 +174,7 @@ class RunSearch:
         """Yield runs of `length` consecutive layers that overlap by half, in batches that are tried together."""
         starts = range(0, len(self.choices) - length + 1, max(1, length // 2))
         runs = [range(start, start + length) for start in starts]
-        size = max(MIN_BATCH_RUNS, MAX_BATCH_ENTRIES // (self.objective.entries * len(self.labels)))
+        size = max(MIN_BATCH_RUNS, MAX_BATCH_ENTRIES // (self.objective.entries_per_plan * len(self.labels)))
         yield from (runs[i : i + size] for i in range(0, len(runs), size))
 
     def _moved(self, current: Selections, runs: Sequence[range]) -> Selections:

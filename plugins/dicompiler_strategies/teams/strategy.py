@@ -30,9 +30,9 @@ MAX_DEVICES_FOR_ALL_TEAMS = 4
 MAX_DEVICES_FOR_PARTIAL_TEAMS = 12
 """Above this number of devices, the only team is that of all devices. Tables of more teams would be too large."""
 RESTART_SHARE = 0.85
-"""Fraction of the budget that is left after the tables are built.
+"""Random restarts end when the search has used this fraction of its budget.
 
-Random restarts end when the searches from all starts have used this fraction.
+The budget of the search is the remaining budget after the tables are built.
 """
 
 
@@ -168,8 +168,8 @@ def list_teams(devices: Sequence[Device]) -> list[Sequence[Device]]:
     """Return the teams (sets of devices that may split layers) of a cluster.
 
     - Up to MAX_DEVICES_FOR_ALL_TEAMS devices, every set of at least two devices is a team.
-    - Up to MAX_DEVICES_FOR_PARTIAL_TEAMS devices, neighbours in `devices` form teams of 2, 4 and 8 that overlap by
-      half. All devices form one more team.
+    - Up to MAX_DEVICES_FOR_PARTIAL_TEAMS devices, neighbours in `devices` form teams of 2, 4 and 8. Teams of equal size
+      overlap by half. All devices form one more team.
     - With more devices, all devices form the only team.
     """
     count = len(devices)
