@@ -201,14 +201,14 @@ class AnalyticModel(CostModel):
 
 
 def describe_seconds_error(seconds: Any, layer: Layer, device: Device) -> str:
-    """Return a description of the mistake in a predicted time; '' if there is none.
+    """Return a description of the error in a predicted time; '' if the time is valid.
 
     A time must be at least 0, and finite if the device can compute.
     """
     number = float(seconds) if isinstance(seconds, Real) else math.nan
     if number >= 0 and (number < math.inf or not device.can_compute):
         return ""
-    return f"layer {layer.name!r} on {device.name} takes {seconds!r} s: give a number of at least 0"
+    return f"layer {layer.name!r} on {device.name} takes {seconds!r} s: give a finite number of at least 0"
 
 
 def seconds_at_rate(

@@ -288,7 +288,10 @@ def test_error_during_a_run_names_the_target(
     ("how", "cause"),
     [
         ("raise", f"cost model 'bad-cost' {OF}: KeyError: 'pi99' {PLACE}"),
-        ("negative", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes -1.0 s: give a number of at least 0"),
+        (
+            "negative",
+            f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes -1.0 s: give a finite number of at least 0",
+        ),
         ("nan", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes nan s: "),
         ("none", f"cost model 'bad-cost' {OF}: layer 'conv1' on pi01 takes None s: "),
         ("runtime", f"cost model 'bad-cost' {OF}: runtime_costs() returned NoneType instead of a RuntimeCosts"),
