@@ -149,7 +149,7 @@ class Setup:
         tls: True if messages are encrypted.
         slower: How many times slower than one core of this host the boards are. Their times are then those of a
             profile; if it is 0, they follow from compute rates.
-        engine: The engine that computes: a name, or `auto`.
+        engine: Name of the engine that computes, or `auto`.
         wire_dtype: Element type in which tensors are sent; "" for their own types.
         dilation: How many times slower than the real boards the whole emulation runs.
     """
@@ -261,7 +261,7 @@ def slow_profile(profile: dict[str, Any], factor: float) -> dict[str, Any]:
         keys = ("call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s")
         return slow(engine | {"layers": layers}, keys)
 
-    # The profile itself has the times of onnxruntime.
+    # The fields of onnxruntime are in the profile itself, and those of other engines in `engines`.
     return slow_engine(profile) | {"engines": [slow_engine(engine) for engine in profile["engines"]]}
 
 
@@ -400,7 +400,7 @@ def within_limits(found: Sequence[Case]) -> bool:
 @click.option("--in-flight", default=1, help="Frames in flight: more than 1 measures the period of a stream.")
 @click.option("--tls", is_flag=True, help="Encrypt messages of sockets with TLS.")
 @click.option("--slower", default=0.0, help="Slowdown of boards against one core here, by a profile.")
-@click.option("--engine", default="onnxruntime", help="Engine, or `auto`.")
+@click.option("--engine", default="onnxruntime", help="Name of an engine, or `auto`.")
 @click.option("--wire-dtype", default="", help="Wire type, such as float16.")
 @click.option("--dilation", default=1.0, help="Slowdown of the whole emulation, as in `dicompiler emulate`.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), help="Write all cases as JSON.")

@@ -34,12 +34,15 @@ NETWORKS = ("resnet18", "resnet50", "vgg16", "yolov8n")
 PLATFORM, STRATEGY = "rpi4x4", "dp"
 """Four boards, and the strategy that splits a network into blocks of fused height tiles for them."""
 MAX_PARTS_RATIO = 1.10
-"""Largest allowed (time of all segments / time of the whole network) / (operations of the plan / of the network)."""
+"""Largest allowed ratio of the time of all segments to the time of the whole network.
+
+It is first divided by the ratio of the plan's operations to the network's operations.
+"""
 WHOLE_NETWORKS = {"onnxruntime": run_in_onnxruntime, "ncnn": run_in_ncnn, "mnn": run_in_mnn}
 """For each engine, the function that loads a whole network and returns a function for one frame."""
 WARM_UP_RUNS = 3
 
-Call = Callable[[], object]
+ComputeFunction = Callable[[], object]
 """A function that computes a segment or a whole network once. The caller measures its time."""
 
 
@@ -63,7 +66,7 @@ class DeviceSegment:
             computed = run_segment(self.session, self.segment_io.session_entry, values)
         self.segment_io.cut_outputs(computed, self.values)
 
-    def without_copies(self) -> Call:
+    def without_copies(self) -> ComputeFunction:
         """Return a function that runs the segment without the copies before and after it."""
         if self.session is None:
             return lambda: None
@@ -104,9 +107,9 @@ def engine_parts(engines: Sequence[str], names: Sequence[str], frames: int, roun
     return figures
 
 
-def load_whole_networks(proto: onnx.ModelProto, scratch: Path) -> dict[str, Call]:
+def load_whole_networks(proto: onnx.ModelProto, scratch: Path) -> dict[str, ComputeFunction]:
     """Return a function that computes a frame of the whole network, for each engine that can compute it."""
-    model, calls = scratch / "model.onnx", dict[str, Call]()
+    model, calls = scratch / "model.onnx", dict[str, ComputeFunction]()
     onnx.save(proto, model)
     inputs = random_inputs(graph_inputs(Model.load(proto)))
     for engine, load in WHOLE_NETWORKS.items():
@@ -152,7 +155,9 @@ def bind_inputs(segment: Mapping[str, Any], tensors: Mapping[str, Any]) -> dict[
     return {name: make_value(array.reshape(-1).view(np.uint8), "FLOAT", array.shape) for name, array in arrays.items()}
 
 
-def measure_cases(cases: Sequence[Case], wholes: Mapping[str, Call], frames: int, rounds: int) -> list[Figure]:
+def measure_cases(
+    cases: Sequence[Case], wholes: Mapping[str, ComputeFunction], frames: int, rounds: int
+) -> list[Figure]:
     """Measure the whole network in each engine and the segments of each case in turn; return a figure for each case."""
     parts: list[list[float]] = [[] for _ in cases]
     bare: list[list[float]] = [[] for _ in cases]
@@ -176,7 +181,7 @@ def measure_cases(cases: Sequence[Case], wholes: Mapping[str, Call], frames: int
     return figures
 
 
-def median_s(call: Call, frames: int) -> float:
+def median_s(call: ComputeFunction, frames: int) -> float:
     """Return the median CPU time of a call, in seconds. Other processes on the host hardly affect it."""
     seconds = []
     for i in range(WARM_UP_RUNS + frames):

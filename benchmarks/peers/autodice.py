@@ -14,9 +14,8 @@ chooses the split and the engine.
 
     python benchmarks/peers/autodice.py --checkout AutoDiCE --converter AutoDiCE/tools/onnx/onnx2ncnn
 
-The latency is the time of a frame if one frame is in flight, and the period is the time between two frames of a stream.
-The latency of a run is the median of its frames, and the period is their mean. The table has the medians of several
-runs in milliseconds.
+The latency is the time of a frame if one frame is in flight. A run reports its median. The period is the time between
+two frames of a stream. A run reports its mean. The table has the medians of several runs, in milliseconds.
 """
 
 from __future__ import annotations
@@ -52,6 +51,7 @@ from dicompiler_targets.mpi.toolchain import find_toolchain
 
 NETWORKS = ("alexnet", "vgg16", "resnet18", "resnet50")
 SIDES = ("AutoDiCE", "dicompiler, same mapping", "dicompiler, own plan")
+"""The compared programs."""
 WARM_UP_FRAMES = 4
 GENERATE = """
 import sys, types
@@ -105,7 +105,7 @@ class Times:
 
 
 MeasureTimes = Callable[[int], Times]
-"""A function that runs one of SIDES. Argument: the number of frames."""
+"""A function that runs one of SIDES with a number of frames, and returns its times."""
 
 
 def write_model(name: str, path: Path) -> onnx.ModelProto:
@@ -224,7 +224,8 @@ def adapt_source(text: str, mode: str, ranks: int) -> str:
 def run_artifact(artifact: Path, frames: int) -> Times:
     """Measure an artifact of target `mpi`: frames one by one, and a stream.
 
-    The period is measured without the first frames: as the difference of two streams of different lengths.
+    The period excludes the first frames of a stream: it is the difference between the times of two streams of different
+    lengths, divided by the difference of their lengths.
     """
     inputs = random_inputs(graph_inputs(Model.load(artifact / "reference" / "model.onnx")))
 
@@ -239,7 +240,6 @@ def run_artifact(artifact: Path, frames: int) -> Times:
 def compile_sides(scratch: Path, ranks: int) -> list[Path]:
     """Compile model.onnx for AutoDiCE's mapping, and with dicompiler's own plan; return the artifacts."""
     model, platform, profile = (scratch / name for name in ("model.onnx", "platform.toml", "profile.json"))
-    # The profile has the real speeds of the cores.
     platform.write_text(HOST + "".join(CORE.replace("NAME", f"host_cpu{rank}") for rank in range(ranks)))
     tiles = ",".join(map(str, range(1, ranks + 1)))
     options = ["--threads", "1", "--tiles", tiles, "--target", "mpi", "--device", "host_cpu*", "-o", str(profile)]
@@ -247,6 +247,7 @@ def compile_sides(scratch: Path, ranks: int) -> list[Path]:
     same, own = scratch / "same", scratch / "own"
     compile_model = partial(dicompiler.compile, model, platform, target="mpi{threads=1}")
     compile_model(strategy=f"manual{{mapping={scratch / 'mapping.json'}}}", engine="ncnn", output=same)
+    # The search for a plan uses the measured times of the profile instead of the rate in CORE.
     compile_model(strategy="auto", engine="auto", cost=f"profile{{file={profile}}}", output=own)
     return [same, own]
 

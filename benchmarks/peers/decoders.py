@@ -5,16 +5,18 @@ The decoder is the built-in network `llama_small` with one token and a cache of 
 in its q40 format, llama.cpp in Q4_0. All programs use the same number of threads for each device.
 
 Two and more devices are emulated boards: network namespaces that are joined by links of the given bandwidth. Computing
-is not slowed down, so that this host needs a processor for each device, which has one thread. This needs root and
-iproute2. One device runs without emulation, with any number of threads. dicompiler plans with speeds that it measures
-on this host: a token on one device, and messages between two boards. The peers come from checkouts that you have built:
+is not slowed down, so this host needs a processor for each device. Each device has one thread. The emulation needs root
+and iproute2. One device runs without emulation, with any number of threads. dicompiler's plans are for the speeds of
+this host, because the benchmark first measures a token on one device, and messages between emulated boards. The peers
+come from checkouts that you have built:
 
     make -C distributed-llama dllama
     cmake -S llama.cpp -B llama.cpp/build && cmake --build llama.cpp/build --target llama-bench
     pip install gguf
     python benchmarks/peers/decoders.py --distributed-llama distributed-llama --llama-cpp llama.cpp/build/bin
 
-llama.cpp is measured on one device only, distributed-llama on 1, 2, 4, … devices, because it refuses other numbers.
+llama.cpp is measured on one device only. distributed-llama is measured on 1, 2, 4, … devices, because it refuses other
+numbers.
 """
 
 from __future__ import annotations
@@ -83,7 +85,7 @@ class Setting:
         bandwidth: Bits per second of each link.
         threads: Threads of each device.
         tokens: Number of tokens of a measurement.
-        speed: Relative speed of the boards, for dicompiler's plans.
+        speed: Speed of the boards relative to RATE and MEMORY_BANDWIDTH, for dicompiler's plans.
     """
 
     devices: int
@@ -104,6 +106,7 @@ class Setting:
 
 
 Side = Callable[[], TokenCost]
+"""A function that runs one of the compared programs and returns the cost of a token."""
 
 
 def quantise_decoder(directory: Path) -> Path:
@@ -116,7 +119,10 @@ def quantise_decoder(directory: Path) -> Path:
 
 
 def measure_speed(quantised: Path, setting: Setting, directory: Path) -> float:
-    """Return the relative speed of this host: the predicted time of a token on one board, divided by the real time."""
+    """Return the speed of this host relative to RATE and MEMORY_BANDWIDTH.
+
+    It is the predicted time of a token on one board, divided by the measured time.
+    """
     alone = replace(setting, devices=1)
     artifact = directory / "one-board"
     target = f"mpi{{threads={setting.threads}}}"

@@ -81,10 +81,10 @@ def check_plugin_rules(model: Model, layers: LayerGraph) -> None:
 
 
 def _nodes_to_check(layers: LayerGraph) -> list[Node]:
-    """Return the nodes whose operator rules are checked, beginning with the smallest one.
+    """Return the nodes whose operator rules are checked, in ascending order of work.
 
-    For each operator with a third-party rule and each set of its attributes, it is the smallest node that can be split
-    and is not random.
+    For each operator with a third-party rule and each combination of its attributes, only the node with the least work
+    is checked. Nodes with random results, and nodes of layers that are never split, are not checked.
     """
     nodes = [
         node
@@ -176,7 +176,7 @@ def form_layers(model: Model) -> LayerGraph:
 
 
 def choose_interval(choose: IntegerChooser, extent: int) -> Interval:
-    """Return a random interval, which is not empty, on an axis of length `extent`."""
+    """Return a random non-empty interval on an axis of length `extent`."""
     start = choose(0, extent - 1)
     return start, choose(start + 1, extent)
 
@@ -194,12 +194,13 @@ def _surrounding_boxes(whole: Region, region: Region) -> Iterator[Region]:
 
 
 def choose_parts(choose: IntegerChooser, layers: LayerGraph) -> list[Part]:
-    """Return random parts of the only layer: a random region on device a, and the regions around it on devices b and c.
+    """Return random parts of the only layer.
 
-    If the operator can compute partial sums, those of all regions may precede these parts.
+    Device a computes a random region, and devices b and c compute the regions around it. If the operator can compute
+    partial sums, the list may begin with partial sums of all these regions.
     """
-    # Device a is the sink. It uses the elements that it computes itself, and receives only the others. A wrong element
-    # of its region is therefore never hidden by another device, even if regions overlap.
+    # Device a is the sink. It uses all elements that it computes, and receives only the others. Each wrong element of
+    # its region is therefore in the output, even if another device computes this element too.
     (layer,) = layers.layers
     allowed, shape = cuttable_axes(layers, layer), output_shape(layers, layer)
     region = tuple(

@@ -270,9 +270,9 @@ class OperatorRule:
             read together, however the node is split. It is below 1 if strides skip elements. None: the fraction is 1.
         rounds_sums: True if the operator rounds its sums, so that partial sums would give another result.
         stand_in: Replacement of the operator in the exact check of `verify`, which computes with small integers: an
-            operator with the same inputs, or a function of `dicompiler.verify.exact`. '': the check computes with the
-            operator itself. If the results are not exact, `verify` chooses a general replacement for an element-wise
-            operator or one that is never split, and excludes other operators from the check.
+            operator with the same inputs, or a function of `dicompiler.verify.exact`. '': the check first computes with
+            the operator itself. If the results are not exact, `verify` replaces the operator if it is element-wise or
+            never split. Otherwise, it excludes the operator from the check.
         constant_stand_ins: Kinds of integers that replace constant inputs in the exact check, separated by spaces: "-
             gain shift". The i-th kind is for the i-th input, and the last kind also for all further inputs. '-' keeps
             the values. `CONSTANT_KINDS` lists the kinds.

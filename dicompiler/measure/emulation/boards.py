@@ -161,7 +161,7 @@ def _measure_target(target: Target) -> RuntimeCosts:
             # Other load on this host can only delay frames, so the fastest run of each program is used.
             frames_s = {name: min(frame_times) for name, frame_times in times.items()}
             costs = {**runtime_costs_fit.fit_costs(entry, frames_s, min(sends, default=None))}
-            # A call may cost 0 s, because its seconds on an emulated board can include all of the work for it.
+            # The seconds of a segment on an emulated board include its call, so the fitted cost of a call can be 0 s.
             call_s = costs.pop("call")
             if not runtime_costs_fit.find_zero_costs(costs):
                 break

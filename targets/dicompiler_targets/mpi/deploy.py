@@ -467,8 +467,8 @@ def _make_substitute_host_name(device: str) -> str:
 def _make_launch_command(host: PackageHost) -> str:
     """Return a shell command that runs the command line "$*", which mpirun passes, on a host over ssh.
 
-    MPI keeps its temporary files in the run directory, which each run writes again. For the reason, see
-    `mpirun.make_environment`.
+    MPI keeps its temporary files in the run directory of the host, because the next run replaces this directory. The
+    files of a killed run therefore do not stop a later run (see `mpirun.make_environment`).
     """
     # The last argument is the remote command, an empty script, which the command line of mpirun replaces.
     command = ssh.build_command(host.location, "", ())[:-1]

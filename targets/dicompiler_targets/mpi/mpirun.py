@@ -29,7 +29,10 @@ REPORT_GRACE_S = 5.0
 MAX_STOP_S = 5.0
 """Seconds that a terminated mpirun may take to end its ranks before it is killed."""
 MAX_STOP_AFTER_FAILURE_S = 1.0
-"""The same after a failure. It is shorter, because mpirun would wait for a failed host."""
+"""Seconds that mpirun may take to end its ranks after a failure.
+
+They are fewer than MAX_STOP_S, because mpirun would wait for a failed host.
+"""
 RANK_MESSAGE_PREFIX = "dicompiler: "
 MAX_REPORT_BYTES = 1 << 26
 """Maximum number of bytes of rank 0's output that are read."""
@@ -58,7 +61,7 @@ def check_options(artifact: MpiArtifact, options: RunOptions) -> None:
     """Check that target mpi supports the options.
 
     Raises:
-        UsageError: An option is not supported, or there are too many frames in flight.
+        UsageError: An option is not supported, or `in_flight` is too large.
     """
     if options.keys is not None or options.start_manually:
         raise UsageError("run: target 'mpi' supports neither --start-manually nor --keys: omit them")
@@ -69,7 +72,7 @@ def get_in_flight(artifact: MpiArtifact, options: RunOptions) -> int:
     """Return the maximum number of frames that the devices process at the same time.
 
     Raises:
-        UsageError: The options demand too many frames in flight.
+        UsageError: `in_flight` is too large.
     """
     return options.resolve_in_flight(len(artifact.devices))
 
@@ -96,7 +99,7 @@ def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, role
 
 
 def count_kept_frames(frames: int, options: RunOptions) -> int:
-    """Return the number of frames, of the first ones of a run, for which the program writes outputs."""
+    """Return a number N: the program writes the outputs of the first N frames of a run."""
     return frames if options.kept_frames is None else min(options.kept_frames, frames)
 
 
@@ -190,10 +193,12 @@ def _wait_for_failure(find_failure: Callable[[], FailedDevices | None]) -> Faile
 def make_environment(scratch: Path) -> dict[str, str]:
     """Return the environment variables for mpirun.
 
-    They allow root to start ranks. They exclude the transport "ofi", which takes a second to find out that its hardware
-    is missing, and the collective operations "han", which hang if several hosts have the same name. They move mpirun's
-    own files to the directory `scratch`. By default, mpirun names a directory in /tmp after its process id. A killed
-    mpirun leaves this directory there, and then a later mpirun with the same process id would not start.
+    - They allow root to start ranks.
+    - They exclude the transport "ofi", which takes a second to find out that its hardware is missing.
+    - They exclude the collective operations "han", which hang if several hosts have the same name.
+    - They let mpirun keep its temporary files in the directory `scratch`. By default, they are in a directory in /tmp
+      that has the process ID of mpirun in its name. A killed mpirun does not remove it, and a later mpirun with the
+      same process ID does not start.
     """
     root = {f"{name}_ALLOW_RUN_AS_ROOT{end}": "1" for name in ("OMPI", "PRTE") for end in ("", "_CONFIRM")}
     defaults = {"OMPI_MCA_btl": "^ofi", "OMPI_MCA_coll": "^han"}
@@ -231,7 +236,7 @@ def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None
 
 
 def find_cause(artifact: MpiArtifact, errors: str, exit_code: int) -> str:
-    """Return the line of the messages in `errors` that best shows why mpirun or a rank has failed."""
+    """Return the message in `errors` that best shows why mpirun or a rank has failed, as one line."""
     lines, messages = _clean_lines(errors), _find_rank_messages(errors)
     # A rank that loses its connection to a failed rank can end all ranks before mpirun detects the failure. Open MPI
     # then reports an abort of this rank and a closed socket, and no rank prints a message of its own.

@@ -77,7 +77,7 @@ def _run_once(
         else:
             rank_commands = _make_emulation_arguments(artifact, options.emulation, scratch, program_command)
             environment = mpirun.write_launch_agent(scratch, _make_launch_commands(artifact, options.emulation))
-            # The boards share this host's directories.
+            # The emulated boards share the directories of this host, so they use the directory of this run too.
             environment["PRTE_MCA_prte_remote_tmpdir_base"] = str(scratch)
         try:
             report = mpirun.run_mpirun(artifact, [*command, *rank_commands], scratch, options.timeout_s, environment)
