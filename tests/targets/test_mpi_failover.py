@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+from itertools import permutations
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from dicompiler.target.run_records import RunEvent, RunOptions
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.mpi import MpiTarget, build, toolchain
 from dicompiler_targets.mpi.artifact import MpiArtifact
+from dicompiler_targets.mpi.mpirun import PEER_ENDED_MESSAGE, find_failed_rank
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,18 @@ def kill(program: str, rank: int) -> threading.Thread:
     thread = threading.Thread(target=end)
     thread.start()
     return thread
+
+
+def test_suspect_that_prints_no_message_has_failed(tmp_path: Path) -> None:
+    """Rank 2 is killed. Rank 1 notices it, and ends before rank 0 notices the end of rank 2."""
+    artifact = MpiArtifact(tmp_path, {}, dict.fromkeys(("a", "b", "c"), tmp_path))
+    messages = [
+        f"dicompiler: rank {rank} (device …): {PEER_ENDED_MESSAGE}; the cause may be rank {suspect} (device …)"
+        for rank, suspect in ((0, 1), (1, 2))
+    ]
+    for lines in permutations(messages):
+        failed = find_failed_rank(artifact, "\n".join(lines))
+        assert failed is not None and failed.devices == ("c",)
 
 
 @pytest.mark.slow

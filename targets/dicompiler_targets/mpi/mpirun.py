@@ -227,12 +227,14 @@ def find_failed_rank(artifact: MpiArtifact, errors: str) -> FailedDevices | None
         reason = f"its process was ended by signal {number}{names.get(number, '')}"
         return FailedDevices((artifact.devices[int(ended[1])],), reason)
     # Each message suspects the rank at the other end of a lost connection. When MPI ends the other ranks, their
-    # connections are lost too, but most messages suspect the rank that failed first.
-    pattern = f"{PEER_ENDED_MESSAGE}; .* rank (\\d+) "
-    suspects = Counter(int(found[1]) for message in messages if (found := re.search(pattern, message)))
-    if not suspects:
+    # connections are lost too, but most messages suspect the rank that failed first, and this rank sends none.
+    pattern = f"^rank (\\d+) .*{PEER_ENDED_MESSAGE}; .* rank (\\d+) "
+    found = [match for message in messages if (match := re.search(pattern, message))]
+    if not found:
         return None
-    return FailedDevices((artifact.devices[suspects.most_common(1)[0][0]],), "its process has ended")
+    reporting, suspects = {int(match[1]) for match in found}, Counter(int(match[2]) for match in found)
+    failed = max(suspects, key=lambda rank: (rank not in reporting, suspects[rank]))
+    return FailedDevices((artifact.devices[failed],), "its process has ended")
 
 
 def find_cause(artifact: MpiArtifact, errors: str, exit_code: int) -> str:

@@ -43,9 +43,12 @@ def compiled(place: Path, strategy: str, platform: Platform, network: str = "len
     return place
 
 
-def seconds_without_runtime(directory: Path, model: dicompiler.Model) -> float:
-    """Return the predicted latency without the costs of the runtime, which are too high if the host is busy."""
-    problem = make_problem(replace(prepare(model), platform=slow()))
+def seconds_without_runtime(directory: Path, model: dicompiler.Model, platform: Platform | None = None) -> float:
+    """Return the predicted latency without the costs of the runtime, which are too high if the host is busy.
+
+    The default platform is `slow()`.
+    """
+    problem = make_problem(replace(prepare(model), platform=platform or slow()))
     return problem.evaluate(load_plan(directory / "plan.json")).latency_s
 
 
@@ -98,7 +101,10 @@ def test_emulates_other_platforms_speeds_and_streams(tmp_path: Path) -> None:
     measured = emulate(directory, slow(), slower=300, frames=3)
     assert measured.segments_s.keys() == {"pi01", "pi02", "pi03"} and measured.predicted_s == measured.simulated_s
     one = emulate(directory, frames=3)
-    assert emulate(directory, slow(bandwidth=2e5), frames=3).frame_s > 3 * one.frame_s
+    slower_links, model = slow(bandwidth=2e5), dicompiler.Model.load(networks.build("lenet", 0))
+    least_s = seconds_without_runtime(directory, model, slower_links)
+    assert least_s > 3 * seconds_without_runtime(directory, model)
+    assert emulate(directory, slower_links, frames=3).frame_s >= 0.9 * least_s
     stream = emulate(directory, frames=12, options=RunOptions(in_flight=6))
     assert stream.timed_unit == "12 frames, each" and len(stream.result.frames_s) == 12
     assert stream.predicted_s < one.predicted_s
