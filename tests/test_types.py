@@ -27,6 +27,7 @@ def checked(*words: str, cwd: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 def test_shown_code_passes_mypy(place: Path) -> None:
     checked("mypy", "--strict", *map(str, sorted(place.glob("*.py"))), cwd=ROOT)
 

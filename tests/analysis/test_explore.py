@@ -198,6 +198,7 @@ def test_no_plan_of_a_quick_strategy_beats_the_front(model: Path) -> None:
         assert any(first.objectives[name] > second.objectives[name] for name in names)
 
 
+@pytest.mark.slow
 def test_no_plan_of_dp_has_a_smaller_latency(tmp_path: Path) -> None:
     onnx.save(build("squeezenet"), tmp_path / "squeezenet.onnx")
     problem = load_problem(tmp_path / "squeezenet.onnx", "rpi4x3", target="sockets")

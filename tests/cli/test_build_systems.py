@@ -33,6 +33,7 @@ class TestOutputs:
         assert paths == [f"net/{name}" for name in tracked_files(place / "net")]
         assert json.loads(dicompiler(place, *line, "--json"))["outputs"] == paths
 
+    @pytest.mark.slow
     def test_model_can_come_from_a_pipe(self, tmp_path: Path) -> None:
         onnx.save(networks.build("tiny"), tmp_path / "net.onnx")
         start = f"cat net.onnx | {sys.executable} -m dicompiler compile /dev/stdin {' '.join(SPLIT)} -o net"

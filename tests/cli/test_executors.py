@@ -66,6 +66,7 @@ def test_rejects_an_invalid_executor_before_any_work(text: str, line: str, refus
         assert refused(2, command, "absent.onnx", "--platform", "rpi4x2", "--executor", text, *output).startswith(line)
 
 
+@pytest.mark.slow
 def test_failed_process_is_replaced_and_results_keep_their_order(tmp_path: Path) -> None:
     (tmp_path / "armed").touch()
     with public.open_executor("processes=2") as pool:

@@ -54,6 +54,7 @@ def test_names_are_printed_and_written_in_an_ascii_locale(place: Path) -> None:
     assert "lög.json" in os.listdir(place) and json.loads((place / "lög.json").read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 def test_invalid_names_are_errors_of_one_line_in_an_ascii_locale(place: Path) -> None:
     (place / "bad.toml").write_text((place / "clüster.toml").read_text("utf-8").replace("pi01", "pü01"), "utf-8")
     for line in (

@@ -111,6 +111,7 @@ def test_json_and_terminal_agree(
             assert line in terminal
 
 
+@pytest.mark.slow
 def test_energy_is_shown_only_if_the_platform_has_powers(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

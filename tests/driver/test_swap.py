@@ -176,6 +176,7 @@ def test_frame_that_is_read_during_swap_belongs_to_new_artifact(three: Path, fiv
         assert list(outputs) == []
 
 
+@pytest.mark.slow
 def test_calls_of_threads_use_artifact_in_force(three: Path, five: Path) -> None:
     factors, begun, ended, stop = (3, 5, 3, 5), [0], [0], threading.Event()
     with dicompiler.connect_swappable(three) as session:
@@ -230,6 +231,7 @@ def test_artifact_that_cannot_be_used_leaves_old_one_in_force(three: Path, tmp_p
         assert factor_of(session.infer(frame(1)), 1) == 5
 
 
+@pytest.mark.slow
 def test_int8_artifact_is_verified_with_the_last_frame(three: Path, tmp_path: Path) -> None:
     np.savez(tmp_path / "samples.npz", x=np.stack([frame(number)["x"] for number in (1, 2)]))
     int8 = compile_times(5, tmp_path / "int8", wire_dtype="int8", wire_samples=tmp_path / "samples.npz")
@@ -484,7 +486,8 @@ def test_each_artifact_has_its_own_directory_on_boards() -> None:
     )
 
 
-@pytest.mark.parametrize(("seed", "count"), [(0, 4), pytest.param(1, 30, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("seed", "count"), [(0, 4), (1, 30)])
 def test_swaps_with_killed_devices_lose_no_frame(seed: int, count: int, tmp_path: Path) -> None:
     """Devices of the old or the new artifact are killed before, during or after a third of the swaps."""
     rng = Random(seed)

@@ -262,6 +262,7 @@ def test_failed_search_is_reported_and_frames_go_on(compiled: Path) -> None:
         assert session.directory == compiled
 
 
+@pytest.mark.slow
 def test_search_process_is_used_again_and_replaced_if_it_has_ended(compiled: Path) -> None:
     with open_session(compiled) as session:
         assert session._can_search.wait(60)
@@ -279,6 +280,7 @@ def test_search_process_is_used_again_and_replaced_if_it_has_ended(compiled: Pat
 
 
 @pytest.mark.usefixtures("every_frame_is_recorded")
+@pytest.mark.slow
 def test_frames_are_not_judged_while_the_search_process_prepares_itself(compiled: Path) -> None:
     """The preparation slows down the devices on the coordinator's host."""
     with open_session(compiled) as session:

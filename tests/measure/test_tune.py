@@ -61,6 +61,7 @@ def tuned(lenet: Model, tmp_path_factory: pytest.TempPathFactory) -> tuple[Tunin
     return tune(lenet, options(), CountedRunner(), place), place
 
 
+@pytest.mark.slow
 def test_keeps_the_fastest_measured_plan(tuned: tuple[Tuning, Path]) -> None:
     tuning, place = tuned
     assert len(tuning.trials) >= 2 and tuning.best is not None
@@ -70,6 +71,7 @@ def test_keeps_the_fastest_measured_plan(tuned: tuple[Tuning, Path]) -> None:
     validate(load_json(place / "tune.json"), "tuning", "tune.json")
 
 
+@pytest.mark.slow
 def test_runs_correct_the_platform(tuned: tuple[Tuning, Path]) -> None:
     tuning, place = tuned
     rates = [device.rate for device in Platform.load(place / "platform.toml").devices]
@@ -77,6 +79,7 @@ def test_runs_correct_the_platform(tuned: tuple[Tuning, Path]) -> None:
     assert tuning.platform.network == Platform.load(place / "platform.toml").network
 
 
+@pytest.mark.slow
 def test_predictions_follow_from_the_corrected_platform(lenet: Model, tuned: tuple[Tuning, Path]) -> None:
     """The costs of messages and calls depend on the rates of the boards, which every run corrects."""
     tuning, place = tuned

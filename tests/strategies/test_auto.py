@@ -97,6 +97,7 @@ def test_nothing_is_searched_if_nothing_is_sent() -> None:
     assert plan.note == "" and posed.evaluate(plan).total_bytes == 0
 
 
+@pytest.mark.slow
 def test_strategies_that_serve_the_objective_come_first(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, logger="dicompiler")
     Auto(budget=2, tries=0).plan(problem("lenet", objective="memory"))
@@ -180,6 +181,7 @@ def test_rejects_invalid_options() -> None:
         Auto(strategies=("modn",)).plan(problem("lenet"))
 
 
+@pytest.mark.slow
 def test_cpsat_tries_improve_the_plan() -> None:
     """SqueezeNet on a shared medium: with overlap a split is better than one device."""
     posed = problem("light/squeezenet", "rpi4x2")

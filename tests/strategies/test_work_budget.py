@@ -66,6 +66,7 @@ def test_search_stops_when_its_budget_is_exceeded_and_notes_it(name: str, part: 
 
 
 @pytest.mark.parametrize("name", SEARCHES)
+@pytest.mark.slow
 def test_counted_budget_ignores_the_clock(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     problem, whole = posed(), WorkBudget()
     SEARCHES[name](problem, whole)

@@ -698,6 +698,7 @@ def test_rejects_options_for_local_runs(compiled: Path, tmp_path: Path) -> None:
         install(compiled, RunOptions())
 
 
+@pytest.mark.slow
 def test_followed_link_that_changes_during_copying_starts_the_copied_artifact(
     compiled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

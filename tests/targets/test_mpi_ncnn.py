@@ -83,6 +83,7 @@ def test_ranks_compute_in_fp16_and_name_a_library_without_bf16(tmp_path: Path) -
         run(directory)
 
 
+@pytest.mark.slow
 def test_devices_have_different_engines(tmp_path: Path) -> None:
     text = 'name = "mixed"\n[network]\nkind = "switch"\nbandwidth = "1 Gbit/s"\nlatency = "0.1 ms"\n'
     for device, engine in (("a", "ncnn"), ("b", "onnxruntime"), ("c", "ncnn")):

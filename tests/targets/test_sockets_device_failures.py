@@ -534,6 +534,7 @@ class FailingFrames(Sequence[Any]):
         return self.frames[place]
 
 
+@pytest.mark.slow
 def test_run_log_lists_events(single_failures: Survivor) -> None:
     """The log of `dicompiler run` for a run that continues after b has failed."""
     struck = list[float]()

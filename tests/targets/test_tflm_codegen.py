@@ -56,6 +56,7 @@ def test_cmake_demands_the_paths_of_tflite_micro(artifact: Path, tmp_path: Path)
         assert done.returncode == 1 and message in " ".join(done.stderr.split()), done.stderr
 
 
+@pytest.mark.slow
 def test_tiles_in_turn_share_models_and_memory_in_the_program_too(tmp_path: Path) -> None:
     """If interpreters, tensors and arenas shared a place at the same time, the stand-in or outputs would show it."""
     place = tmp_path / "out"

@@ -110,6 +110,7 @@ def test_int8_model_is_litert_s_to_the_bit_but_one_and_near_onnxruntime_s(name: 
         assert len(data) < 0.3 * len(_float_model(name, tmp_path / "float"))
 
 
+@pytest.mark.slow
 def test_channel_shuffle_and_averages_at_the_border_are_bit_equal_in_tiles(tmp_path: Path) -> None:
     whole = delivered(compiled(quantised("quirks")), tmp_path / "whole")["output"]
     for devices in (2, 3):

@@ -59,6 +59,7 @@ def test_complaint_and_a_request_would_be_seen(chromium: Browser, tmp_path: Path
     assert (tmp_path / "missing.png").as_uri() in chromium.requests()
 
 
+@pytest.mark.slow
 def test_all_layers_devices_and_segments_are_drawn(chromium: Browser, page: Path, artifact: Path) -> None:
     facts = load_report_data(artifact)
     chromium.open(page)
@@ -75,7 +76,7 @@ def test_all_layers_devices_and_segments_are_drawn(chromium: Browser, page: Path
     assert set(chromium.value(labels)) == {36}
 
 
-@pytest.mark.parametrize("width", [PHONE, 768, 1280])
+@pytest.mark.parametrize("width", [PHONE, pytest.param(768, marks=pytest.mark.slow), 1280])
 def test_page_does_not_scroll_horizontally(chromium: Browser, page: Path, width: int) -> None:
     chromium.open(page, width)
     assert chromium.value("document.documentElement.scrollWidth") <= width
@@ -118,6 +119,7 @@ def test_timeline_can_be_made_wider_inside_its_box(chromium: Browser, page: Path
     assert chromium.value("document.documentElement.scrollWidth") <= 1280
 
 
+@pytest.mark.slow
 def test_it_prints_on_a_few_pages_of_a4(chromium: Browser, page: Path) -> None:
     chromium.open(page)
     pdf = chromium.pdf()

@@ -190,6 +190,7 @@ def test_json_is_complete_and_output_keeps_the_artifact(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "artifact.json").is_file()
 
 
+@pytest.mark.slow
 def test_failed_check_gives_exit_code_1(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     checks = (Check("exact", False, "seed 0: 3 of 10 elements differ"), Check("bytes", True, "as predicted"))
     monkeypatch.setattr(artifacts, "verify", lambda *_: Verification(checks))

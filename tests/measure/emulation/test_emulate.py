@@ -135,6 +135,7 @@ def test_dilation_emulates_fast_boards(tmp_path: Path) -> None:
 
 
 @pytest.mark.alone
+@pytest.mark.slow
 def test_slower_does_not_scale_the_time_of_a_call(tmp_path: Path) -> None:
     dicompiler.compile(empty_model(), slow(1), "single", output=tmp_path / "artifact")
     engine, given, taken = OrtSession(empty_model(), {}, "call", "all"), {"x": np.zeros((1, 1), np.float32)}, []
