@@ -112,11 +112,15 @@ class EngineMeasurements:
         call_s: Seconds of a call that computes nothing; every measurement includes it.
         whole_model_s: Seconds of the whole network in one call; None if the engine cannot compute it as a whole.
         layers: Times of pieces by layer signature; layers that the engine cannot compute are missing.
+        cold_costs: Additional seconds in a frame, in which layers find less data in caches: `weight_byte_s`,
+            `read_byte_s` and `cold_call_s` of `Profile`, by name. Those that are missing are the same as with
+            onnxruntime.
     """
 
     call_s: float
     whole_model_s: float | None
     layers: Mapping[str, tuple[PieceMeasurement, ...]]
+    cold_costs: Mapping[str, Any] = field(default_factory=dict)
 
 
 # With `eq=False`, profiles are hashed by identity. This is fast, and memoized methods hash the profile at each call.
@@ -185,6 +189,7 @@ class Profile(Memoizing):
             whole_model_s=measured.whole_model_s,
             layers=layers,
             engine=engine,
+            **measured.cold_costs,
         )
 
     def samples(self) -> Iterator[tuple[str, float, float, float]]:
@@ -233,8 +238,21 @@ class Profile(Memoizing):
             local_bytes: Bytes of inputs that the device has just computed in the same session.
             unmeasured_s: Predicted seconds of all layers that were not measured.
         """
-        saved_s = self.fusing_s(layers, unmeasured_s) * local_bytes
-        return max(0.0, isolated_s + self._memory_wait_s(layers, layer, share, local_bytes) - saved_s)
+        saved_byte_s = self.fusing_s(layers, unmeasured_s) * self._saved_fraction(layers, layer, share, isolated_s)
+        wait_s = self._memory_wait_s(layers, layer, share, local_bytes)
+        return max(0.0, isolated_s + wait_s - saved_byte_s * local_bytes)
+
+    def _saved_fraction(self, layers: LayerGraph, layer: Layer, share: LayerShare, isolated_s: float) -> float:
+        """Return the fraction of `fusing_s` that a share saves for each byte: 1 for a whole layer.
+
+        A share that takes less time for each input byte than its layer also saves less. For example, an engine that
+        allocates memory for its outputs needs more time for each byte if they are large.
+        """
+        whole_s = self.whole_layer_s(layer_signature(layers, layer))
+        share_bytes = count_operations(layers, layer, *share).input_bytes
+        if not whole_s or not share_bytes:
+            return 1.0
+        return min(1.0, isolated_s / whole_s * count_operations(layers, layer).input_bytes / share_bytes)
 
     def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, local_bytes: int) -> float:
         """Return the additional seconds of a piece of a layer that reads data from memory instead of caches.
@@ -327,9 +345,9 @@ def _with_engine_pieces(layer: LayerProfile, pieces: Sequence[PieceMeasurement],
 
 _MEASURED_COSTS = ("latency", "send", "receive", "per_byte", "call", "per_copy", "per_copied_byte")
 """Fields of `RuntimeCosts` that `dicompiler profile` measures, and that are never 0 on a real device."""
-_SCALAR_KEYS = (
-    "model_digest", "device", "threads", "call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s"
-)  # fmt: skip
+_COLD_COSTS = ("weight_byte_s", "read_byte_s", "cold_call_s")
+"""Keys of the additional seconds in a frame, in a profile document and in its entries of engines."""
+_SCALAR_KEYS = ("model_digest", "device", "threads", "call_s", "whole_model_s", *_COLD_COSTS)
 """Keys of a profile document that have the same names as fields of `Profile`."""
 
 
@@ -373,7 +391,8 @@ def _check_runtime_costs(costs_by_target: Mapping[str, Mapping[str, float]], pla
 
 def _parse_engine(entry: Mapping[str, Any]) -> EngineMeasurements:
     layers = {layer["signature"]: _parse_pieces(layer["measurements"]) for layer in entry["layers"]}
-    return EngineMeasurements(entry["call_s"], entry.get("whole_model_s"), layers)
+    cold_costs = {key: entry[key] for key in _COLD_COSTS if key in entry}
+    return EngineMeasurements(entry["call_s"], entry.get("whole_model_s"), layers, cold_costs)
 
 
 def _parse_pieces(records: Sequence[Mapping[str, Any]]) -> tuple[PieceMeasurement, ...]:
@@ -431,6 +450,7 @@ class ProfileSet:
         profile = self._find(device)
         if profile is None:
             return scaled
+        profile = profile.of_engine(device.engine)
         costs = profile.runtime_costs.get(target, {})
         if missing := [name for name in _MEASURED_COSTS if name not in costs and getattr(scaled, name)]:
             names = ", ".join(missing) if costs else "costs"

@@ -471,9 +471,6 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
     factor = round_to_4_digits((measured_s - extra_s) / bare_s)
     for measurements in (document, *document.get("engines", ())):
         _scale_times(measurements, factor)
-    for key in ("weight_byte_s", "read_byte_s"):
-        if key in document:
-            document[key] *= factor
     return factor, document
 
 
@@ -488,6 +485,9 @@ def _scale_times(measurements: dict[str, Any], factor: float) -> None:
         # Each time includes the seconds of an empty call, which are not multiplied.
         call_s = min(measurements["call_s"], entry[key])
         entry[key] = round(call_s + (entry[key] - call_s) * factor, 9)
+    for key in ("weight_byte_s", "read_byte_s"):
+        if key in measurements:
+            measurements[key] *= factor
 
 
 def _compare_frame(case: CalibrationCase, run: LoggedRun, platform: Platform, profile_factor: float) -> CalibratedFrame:

@@ -16,6 +16,7 @@ import importlib
 import importlib.util
 import itertools
 import json
+import math
 import os
 import platform
 import signal
@@ -255,19 +256,24 @@ def merge_passes(times: list[TimeRange]) -> TimeRange:
     return min(times)[0], min(low for _, low, _ in times), max(high for *_, high in times)
 
 
-def _time_network(tasks: dict[str, Any], options: argparse.Namespace) -> dict[str, float]:
-    """Return the measurements of the whole network; empty if the network is missing or does not run."""
+def _time_network(tasks: dict[str, Any], options: argparse.Namespace, engine: str = "") -> dict[str, float]:
+    """Return the measurements of the whole network, and of its layers in a frame, without those that fail.
+
+    `engine` is the name of the engine that computes the network; empty for onnxruntime.
+    """
+    times: dict[str, float] = {}
     # `Exception` is the only common base class of onnxruntime's exceptions. They are ignored here, because
     # `_time_pieces` reports each layer that does not run.
     with suppress(Exception):
-        network = time_network_and_call(tasks["whole"], tasks["call"], options)
-        return network | measure_cold_costs(tasks["layers"], tasks["call"], options)
-    return {}
+        times |= time_network_and_call(tasks["whole"], tasks["call"], options, engine)
+    with suppress(Exception):
+        times |= measure_cold_costs(tasks["layers"], tasks["call"], options, engine)
+    return times
 
 
 def fastest_network_pass(passes: list[dict[str, float]]) -> dict[str, float]:
-    """Return the measurements of the pass in which the network was fastest; empty if it ran in no pass."""
-    return min(filter(None, passes), key=lambda times: times["whole_model_s"], default={})
+    """Return the measurements of the pass in which the network was fastest; empty if all passes are empty."""
+    return min(filter(None, passes), key=lambda times: times.get("whole_model_s", math.inf), default={})
 
 
 def _measurement_entry(task: dict[str, Any], times: TimeRange) -> dict[str, Any]:
@@ -283,7 +289,7 @@ def time_piece(task: dict[str, Any], options: argparse.Namespace, engine: str = 
         options: Command-line options.
         engine: Name of the engine that computes the piece; empty for onnxruntime.
     """
-    piece = open_network(task, engine, options.threads) if engine else open_piece(task, options.threads)
+    piece = open_piece(task, options.threads, engine)
     runs = max(1, min(1000, round(MIN_TIMING_S / max(1e-7, run_piece(piece, 2)))))
     rounds: list[TimeRange] = []
     while not rounds or (
@@ -295,11 +301,11 @@ def time_piece(task: dict[str, Any], options: argparse.Namespace, engine: str = 
 
 
 def time_network_and_call(
-    network: dict[str, Any], call: dict[str, Any], options: argparse.Namespace
+    network: dict[str, Any], call: dict[str, Any], options: argparse.Namespace, engine: str = ""
 ) -> dict[str, float]:
-    """Return the seconds of the whole network and of an empty call."""
+    """Return the seconds of the whole network and of an empty call, in an engine (empty: onnxruntime)."""
     # Only the difference is used, so both are measured in turn, while the host has the same speed.
-    pieces = [open_piece(task, options.threads) for task in (network, call)]
+    pieces = [open_piece(task, options.threads, engine) for task in (network, call)]
     times = lower_quartiles(lambda: [_warm_median(piece) for piece in pieces], options)
     return dict(zip(("whole_model_s", "call_s"), times, strict=True))
 
@@ -323,17 +329,23 @@ def lower_quartiles(run_turn: Callable[[], list[float]], options: argparse.Names
 
 
 def measure_cold_costs(
-    layers: list[dict[str, Any]], call: dict[str, Any], options: argparse.Namespace
+    layers: list[dict[str, Any]], call: dict[str, Any], options: argparse.Namespace, engine: str = ""
 ) -> dict[str, float]:
     """Return how much longer pieces of layers take in a frame than when they are run again and again.
 
     In a frame, weights and inputs come from memory and not from caches.
 
+    Args:
+        layers: Entries of tasks.json with the pieces of layers.
+        call: Entry of a call that computes nothing.
+        options: Command-line options.
+        engine: Name of the engine that computes the pieces; empty for onnxruntime.
+
     Returns:
         Additional seconds for each byte of weights, for each byte of other inputs, and for each call.
     """
     tasks = [median_piece(layer["measurements"]) for layer in layers for _ in layer["names"]]
-    pieces = [open_piece(task, options.threads) for task in (*tasks, call)]
+    pieces = [open_piece(task, options.threads, engine) for task in (*tasks, call)]
 
     # One piece of each layer is run in turn. The pieces displace each other from the caches, as layers do in a frame.
     def run_cold() -> list[float]:
@@ -383,11 +395,14 @@ def run_piece(piece: tuple[Any, dict[str, Any], list[str], Any], runs: int = 1) 
     return (time.perf_counter() - start) / runs
 
 
-def open_piece(task: dict[str, Any], threads: int) -> tuple[Any, dict[str, Any], list[str], Any]:
-    """Return onnxruntime's session for a piece of a layer, inputs by name, names of outputs, and constants.
+def open_piece(task: dict[str, Any], threads: int, engine: str = "") -> tuple[Any, dict[str, Any], list[str], Any]:
+    """Return the session for a piece of a layer, inputs by name, names of outputs, and constants.
 
-    The caller must keep the constants, because the session does not keep them alive.
+    The caller must keep the constants, because the session does not keep them alive. `engine` is the name of the engine
+    that computes the piece; empty for onnxruntime.
     """
+    if engine:
+        return open_network(task, engine, threads)
     import numpy
     import onnxruntime
     import ort_session  # type: ignore[import-not-found]
@@ -424,11 +439,15 @@ class EnginePiece:
     """A piece of a layer in the format of an engine, with the interface of an onnxruntime session."""
 
     def __init__(self, network: Any, inputs: list[Any], shapes: list[list[int]]) -> None:
+        import numpy
+
         self._network, self._inputs, self._shapes = network, inputs, shapes
+        self._outputs = [numpy.empty(shape, "float32") for shape in shapes]
 
     def run_with_ort_values(self, _outputs: list[str], _feeds: dict[str, Any]) -> None:
-        """Run the piece with its own fixed inputs; the arguments are ignored."""
-        self._network.run(self._inputs, self._shapes)
+        """Run the piece with its own fixed inputs, and copy its outputs as runtimes do; the arguments are ignored."""
+        for target, array in zip(self._outputs, self._network.run(self._inputs, self._shapes), strict=True):
+            target[...] = array
 
 
 def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[EnginePiece, dict[str, Any], list[str], Any]:
@@ -453,6 +472,7 @@ class EngineTimes:
 
     def __init__(self, engine: dict[str, Any]) -> None:
         self._name, self._packages = engine["name"], engine["packages"]
+        self._network_passes: list[dict[str, float]] = []
         self.times: dict[str, list[TimeRange]] = {}
 
     def measure(self, tasks: dict[str, Any], options: argparse.Namespace, prefix: str) -> None:
@@ -468,11 +488,19 @@ class EngineTimes:
                 print(f"{prefix}{number}/{len(tasks['layers'])} {layer['names'][0]} in {self._name}", flush=True)
             for task in layer["measurements"]:
                 self._measure_task(task, options)
-        for task in (tasks["call"], tasks["whole"]):
-            self._measure_task(task, options)
+        self._measure_task(tasks["call"], options)
+        self._network_passes.append(_time_network(self._computable(tasks), options, self._name))
 
-    def _measure_task(self, task: dict[str, Any] | None, options: argparse.Namespace) -> None:
-        if task is not None and self._name in task["engines"]:
+    def _computable(self, tasks: dict[str, Any]) -> dict[str, Any]:
+        """Return the tasks with the layers that the engine can compute only."""
+        layers = [
+            layer | {"measurements": [task for task in layer["measurements"] if task["file"] in self.times]}
+            for layer in tasks["layers"]
+        ]
+        return tasks | {"layers": [layer for layer in layers if layer["measurements"]]}
+
+    def _measure_task(self, task: dict[str, Any], options: argparse.Namespace) -> None:
+        if self._name in task["engines"]:
             # A ValueError means that the engine cannot run the piece, which is then left to onnxruntime.
             with suppress(ValueError):
                 self.times.setdefault(task["file"], []).append(time_piece(task, options, self._name))
@@ -484,17 +512,15 @@ class EngineTimes:
             entries = [_measurement_entry(task, merge_passes(self.times[task["file"]])) for task in pieces]
             if entries:
                 layers.append({"signature": layer["signature"], "measurements": entries})
-        return {
+        call_times = self.times.get(tasks["call"]["file"], [])
+        entry = {
             "name": self._name,
             "versions": {package: metadata.version(package) for package in self._packages},
-            "call_s": self._median(tasks["call"]) or 0.0,
-            "whole_model_s": self._median(tasks["whole"]),
+            "call_s": merge_passes(call_times)[0] if call_times else 0.0,
+            "whole_model_s": None,
             "layers": layers,
         }
-
-    def _median(self, task: dict[str, Any] | None) -> float | None:
-        times = [] if task is None else self.times.get(task["file"], [])
-        return merge_passes(times)[0] if times else None
+        return entry | fastest_network_pass(self._network_passes)
 
 
 def random_tensor(value: dict[str, Any], random: Any) -> Any:

@@ -348,9 +348,13 @@ def test_parts_that_continue_in_a_session_have_session_times(model: Any, tmp_pat
         within.seconds(layers, conv, one, FAST) - within.seconds_in_frame(layers, conv, one, FAST, inside)
         for one, inside in zip((half, quarter), read, strict=True)
     ]
-    # The time saved within a session is proportional to the bytes that layers read from each other.
-    assert saved[0] / read[0] == pytest.approx(saved[1] / read[1])
-    assert saved[0] > saved[1] > 0
+    # The time saved within a session is proportional to the bytes that layers read from each other, and smaller for a
+    # share that takes less time for each byte than the whole layer.
+    whole_s, whole_bytes = alone.seconds(layers, conv, LayerShare(), FAST), count_operations(layers, conv).input_bytes
+    byte_times_s = [alone.seconds(layers, conv, one, FAST) / n for one, n in zip((half, quarter), read, strict=True)]
+    fractions = [min(1, byte_s / (whole_s / whole_bytes)) for byte_s in byte_times_s]
+    assert saved[0] / read[0] / fractions[0] == pytest.approx(saved[1] / read[1] / fractions[1])
+    assert saved[0] > saved[1] > 0 and min(fractions) < 1
     assert alone.seconds_in_frame(layers, conv, half, FAST, read[0]) == alone.seconds(layers, conv, half, FAST)
 
 
@@ -398,6 +402,16 @@ class TestEngines:
         for piece in conv.measurements:
             expected = piece.median_s / 2 if piece.cut == "whole" else piece.median_s + 1e-4
             assert pieces[piece.cut, piece.size] == pytest.approx(expected)
+
+    def test_frames_have_the_cold_costs_of_the_engine(self, tmp_path: Path) -> None:
+        layers, with_ncnn = network(), replace(FAST, engine="ncnn")
+        conv, stated = layers.layers[0], RuntimeCosts(call=1e-5)
+        warm_s = ProfileModel((self.with_ncnn(tmp_path),)).seconds(layers, conv, LayerShare(), with_ncnn)
+        model = ProfileModel((self.with_ncnn(tmp_path, weight_byte_s=1e-8, cold_call_s=3e-5),))
+        cold_s = model.seconds(layers, conv, LayerShare(), with_ncnn)
+        assert cold_s - warm_s == pytest.approx(1e-8 * count_operations(layers, conv).weight_bytes)
+        assert model.runtime_costs(with_ncnn, stated, "sockets").cold_call == 3e-5
+        assert model.runtime_costs(FAST, stated, "sockets").cold_call == 0
 
     @pytest.mark.parametrize("make", [ProfileModel, LinearModel])
     def test_models_know_the_measured_engines(self, make: Any, tmp_path: Path) -> None:

@@ -436,6 +436,7 @@ class TestEngines:
         measured = profile.engines["ncnn"]
         assert measured.layers.keys() == profile.layers.keys()
         assert measured.whole_model_s is not None and measured.call_s > 0
+        assert measured.cold_costs.keys() == {"weight_byte_s", "read_byte_s", "cold_call_s"}
         conv = next(layer for layer in profile.layers.values() if layer.kind == "Conv")
         cuts = {piece.cut for piece in measured.layers[conv.signature]}
         assert cuts >= {"whole", "axis 1", "axis 2", "axis 3", "reduce"}
