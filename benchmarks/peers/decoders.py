@@ -5,10 +5,10 @@ The decoder is the built-in network `llama_small` with one token and a cache of 
 in its q40 format, llama.cpp in Q4_0. All programs use the same number of threads for each device.
 
 Two and more devices are emulated boards: network namespaces that are joined by links of the given bandwidth. Computing
-is not slowed down, so this host needs a processor for each device. Each device has one thread. The emulation needs root
-and iproute2. One device runs without emulation, with any number of threads. dicompiler's plans are for the speeds of
-this host, because the benchmark first measures a token on one device, and messages between emulated boards. The peers
-come from checkouts that you have built:
+is not slowed down, so this host needs a processor for each device; with fewer, devices wait for each other. Each device
+has one thread. The emulation needs root and iproute2. One device runs without emulation, with any number of threads.
+dicompiler's plans are for the speeds of this host, because the benchmark first measures a token on one device, and
+messages between emulated boards. The peers come from checkouts that you have built:
 
     make -C distributed-llama dllama
     cmake -S llama.cpp -B llama.cpp/build && cmake --build llama.cpp/build --target llama-bench

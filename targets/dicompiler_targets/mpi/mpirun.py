@@ -81,7 +81,7 @@ def make_arguments(artifact: MpiArtifact, frames: int, options: RunOptions, role
     """Return the command-line arguments of the program that are the same for all ranks.
 
     `roles` is the index of the first role that frames use, and the number of roles that they use in turn. A role is the
-    normal plan, a replica of it, or a failure plan.
+    normal plan, a failure plan, or a replica of either.
 
     If there are failure plans, `--partial` is added. The outputs of a failed run then remain, and the next run omits
     the frames that are finished.
