@@ -37,6 +37,7 @@ COMPUTED_S = 10e-3
 They are subtracted from the frame time. With 1 ms, one segment needed longer without a delay, which spoiled the result.
 """
 FRAMES_PER_ROUND, ROUND_COUNT = 40, 3
+"""Number of frames whose median time is one measurement, and number of measurements in a run of a benchmark program."""
 
 
 @contextlib.contextmanager
@@ -149,18 +150,20 @@ def _measure_target(target: Target) -> RuntimeCosts:
         states = {name: runtime_benchmarks.emit_benchmark(target, name, Path(scratch, name)) for name in RUN_BENCHMARKS}
         entry = runtime_benchmarks.benchmarks_entry(target, states)
         for _ in range(runtime_costs_fit.MAX_FITS):
-            for name in ROUND_COUNT * RUN_BENCHMARKS:
+            for name in RUN_BENCHMARKS:
                 program = states[name].program
                 assert program is not None
                 segment_s = COMPUTED_S / sum(len(device.segments) for device in program.devices)
                 steps_s = {device.device: (segment_s,) * len(device.segments) for device in program.devices}
                 result = _run_benchmark(target, Path(scratch, name), steps_s)
-                times[name].append(statistics.median(result.frames_s) - COMPUTED_S)
+                for first in range(0, len(result.frames_s), FRAMES_PER_ROUND):
+                    frames_s = result.frames_s[first : first + FRAMES_PER_ROUND]
+                    times[name].append(statistics.median(frames_s) - COMPUTED_S)
                 if name == "messages":
                     sends += _send_seconds(result)
-            # Other load on this host can only delay frames, so the fastest run of each program is used.
-            frames_s = {name: min(frame_times) for name, frame_times in times.items()}
-            costs = {**runtime_costs_fit.fit_costs(entry, frames_s, min(sends, default=None))}
+            # Other load on this host can only delay frames, so the fastest round of each program is used.
+            fastest_s = {name: min(frame_times) for name, frame_times in times.items()}
+            costs = {**runtime_costs_fit.fit_costs(entry, fastest_s, min(sends, default=None))}
             # The seconds of a segment on an emulated board include its call, so the fitted cost of a call can be 0 s.
             call_s = costs.pop("call")
             if not runtime_costs_fit.find_zero_costs(costs):
@@ -176,7 +179,7 @@ def _run_benchmark(target: Target, directory: Path, steps_s: Mapping[str, tuple[
     frame, first = {"x": np.zeros((1, 1, 1, 1), np.float32)}, next(iter(steps_s))
     with open_boards(runtime_benchmarks.BENCHMARK_PLATFORM, steps_s, first) as emulation:
         options = options_on_boards(emulation, first, RunOptions(in_flight=1, kept_frames=1))
-        return target.run(directory, [frame] * FRAMES_PER_ROUND, options)
+        return target.run(directory, [frame] * (ROUND_COUNT * FRAMES_PER_ROUND), options)
 
 
 def _send_seconds(result: RunResult) -> list[float]:
