@@ -180,8 +180,9 @@ class Setup:
             # A profile must not contain a cost of 0. On emulated boards, the bytes of messages cost nothing, so
             # NO_TIME_S replaces 0.
             runtime = {name: getattr(here, name) or NO_TIME_S for name in HOST_COSTS}
-            own = document["runtime_costs"][target]
-            runtime |= {name: times * own[name] for name in ("per_copy", "per_copied_byte")}
+            # Costs that could not be measured are missing. The target's stated costs then replace them.
+            own = document["runtime_costs"].get(target, {})
+            runtime |= {name: times * own[name] for name in ("per_copy", "per_copied_byte") if name in own}
             document |= {"device": device.name, "runtime_costs": {target: runtime}}
             files.append(directory / f"{device.name}.json")
             files[-1].write_text(json.dumps(document))
