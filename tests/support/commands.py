@@ -66,7 +66,8 @@ class CommandServer:
     """A process that forks for each command (see `command_server.py`). It ends with this process."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
+        # A packet socket delivers each request as a whole.
+        self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._socket.settimeout(TIMEOUT_S)
         with theirs:
             script, number = Path(__file__).with_name("command_server.py"), theirs.fileno()
