@@ -492,7 +492,7 @@ class EngineTimes:
         self._network_passes.append(_time_network(self._computable(tasks), options, self._name))
 
     def _computable(self, tasks: dict[str, Any]) -> dict[str, Any]:
-        """Return the tasks with the layers that the engine can compute only."""
+        """Return the tasks without the pieces of layers that the engine cannot compute."""
         layers = [
             layer | {"measurements": [task for task in layer["measurements"] if task["file"] in self.times]}
             for layer in tasks["layers"]
@@ -503,15 +503,15 @@ class EngineTimes:
         if self._name in task["engines"]:
             # A ValueError means that the engine cannot run the piece, which is then left to onnxruntime.
             with suppress(ValueError):
-                self.times.setdefault(task["file"], []).append(time_piece(task, options, self._name))
+                times = time_piece(task, options, self._name)
+                self.times.setdefault(task["file"], []).append(times)
 
     def profile_entry(self, tasks: dict[str, Any]) -> dict[str, Any]:
         layers = []
-        for layer in tasks["layers"]:
-            pieces = [task for task in layer["measurements"] if task["file"] in self.times]
+        for layer in self._computable(tasks)["layers"]:
+            pieces = layer["measurements"]
             entries = [_measurement_entry(task, merge_passes(self.times[task["file"]])) for task in pieces]
-            if entries:
-                layers.append({"signature": layer["signature"], "measurements": entries})
+            layers.append({"signature": layer["signature"], "measurements": entries})
         call_times = self.times.get(tasks["call"]["file"], [])
         entry = {
             "name": self._name,

@@ -441,6 +441,18 @@ class TestEngines:
         cuts = {piece.cut for piece in measured.layers[conv.signature]}
         assert cuts >= {"whole", "axis 1", "axis 2", "axis 3", "reduce"}
 
+    def test_pieces_that_an_engine_cannot_run_are_left_to_onnxruntime(self, tmp_path: Path) -> None:
+        package = packed(tmp_path / "p", (1,), engines=[NcnnEngine()])
+        tasks = json.loads((package / "tasks.json").read_text())
+        damaged = tasks["layers"][0]
+        for piece in damaged["measurements"]:
+            (package / piece["engines"]["ncnn"]["file"]).write_bytes(b"no network")
+        done = script(package, "--repeat", 1, "--threads", 1)
+        assert done.returncode == 0, done.stderr
+        profile = load_profile(package / "PROFILE.json")
+        assert profile.layers.keys() - profile.engines["ncnn"].layers.keys() == {damaged["signature"]}
+        assert profile.engines["ncnn"].cold_costs
+
     def test_pieces_that_an_engine_does_not_support_are_omitted(self, tmp_path: Path) -> None:
         text = """<ir_version: 8, opset_import: ["": 17]> g (float[1, 4, 8, 8] x) => (float[1, 4, 8, 8] y)
         { e = Erf (x)  y = MaxPool <kernel_shape = [1, 1]> (e) }"""
