@@ -238,8 +238,10 @@ class Profile(Memoizing):
             local_bytes: Bytes of inputs that the device has just computed in the same session.
             unmeasured_s: Predicted seconds of all layers that were not measured.
         """
-        saved_byte_s = self.fusing_s(layers, unmeasured_s) * self._saved_fraction(layers, layer, share, isolated_s)
         wait_s = self._memory_wait_s(layers, layer, share, local_bytes)
+        saved_byte_s = 0.0
+        if local_bytes:
+            saved_byte_s = self.fusing_s(layers, unmeasured_s) * self._saved_fraction(layers, layer, share, isolated_s)
         return max(0.0, isolated_s + wait_s - saved_byte_s * local_bytes)
 
     def _saved_fraction(self, layers: LayerGraph, layer: Layer, share: LayerShare, isolated_s: float) -> float:

@@ -40,6 +40,7 @@ from dicompiler.partition.segmentation import build_program
 from dicompiler.partition.tiling import AxisLabel, named_axes, tile_layer
 from dicompiler.plugin.registry import registry
 from dicompiler.target.engine import NETWORK_MODULE_PREFIX, Engine, UnsupportedByEngine
+from dicompiler.target.engine_check import output_shapes
 from dicompiler.target.target_base import Target
 
 log = logging.getLogger("dicompiler")
@@ -352,8 +353,7 @@ def _write_network(engine: Engine, model: onnx.ModelProto, directory: Path, file
     if files is None:
         return None
     (directory / file).write_bytes(files.network)
-    shapes = [[dim.dim_value for dim in value.type.tensor_type.shape.dim] for value in model.graph.output]
-    return {"file": file, "weight_nbytes": len(files.weights), "shapes": shapes}
+    return {"file": file, "weight_nbytes": len(files.weights), "shapes": output_shapes(model.graph)}
 
 
 def _value_entry(value: onnx.ValueInfoProto) -> Mapping[str, Any]:

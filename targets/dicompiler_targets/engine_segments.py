@@ -97,18 +97,16 @@ class _SegmentConverter:
         assert hoisted.segment is not None
         key = serialize_model(hoisted.segment)
         if key not in self._converted:
-            model, cause = Model(hoisted.segment.model, weights), ""
+            model = Model(hoisted.segment.model, weights)
             self._converted[key] = None
             try:
                 self._converted[key] = convert_checked(self.engine, model, make_input_arrays(hoisted, tensors))
             except DeviatingResults as error:
                 name = hoisted.segment.name
                 log.warning("segment %r: %s %s: onnxruntime computes it", name, self.engine.name, error)
-                cause = "other results than onnxruntime's"
+                self._causes["other results than onnxruntime's"] += 1
             except UnsupportedByEngine as error:
-                cause = str(error)
-            if cause:
-                self._causes[cause] += 1
+                self._causes[str(error)] += 1
         return self._converted[key]
 
     def report(self) -> None:
