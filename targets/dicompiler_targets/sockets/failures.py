@@ -165,6 +165,16 @@ class _FailedProcess:
     is_explained: bool = False
 
 
+def _final_reason(observed_first: DeviceFailure, exit_observed: DeviceFailure | None) -> str:
+    """Return the cause of a failure, from the first observation and from the end of the device's process, if it ended.
+
+    A device that others suspect may have ended only because its connections were closed. Of its ends, only an end by a
+    signal shows the cause.
+    """
+    is_consequence = observed_first.rank == RANK_SUSPECTED and exit_observed and exit_observed.rank != RANK_CAUSE
+    return observed_first.message if exit_observed is None or is_consequence else exit_observed.message
+
+
 class FailedProcesses:
     """The processes of failed devices that have not ended yet.
 
@@ -180,8 +190,9 @@ class FailedProcesses:
         return any(not failed.is_explained for failed in self._processes)
 
     def add(self, process: DeviceProcess, failure: DeviceFailure) -> None:
-        # If only the connection ended, the process gets time to end: its exit code may show the cause.
-        wait_s = EXIT_WAIT_S if failure.rank == RANK_DISCONNECTED else 0.0
+        # The other ends of its connections notice the end of a process first. The process then gets time to end, because
+        # its exit code may show the cause.
+        wait_s = EXIT_WAIT_S if failure.rank in (RANK_DISCONNECTED, RANK_SUSPECTED) else 0.0
         self._processes.append(_FailedProcess(process, failure, time.monotonic() + wait_s))
 
     def poll(self) -> None:
@@ -194,10 +205,7 @@ class FailedProcesses:
                 continue
             if not failed.is_explained:
                 failed.is_explained = True
-                # A device that others suspect may have ended only because its connections were closed. Its exit code
-                # then does not show the cause.
-                observed = None if failed.failure.rank == RANK_SUSPECTED else exit_failure(process)
-                self._on_reason(process.device, failed.failure.message if observed is None else observed.message)
+                self._on_reason(process.device, _final_reason(failed.failure, exit_failure(process)))
             if has_ended:
                 self._processes.remove(failed)
                 process.close()
