@@ -14,6 +14,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -71,7 +72,9 @@ def test_commands_of_the_tutorial_print_the_shown_output(boards: Cluster, tmp_pa
     console.tutorial_files(TUTORIAL, tmp_path)
     boards.hosts(tmp_path / "hosts.toml")
     for command in console.shown(TUTORIAL):
-        check(command, tmp_path)
+        # The boards of the tutorial are this host, so its two profiles need not be as exact as the readers' profiles.
+        is_profile = "profile_run.py" in command.line
+        check(replace(command, line=f"{command.line} --repeat 1") if is_profile else command, tmp_path)
     assert (tmp_path / "measured" / "artifact.json").is_file()
 
 

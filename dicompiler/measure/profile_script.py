@@ -190,7 +190,7 @@ def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
             ]
             profile["layers"].append({**layer, "measurements": measurements})
     profile["engines"] = [engine.profile_entry(tasks) for engine in engines.values() if engine.times]
-    costs, reasons = measure_runtimes(tasks["runtimes"])
+    costs, reasons = measure_runtimes(tasks["runtimes"], options.repeat)
     unmeasured = [{"target": target, "reason": reason} for target, reason in reasons.items()]
     return profile | fastest_network_pass(network_passes) | {"runtime_costs": costs, "unmeasured_runtimes": unmeasured}
 
@@ -543,11 +543,11 @@ def random_tensor(value: dict[str, Any], random: Any) -> Any:
     return onnxruntime.OrtValue.ortvalue_from_numpy(array)
 
 
-def measure_runtimes(entries: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
+def measure_runtimes(entries: list[dict[str, Any]], repeat: int) -> tuple[dict[str, Any], dict[str, str]]:
     import runtime_costs_fit  # type: ignore[import-not-found]
 
     found: tuple[dict[str, Any], dict[str, str]] = runtime_costs_fit.measure_runtimes(
-        SCRIPT_DIRECTORY / "runtime", entries
+        SCRIPT_DIRECTORY / "runtime", entries, repeat
     )
     return found
 

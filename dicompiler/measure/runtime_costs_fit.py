@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 RUN_COUNTS = (2, 3)
-"""Minimum and maximum number of times that each benchmark program is run."""
+"""Minimum and maximum number of times that each benchmark program is run, if `repeat` does not limit them."""
 RUN_S = 0.25
 """Seconds for which a benchmark program is run each time."""
 MAX_RUN_RATIO = 1.05
@@ -29,18 +29,21 @@ class BenchmarkProgramError(OSError):
     """A benchmark program did not run; the message is one line."""
 
 
-def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> tuple[dict[str, Any], dict[str, str]]:
+def measure_runtimes(
+    directory: Path, entries: list[dict[str, Any]], repeat: int
+) -> tuple[dict[str, Any], dict[str, str]]:
     """Return the runtime costs by target, and the reasons why costs could not be measured by target.
 
     Args:
         directory: Directory with a subdirectory of benchmark programs for each target.
         entries: The key `runtimes` of tasks.json.
+        repeat: Maximum number of times that each program is run in one measurement.
     """
     costs: dict[str, Any] = {}
     reasons: dict[str, str] = {}
     for entry in entries:
         try:
-            found = _measure_runtime(directory / entry["target"], entry)
+            found = _measure_runtime(directory / entry["target"], entry, repeat)
             reason = describe_zero_costs(found)
             if measured := omit_zero_costs(found):
                 costs[entry["target"]] = measured
@@ -52,13 +55,13 @@ def measure_runtimes(directory: Path, entries: list[dict[str, Any]]) -> tuple[di
     return costs, reasons
 
 
-def _measure_runtime(directory: Path, entry: dict[str, Any]) -> dict[str, float]:
+def _measure_runtime(directory: Path, entry: dict[str, Any], repeat: int) -> dict[str, float]:
     """Return the costs of one target's runtime in seconds, by name; 0 if other load on the host hides a cost."""
     costs: dict[str, float] = {}
     shortest: dict[str, float] = {}
     sends: list[float] = []
     for _ in range(MAX_FITS):
-        times, send_s = run_programs(directory, list(entry["programs"]))
+        times, send_s = run_programs(directory, list(entry["programs"]), repeat)
         # Other load on the host only makes frames longer, so the shortest times of all measurements are used.
         shortest = {name: min(frame_s, shortest.get(name, frame_s)) for name, frame_s in times.items()}
         sends += [] if send_s is None else [send_s]
@@ -91,7 +94,7 @@ def describe_zero_costs(costs: dict[str, float]) -> str:
     return f"the host was busy, so that costs were measured as 0 s ({names}): measure again on an idle host"
 
 
-def run_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], float | None]:
+def run_programs(directory: Path, names: list[str], repeat: int) -> tuple[dict[str, float], float | None]:
     """Run benchmark programs; return the shortest frame time of each one, and the time to send a message, in seconds.
 
     The time to send is None if the target does not report it.
@@ -99,10 +102,11 @@ def run_programs(directory: Path, names: list[str]) -> tuple[dict[str, float], f
     Args:
         directory: Directory with the programs and the target's `play.py`, which runs them.
         names: Names of the programs.
+        repeat: Maximum number of times that each program is run.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
     sends = []
-    for count in range(RUN_COUNTS[1]):
+    for count in range(min(RUN_COUNTS[1], repeat)):
         is_stable = count > 1 and all(
             sorted(frames_s)[1] <= MAX_RUN_RATIO * min(frames_s) for frames_s in times.values()
         )

@@ -198,7 +198,7 @@ def marked_commands(mark: str) -> Iterator[str]:
 )
 def test_interrupted_profile_leaves_no_processes(program: str, sign: signal.Signals, artifact: Path) -> None:
     mark = uuid.uuid4().hex
-    process = start(0, artifact, "profile", "tiny.onnx", "--repeat", "1", "-o", "p.json", mark=mark)
+    process = start(0, artifact, "profile", "tiny.onnx", "--repeat", "1", "--tiles", "1", "-o", "p.json", mark=mark)
     wait_until(lambda: any(program in line for line in marked_commands(mark)), 600)
     process.send_signal(sign)
     _, errors = process.communicate(timeout=600)

@@ -190,8 +190,8 @@ class FailedProcesses:
         return any(not failed.is_explained for failed in self._processes)
 
     def add(self, process: DeviceProcess, failure: DeviceFailure) -> None:
-        # The other ends of its connections notice the end of a process first. The process then gets time to end, because
-        # its exit code may show the cause.
+        # The other ends of its connections notice the end of a process before this process does. It gets time to end,
+        # because its exit code may show the cause.
         wait_s = EXIT_WAIT_S if failure.rank in (RANK_DISCONNECTED, RANK_SUSPECTED) else 0.0
         self._processes.append(_FailedProcess(process, failure, time.monotonic() + wait_s))
 
