@@ -34,6 +34,7 @@ from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, Dev
 from dicompiler_targets.sockets.failures import (
     RANK_CAUSE,
     RANK_DISCONNECTED,
+    RANK_SUSPECTED,
     DeviceFailure,
     EventLog,
     FailedProcesses,
@@ -776,6 +777,32 @@ def test_reports_failure_with_reason_before_later_events() -> None:
         ("failure", "its process was ended by signal 9 (SIGKILL)"), ("takeover", "its connection was lost")
     ]  # fmt: skip
     assert event_log.events == heard and not event_log and not failed_processes
+
+
+@pytest.mark.parametrize(
+    ("command", "reason"),
+    [
+        (("sleep", "60"), "its process was ended by signal 9 (SIGKILL)"),
+        # A device that others suspect may have ended with an error only because its connections were closed.
+        (("false",), "device 'd' reports: the connection to 'b' was lost"),
+    ],
+)
+def test_only_a_signal_is_a_better_reason_than_the_report_of_another_device(
+    command: tuple[str, ...], reason: str
+) -> None:
+    event_log = EventLog(None)
+    failed_processes = FailedProcesses(event_log.set_reason)
+    process = DeviceProcess({"device": "b"}, subprocess.Popen(command))
+    event_log.add(event("failure", "b"), is_final=False)
+    suspicion = "device 'd' reports: the connection to 'b' was lost"
+    failed_processes.add(process, DeviceFailure("b", suspicion, "d", RANK_SUSPECTED, is_unreachable=True))
+    assert process.popen is not None
+    if reason != suspicion:
+        failed_processes.poll()
+        process.popen.kill()
+    process.popen.wait()
+    failed_processes.poll()
+    assert [event.reason for event in event_log.events] == [reason]
 
 
 def test_kills_failed_process_that_does_not_end() -> None:
