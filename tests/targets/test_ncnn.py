@@ -124,6 +124,9 @@ OPERATORS = {
         "1, 8, 18, 21", f=np.array([1, 1, 2, 3], np.float32),
     ),
     "softmax_over_channels": parsed("y = Softmax <axis = 1> (x)", "1, 8, 9, 7"),
+    "softmax_of_opset_11_over_all": parsed("y = Softmax (x)", "1, 8, 9, 7", opset=11),
+    "softmax_of_opset_11_over_rows": parsed("y = Softmax <axis = 2> (x)", "1, 8, 9, 7", opset=11),
+    "softmax_of_opset_11_over_columns": parsed("y = Softmax <axis = 3> (x)", "1, 8, 9, 7", opset=11),
 }  # fmt: skip
 
 

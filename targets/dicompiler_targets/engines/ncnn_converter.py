@@ -10,6 +10,7 @@ Layers and parameters: https://github.com/Tencent/ncnn/wiki/operators
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -107,6 +108,7 @@ class _Converter:
 
     def __init__(self, model: onnx.ModelProto, weights: Mapping[str, Weight]) -> None:
         self.graph = model.graph
+        self.opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 1)
         self.constants = {tensor.name: _read_constant(tensor, weights) for tensor in model.graph.initializer}
         self.shapes = static_shapes(infer_values(model)) | {name: array.shape for name, array in self.constants.items()}
         self.readers = Counter(name for node in model.graph.node for name in node.input if name)
@@ -460,8 +462,17 @@ def _convert_identity(converter: _Converter, node: onnx.NodeProto, _: Mapping[st
 
 
 def _convert_softmax(converter: _Converter, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
-    axis = converter.axis(attributes.get("axis", -1), node.input[0])
-    converter.add("Softmax", node.input[:1], node.output[0], {0: axis, 1: 1})
+    (source, *_), (result, *_) = node.input, node.output
+    shape, is_along_one_axis = converter.blob_shape(source), converter.opset >= 13
+    axis = converter.axis(attributes.get("axis", -1 if is_along_one_axis else 1), source)
+    if is_along_one_axis or axis == len(shape) - 1:
+        converter.add("Softmax", [source], result, {0: axis, 1: 1})
+        return
+    # Before opset 13, the values along `axis` and all later axes add up to 1.
+    flat, flat_result = f"{result}/flat", f"{result}/flat result"
+    converter.add("Reshape", [source], flat, _size_parameters((math.prod(shape[:axis]), math.prod(shape[axis:]))))
+    converter.add("Softmax", [flat], flat_result, {0: 1, 1: 1})
+    converter.add("Reshape", [flat_result], result, _size_parameters(shape))
 
 
 def _convert_lrn(converter: _Converter, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
