@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,38 @@ from dicompiler.cost.op_counts import count_flops, count_operations
 from dicompiler.cost.runtime_overhead import RuntimeCosts, scale_to_device
 from dicompiler.ir.cluster import Device, engine_name
 from dicompiler.ir.layers import Layer, LayerGraph
+from dicompiler.ir.onnx.weights import is_fixed_size, raw_nbytes
 from dicompiler.ir.plan import LayerShare as LayerShare
+
+
+class LocalBytes(NamedTuple):
+    """Bytes that a share (a piece of a layer) exchanges with other layers within one call of the engine.
+
+    Attributes:
+        inputs: Bytes of the inputs that the device has just computed and that the share reads as they are, neither cut
+            nor joined.
+        outputs: Bytes of the outputs that only later layers of the device read, and as they are.
+    """
+
+    inputs: int = 0
+    outputs: int = 0
+
+    @classmethod
+    def of_whole_layer(cls, layers: LayerGraph, layer: Layer) -> LocalBytes:
+        """Return the bytes of a whole layer, if its device also computes all layers before and after it."""
+        inner_inputs = [name for name in layer.inputs if name not in layers.inputs]
+        inner_outputs = [name for name in layer.outputs if name not in layers.outputs]
+        return cls(_tensor_nbytes(layers, inner_inputs), _tensor_nbytes(layers, inner_outputs))
+
+
+def _tensor_nbytes(layers: LayerGraph, names: Iterable[str]) -> int:
+    """Return the bytes of tensors, without those of variable size."""
+    tensors = [layers.tensors[name] for name in names]
+    return sum(
+        raw_nbytes(tensor.dtype, tensor.shape)
+        for tensor in tensors
+        if tensor.shape is not None and is_fixed_size(tensor.dtype)
+    )
 
 
 @dataclass(frozen=True)
@@ -69,20 +100,19 @@ class CostModel(ABC):
         layer: Layer,
         share: LayerShare,
         device: Device,
-        local_bytes: int,  # noqa: ARG002
+        local: LocalBytes,  # noqa: ARG002
     ) -> float:
         """Return the seconds of a share (a piece of a layer) that a device computes right after the layers before it.
 
-        onnxruntime fuses consecutive layers on one device, which changes their times. The default implementation
-        ignores this and returns the result of `seconds`.
+        An engine computes consecutive layers on one device in one call, which changes their times. The default
+        implementation ignores this and returns the result of `seconds`.
 
         Args:
             layers: The layers of the network.
             layer: Layer of which the device computes a share.
             share: The share of the layer.
             device: Device that computes the share.
-            local_bytes: Bytes of the inputs that the device has just computed and that the share reads as they are,
-                neither cut nor joined.
+            local: Bytes that the share exchanges with other layers within the same call of the engine.
 
         Returns:
             Seconds, infinite if the device does not compute.

@@ -13,6 +13,7 @@ import numpy as np
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.units import COMPUTE_RATE, parse_quantity
+from dicompiler.cost.cost_model import LocalBytes
 from dicompiler.cost.layer_kinds import layer_kind
 from dicompiler.cost.op_counts import count_operations
 from dicompiler.cost.profile_model import ProfileBasedModel
@@ -104,10 +105,10 @@ class LinearModel(ProfileBasedModel):
         return seconds * (parse_quantity(self.rate, COMPUTE_RATE, "rate") / device.rate if self.rate else 1.0)
 
     def seconds_in_frame(
-        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
+        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local: LocalBytes
     ) -> float:
         if self.file:
-            return super().seconds_in_frame(layers, layer, share, device, local_bytes)
+            return super().seconds_in_frame(layers, layer, share, device, local)
         return self.seconds(layers, layer, share, device)
 
     def isolated_seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.memoize import Memoizing, memoized
 from dicompiler.base.units import format_seconds
+from dicompiler.cost.cost_model import LocalBytes
 from dicompiler.cost.op_counts import count_operations
 from dicompiler.cost.piecewise_linear import TimeCurve
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.ir.cluster import DEFAULT_ENGINE, Device, Link, engine_name
 from dicompiler.ir.layers import Layer, LayerGraph
-from dicompiler.ir.onnx.weights import is_fixed_size, raw_nbytes
 from dicompiler.ir.operator_rule import TensorInfo
 from dicompiler.ir.plan import LayerShare
 from dicompiler.ir.regions import full_region
@@ -75,14 +75,6 @@ def is_whole_layer(layers: LayerGraph, layer: Layer, share: LayerShare) -> bool:
     return everything and share.reduce is None and not share.merge_count
 
 
-def layer_input_nbytes(layers: LayerGraph, layer: Layer) -> int:
-    """Return the bytes that a whole layer reads from other layers, without inputs of the network and weights."""
-    network_inputs = [layers.tensors[name] for name in layer.inputs if name in layers.inputs]
-    sized = (tensor for tensor in network_inputs if tensor.shape is not None and is_fixed_size(tensor.dtype))
-    sizes = [raw_nbytes(tensor.dtype, tensor.shape or ()) for tensor in sized]
-    return count_operations(layers, layer).input_bytes - sum(sizes)
-
-
 @dataclass(frozen=True)
 class LayerProfile:
     """The measurements of all layers that have the same signature and therefore take the same time.
@@ -115,12 +107,15 @@ class EngineMeasurements:
         cold_costs: Additional seconds in a frame, in which layers find less data in caches: `weight_byte_s`,
             `read_byte_s` and `cold_call_s` of `Profile`, by name. Those that are missing are the same as with
             onnxruntime.
+        transfers: Seconds of a call that only reads and returns one tensor, by the tensor's bytes; every measurement
+            includes such transfers.
     """
 
     call_s: float
     whole_model_s: float | None
     layers: Mapping[str, tuple[PieceMeasurement, ...]]
     cold_costs: Mapping[str, Any] = field(default_factory=dict)
+    transfers: Mapping[int, float] = field(default_factory=dict)
 
 
 # With `eq=False`, profiles are hashed by identity. This is fast, and memoized methods hash the profile at each call.
@@ -146,6 +141,8 @@ class Profile(Memoizing):
         read_byte_s: Additional seconds for each byte of other inputs in a frame, for the same reason.
         cold_call_s: Additional seconds of a call in a frame, if the device has computed other layers since the previous
             call.
+        transfers: Seconds of a call that only reads and returns one tensor, by the tensor's bytes; empty for
+            onnxruntime.
         engines: Measurements of engines other than onnxruntime, by name.
         engine: Name of the engine that `call_s`, `layers` and `whole_model_s` were measured with.
     """
@@ -164,6 +161,7 @@ class Profile(Memoizing):
     weight_byte_s: float = 0.0
     read_byte_s: float = 0.0
     cold_call_s: float = 0.0
+    transfers: Mapping[int, float] = field(default_factory=dict)
     engines: Mapping[str, EngineMeasurements] = field(default_factory=dict)
     engine: str = DEFAULT_ENGINE
 
@@ -188,6 +186,7 @@ class Profile(Memoizing):
             call_s=measured.call_s,
             whole_model_s=measured.whole_model_s,
             layers=layers,
+            transfers=measured.transfers,
             engine=engine,
             **measured.cold_costs,
         )
@@ -222,27 +221,60 @@ class Profile(Memoizing):
         layer: Layer,
         share: LayerShare,
         isolated_s: float,
-        local_bytes: int,
+        local: LocalBytes,
         unmeasured_s: float,
     ) -> float:
         """Return the seconds of a share (a piece of a layer) in a frame, given those that it takes when it runs alone.
 
         In a frame, weights and inputs are read from memory, which takes longer than from caches. On the other hand,
-        onnxruntime saves time by fusing layers of one session.
+        layers of one call exchange tensors faster, because engines fuse layers and keep tensors in their own layout.
 
         Args:
             layers: The layers of the network.
             layer: Layer of which the share is a part.
             share: The share of the layer.
             isolated_s: Seconds of the share if it runs repeatedly on its own.
-            local_bytes: Bytes of inputs that the device has just computed in the same session.
+            local: Bytes that the share exchanges with other layers in the same call.
             unmeasured_s: Predicted seconds of all layers that were not measured.
         """
-        wait_s = self._memory_wait_s(layers, layer, share, local_bytes)
+        wait_s = self._memory_wait_s(layers, layer, share, local.inputs)
+        if self.transfers:
+            transfers = self._transfer_times(layers, layer, share)
+            compute_s = max(0.0, isolated_s - transfers.total_s) * self._compute_factor(layers, unmeasured_s)
+            return wait_s + compute_s + transfers.remaining_s(local)
         saved_byte_s = 0.0
-        if local_bytes:
+        if local.inputs:
             saved_byte_s = self.fusing_s(layers, unmeasured_s) * self._saved_fraction(layers, layer, share, isolated_s)
-        return max(0.0, isolated_s + wait_s - saved_byte_s * local_bytes)
+        return max(0.0, isolated_s + wait_s - saved_byte_s * local.inputs)
+
+    @cached_property
+    def _transfer_curve(self) -> TimeCurve:
+        """Seconds in which a tensor is read from, or written to, an array of the caller, by the tensor's bytes."""
+        # A measured call reads the tensor and writes it, which is assumed to take equally long.
+        return TimeCurve.fit({nbytes: (seconds - self.call_s) / 2 for nbytes, seconds in self.transfers.items()})
+
+    @memoized
+    def _transfer_times(self, layers: LayerGraph, layer: Layer, share: LayerShare) -> _TransferTimes:
+        counts = count_operations(layers, layer, *share)
+        sizes = LocalBytes(counts.input_bytes, counts.moved_bytes - counts.weight_bytes - counts.input_bytes)
+        return _TransferTimes(sizes, *(self._transfer_curve.seconds_at(nbytes) if nbytes else 0.0 for nbytes in sizes))
+
+    @memoized
+    def _compute_factor(self, layers: LayerGraph, unmeasured_s: float) -> float:
+        """Return the factor by which layers compute longer in the whole network than alone, without transfers.
+
+        It is 1 if it is unknown. `unmeasured_s` is the predicted part of the layers without measurement.
+        """
+        if self.whole_model_s is None:
+            return 1.0
+        compute_s, other_s = 0.0, self.call_s + unmeasured_s
+        for layer in layers.layers:
+            if (signature := layer_signature(layers, layer)) in self.layers:
+                transfers = self._transfer_times(layers, layer, LayerShare())
+                local = LocalBytes.of_whole_layer(layers, layer)
+                compute_s += max(0.0, self.whole_layer_s(signature) - transfers.total_s)
+                other_s += transfers.remaining_s(local) + self._memory_wait_s(layers, layer, LayerShare(), local.inputs)
+        return (self.whole_model_s - other_s) / compute_s if self.whole_model_s > other_s and compute_s else 1.0
 
     def _saved_fraction(self, layers: LayerGraph, layer: Layer, share: LayerShare, isolated_s: float) -> float:
         """Return the fraction of `fusing_s` that a share saves for each byte: 1 for a whole layer.
@@ -279,7 +311,7 @@ class Profile(Memoizing):
             (self.whole_layer_s(signature) + self._memory_wait_s(layers, layer, LayerShare(), local_bytes), local_bytes)
             for layer in layers.layers
             if (signature := layer_signature(layers, layer)) in self.layers
-            for local_bytes in (layer_input_nbytes(layers, layer),)
+            for local_bytes in (LocalBytes.of_whole_layer(layers, layer).inputs,)
         ]
         while (total_bytes := sum(nbytes for _, nbytes in pieces)) > 0:
             saved_s = (sum(seconds for seconds, _ in pieces) - max(0.0, whole_s - unmeasured_s)) / total_bytes
@@ -328,6 +360,29 @@ class Profile(Memoizing):
         if not points:
             return None
         return TimeCurve.fit(points | ({} if extent is None else {extent: self.whole_layer_s(signature)}))
+
+
+class _TransferTimes(NamedTuple):
+    """The times in which a call reads the inputs of a share (a piece of a layer) and writes its outputs.
+
+    Attributes:
+        sizes: Bytes of all inputs and outputs.
+        inputs_s: Seconds to read the inputs.
+        outputs_s: Seconds to write the outputs.
+    """
+
+    sizes: LocalBytes
+    inputs_s: float
+    outputs_s: float
+
+    @property
+    def total_s(self) -> float:
+        return self.inputs_s + self.outputs_s
+
+    def remaining_s(self, local: LocalBytes) -> float:
+        """Return the seconds for the tensors that the share does not exchange in the same call."""
+        times = zip((self.inputs_s, self.outputs_s), self.sizes, local, strict=True)
+        return sum(seconds * max(0.0, 1 - inner / nbytes) for seconds, nbytes, inner in times if nbytes)
 
 
 def _with_engine_pieces(layer: LayerProfile, pieces: Sequence[PieceMeasurement], extra_call_s: float) -> LayerProfile:
@@ -394,7 +449,8 @@ def _check_runtime_costs(costs_by_target: Mapping[str, Mapping[str, float]], pla
 def _parse_engine(entry: Mapping[str, Any]) -> EngineMeasurements:
     layers = {layer["signature"]: _parse_pieces(layer["measurements"]) for layer in entry["layers"]}
     cold_costs = {key: entry[key] for key in _COLD_COSTS if key in entry}
-    return EngineMeasurements(entry["call_s"], entry.get("whole_model_s"), layers, cold_costs)
+    transfers = {transfer["nbytes"]: transfer["median_s"] for transfer in entry.get("transfers", ())}
+    return EngineMeasurements(entry["call_s"], entry.get("whole_model_s"), layers, cold_costs, transfers)
 
 
 def _parse_pieces(records: Sequence[Mapping[str, Any]]) -> tuple[PieceMeasurement, ...]:

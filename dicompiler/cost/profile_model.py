@@ -12,9 +12,9 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.cost.cost_model import AnalyticModel, CostModel
+from dicompiler.cost.cost_model import AnalyticModel, CostModel, LocalBytes
 from dicompiler.cost.op_counts import count_operations
-from dicompiler.cost.profile import Profile, ProfileSet, axis_cut, is_whole_layer, layer_input_nbytes, layer_signature
+from dicompiler.cost.profile import Profile, ProfileSet, axis_cut, is_whole_layer, layer_signature
 from dicompiler.cost.runtime_overhead import FREE_RUNTIME, RuntimeCosts
 from dicompiler.ir.cluster import Device
 from dicompiler.ir.layers import Layer, LayerGraph
@@ -58,19 +58,20 @@ class ProfileBasedModel(CostModel):
     def seconds(self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device) -> float:
         """Return the seconds of a share (a piece of a layer, or a whole layer) in a frame.
 
-        A whole layer is assumed to read tensors that its device has just computed, and a smaller share tensors from
-        other devices.
+        A whole layer is assumed to exchange tensors with other layers in the same call, and a smaller share with other
+        devices.
 
         Raises:
             DicompilerError: No profile is valid for the network and the device.
         """
-        local_bytes = layer_input_nbytes(layers, layer) if is_whole_layer(layers, layer, share) else 0
-        return self.seconds_in_frame(layers, layer, share, device, local_bytes)
+        is_whole = is_whole_layer(layers, layer, share)
+        local = LocalBytes.of_whole_layer(layers, layer) if is_whole else LocalBytes()
+        return self.seconds_in_frame(layers, layer, share, device, local)
 
     def seconds_in_frame(
-        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
+        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local: LocalBytes
     ) -> float:
-        """Return the seconds of a share (a piece of a layer) in a frame; its device has just computed `local_bytes`.
+        """Return the seconds of a share (a piece of a layer) in a frame; it exchanges `local` bytes in the same call.
 
         Profiles measure a share that runs repeatedly on its own. In a frame, weights and inputs are read from memory
         and not from caches, so measured times are corrected.
@@ -83,7 +84,7 @@ class ProfileBasedModel(CostModel):
         if layer.name in unmeasured:
             return isolated_s
         unmeasured_s = sum(self.isolated_seconds(layers, other, LayerShare(), device) for other in unmeasured.values())
-        return profile.seconds_in_frame(layers, layer, share, isolated_s, local_bytes, unmeasured_s)
+        return profile.seconds_in_frame(layers, layer, share, isolated_s, local, unmeasured_s)
 
 
 @dataclass(frozen=True)

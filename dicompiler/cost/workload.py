@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from dicompiler.cost.cost_model import CostModel
+from dicompiler.cost.cost_model import CostModel, LocalBytes
 from dicompiler.cost.op_counts import count_flops
 from dicompiler.cost.runtime_overhead import FREE_RUNTIME, NO_RUNTIMES, RuntimeCosts
 from dicompiler.ir.cluster import Device, computes_layer, engine_layers
@@ -27,6 +27,7 @@ from dicompiler.ir.routing import (
     Task,
     TaskId,
     assembly_leaves,
+    find_uncut_producer,
     task_id,
 )
 from dicompiler.ir.wire_dtype import INT8_BLOCK, effective_wire_dtypes
@@ -373,27 +374,34 @@ def _segment_seconds(program: Program, routing: Routing, seconds: Mapping[TaskId
 
 def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Task) -> float:
     device = platform.device(task.device)
-    return seconds_after(routing, cost, task, device, local_input_nbytes(routing, task, device))
+    return seconds_in_call(routing, cost, task, device, count_local_bytes(routing, task, device))
 
 
-def seconds_after(routing: Routing, cost: CostModel, task: Task, device: Device, local_bytes: int) -> float:
-    """Return the seconds of a task on a device that has just computed `local_bytes` of its inputs in the same call."""
-    return cost.seconds_in_frame(routing.layers, *_task_share(routing, task), device, local_bytes)
+def seconds_in_call(routing: Routing, cost: CostModel, task: Task, device: Device, local: LocalBytes) -> float:
+    """Return the seconds of a task on a device; the task exchanges the bytes `local` with others in the same call."""
+    return cost.seconds_in_frame(routing.layers, *_task_share(routing, task), device, local)
 
 
-def local_input_nbytes(routing: Routing, task: Task, device: Device) -> int:
-    """Return the bytes of inputs that a task reads exactly as the same engine of its device computed them."""
-    nbytes = 0
+def count_local_bytes(routing: Routing, task: Task, device: Device) -> LocalBytes:
+    """Return the bytes that a task exchanges with other tasks of its device, which the same engine computes.
+
+    Results count only if no other device reads them, and if nothing cuts or joins them.
+    """
+    inputs = outputs = 0
     for source, tree in routing.reads.get(task_id(task), {}).items():
-        if isinstance(tree, AssemblyLeaf) and tree.box.task is not None and tree.region == tree.box.region:
-            is_same_engine = not _changes_engine(device, tree.box.task, task)
-            nbytes += _nbytes(routing, source, [tree.region]) if is_same_engine else 0
-    return nbytes
+        producer = find_uncut_producer(tree)
+        if producer is not None and not _changes_engine(device, producer, task.layer):
+            inputs += _nbytes(routing, source, [leaf.region for leaf in assembly_leaves(tree)])
+    readers = routing.local_readers.get(task_id(task), ())
+    if readers and not any(_changes_engine(device, reader, task.layer) for reader in readers):
+        regions = ((key, region) for key, region in task.outputs.items() if region is not None)
+        outputs = sum(_nbytes(routing, key, [region]) for key, region in regions)
+    return LocalBytes(inputs, outputs)
 
 
-def _changes_engine(device: Device, before: TaskId, task: Task) -> bool:
-    """Return True if a device computes the layers of two tasks with different engines."""
-    return computes_layer(device.engine, before[0]) != computes_layer(device.engine, task.layer)
+def _changes_engine(device: Device, other: TaskId, layer: str) -> bool:
+    """Return True if a device computes the layer of another task with another engine than the layer `layer`."""
+    return computes_layer(device.engine, other[0]) != computes_layer(device.engine, layer)
 
 
 def _count_engine_copies(routing: Routing, platform: Platform, task: Task) -> CopyCounts:
@@ -401,7 +409,7 @@ def _count_engine_copies(routing: Routing, platform: Platform, task: Task) -> Co
     device = platform.device(task.device)
     if not engine_layers(device.engine):
         return CopyCounts(0, 0)
-    return count_local_reads(routing, task, lambda before: _changes_engine(device, before, task))
+    return count_local_reads(routing, task, lambda before: _changes_engine(device, before, task.layer))
 
 
 def count_local_reads(routing: Routing, task: Task, is_counted: Callable[[TaskId], bool]) -> CopyCounts:

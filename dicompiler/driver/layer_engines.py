@@ -18,7 +18,7 @@ from itertools import groupby
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost.runtime_overhead import RuntimeCosts
-from dicompiler.cost.workload import count_local_reads, local_input_nbytes, seconds_after
+from dicompiler.cost.workload import count_local_bytes, count_local_reads, seconds_in_call
 from dicompiler.driver.engines import (
     WORTHWHILE_OPERATORS,
     find_installed,
@@ -268,7 +268,8 @@ def _task_times(
     copies_s = costs.copy_seconds(*count_local_reads(routing, task, lambda _: True))
     continued_s, switched_s = [math.inf, math.inf], [math.inf, math.inf]
     for i, device in enumerate(engines):
-        local_bytes = local_input_nbytes(routing, task, device)
-        continued_s[i] = seconds_after(routing, cost, task, device, local_bytes) + (call_s if is_first else 0.0)
-        switched_s[i] = seconds_after(routing, cost, task, device, 0) + call_s + copies_s
+        local = count_local_bytes(routing, task, device)
+        continued_s[i] = seconds_in_call(routing, cost, task, device, local) + (call_s if is_first else 0.0)
+        after_switch = local._replace(inputs=0)
+        switched_s[i] = seconds_in_call(routing, cost, task, device, after_switch) + call_s + copies_s
     return LayerTimes(tuple(continued_s), tuple(switched_s))

@@ -225,6 +225,25 @@ class Routing:
         return raw_nbytes(self.layers.tensors[box.key.tensor].dtype, region_shape(box.region))
 
     @cached_property
+    def local_readers(self) -> Mapping[TaskId, tuple[TaskId, ...]]:
+        """For each task of which only tasks on the same device read the results, and as they are: these tasks.
+
+        Tasks of which a result is sent, cut, joined, delivered or kept are missing.
+        """
+        readers: dict[TaskId, list[TaskId]] = {}
+        others = [delivery.assembly for delivery in self.deliveries if delivery.assembly is not None]
+        others += [retention.assembly for retention in self.state_retentions]
+        for reader, reads in self.reads.items():
+            for tree in reads.values():
+                if (producer := find_uncut_producer(tree)) is not None:
+                    readers.setdefault(producer, []).append(reader)
+                else:
+                    others.append(tree)
+        leaving = {leaf.box.task for tree in others for leaf in assembly_leaves(tree)}
+        leaving |= {box.origin.task for box in self.received_boxes if box.origin is not None}
+        return {task: tuple(found) for task, found in readers.items() if task not in leaving}
+
+    @cached_property
     def total_bytes(self) -> int:
         """Bytes that devices send to each other for one frame."""
         return sum(self.nbytes(box) for box in self.received_boxes)
@@ -242,3 +261,17 @@ def assembly_leaves(tree: Assembly) -> tuple[AssemblyLeaf, ...]:
     if isinstance(tree, AssemblyLeaf):
         return (tree,)
     return tuple([leaf for child in tree.children for leaf in assembly_leaves(child)])
+
+
+def find_uncut_producer(tree: Assembly) -> TaskId | None:
+    """Return the task of the same device that computed exactly the region that an assembly tree builds, if any.
+
+    Args:
+        tree: The tree, by which a device puts a region of a tensor together.
+
+    Returns:
+        The task; None if the region is cut, joined, received or a model input.
+    """
+    if isinstance(tree, AssemblyLeaf) and tree.region == tree.box.region:
+        return tree.box.task
+    return None

@@ -29,11 +29,11 @@ from dicompiler.cost.profile import Cut, axis_cut, layer_signature, network_dige
 from dicompiler.ir.layers import Layer, LayerGraph
 from dicompiler.ir.onnx.graph_structure import tensors_read
 from dicompiler.ir.onnx.model import Model
-from dicompiler.ir.onnx.weights import Weight, dtype_name, is_placeholder
+from dicompiler.ir.onnx.weights import Weight, dtype_name, is_placeholder, raw_nbytes
 from dicompiler.ir.pipeline_state import PipelineState
 from dicompiler.ir.plan import LayerShare, Part, Plan
 from dicompiler.ir.program import Segment
-from dicompiler.ir.regions import Interval, split_proportionally
+from dicompiler.ir.regions import Interval, Shape, split_proportionally
 from dicompiler.measure import runtime_benchmarks
 from dicompiler.partition.bounds_inference import align_region, cuttable_axes, reduction_length
 from dicompiler.partition.segmentation import build_program
@@ -54,6 +54,15 @@ SHIPPED_MODULES = {
 }
 """Modules of dicompiler that a profile package contains, by the name of the copy."""
 PIECES_DIRECTORY, RUNTIME_DIRECTORY = "pieces", "runtime"
+TRANSFER_SHAPES: Sequence[Shape] = (
+    *((1, 16, 7, 7), (1, 16, 15, 15), (1, 32, 19, 21), (1, 64, 27, 29), (1, 64, 39, 41)),
+    *((1, 64, 55, 57), (1, 64, 79, 81), (1, 64, 111, 113), (1, 64, 221, 223)),
+)
+"""Shapes of the tensors with which reading and returning a tensor is measured.
+
+Engines convert such tensors to their own layout, because the numbers of channels are multiples of 16. Odd heights and
+widths avoid that the same caches store all channels of a pixel.
+"""
 TASKS_FORMAT = "dicompiler.profile-tasks/2"
 CUT_LABELS: tuple[AxisLabel, ...] = ("height", "width", "channel")
 DEFAULT_TILE_COUNTS = (1, 2, 3, 4, 6, 8)
@@ -136,6 +145,13 @@ def write_package(
         "whole": None
         if unmeasured
         else _write_model(model.proto, directory, f"{PIECES_DIRECTORY}/network.onnx", engines),
+        "transfers": [
+            {
+                "nbytes": raw_nbytes(onnx.TensorProto.FLOAT, shape),
+                **_write_model(empty_model(shape), directory, f"{PIECES_DIRECTORY}/transfer-{number}.onnx", engines),
+            }
+            for number, shape in enumerate(TRANSFER_SHAPES if engines else ())
+        ],
         "engines": [{"name": e.name, "packages": [package.name for package in e.packages]} for e in engines],
         "runtimes": runtimes,
         "layers": list(entries.values()),
@@ -365,10 +381,13 @@ def _tensor_entry(name: str, dtype: int, shape: Sequence[int]) -> Mapping[str, A
     return {"name": name, "dtype": dtype_name(dtype), "number": dtype, "shape": list(shape)}
 
 
-def empty_model() -> onnx.ModelProto:
-    """Return a model that computes almost nothing, to measure the duration of a call of an engine."""
+def empty_model(shape: Shape = (1, 1)) -> onnx.ModelProto:
+    """Return a model that computes almost nothing, to measure how long an engine takes for a call.
+
+    With a larger `shape` of its input and output, the call mostly reads and returns tensors.
+    """
     dtype = onnx.TensorProto.FLOAT
-    graph_input, graph_output = (onnx.helper.make_tensor_value_info(name, dtype, [1, 1]) for name in ("x", "y"))
+    graph_input, graph_output = (onnx.helper.make_tensor_value_info(name, dtype, shape) for name in ("x", "y"))
     node = onnx.helper.make_node("Relu", ["x"], ["y"])
     graph = onnx.helper.make_graph([node], "call", [graph_input], [graph_output])
     return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 14)], ir_version=8)

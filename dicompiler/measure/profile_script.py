@@ -476,7 +476,7 @@ class EngineTimes:
         self.times: dict[str, list[TimeRange]] = {}
 
     def measure(self, tasks: dict[str, Any], options: argparse.Namespace, prefix: str) -> None:
-        """Measure all pieces of layers, the whole network and an empty call once.
+        """Measure all pieces of layers, the whole network, an empty call and transfers of tensors once.
 
         Args:
             tasks: Content of tasks.json.
@@ -488,7 +488,8 @@ class EngineTimes:
                 print(f"{prefix}{number}/{len(tasks['layers'])} {layer['names'][0]} in {self._name}", flush=True)
             for task in layer["measurements"]:
                 self._measure_task(task, options)
-        self._measure_task(tasks["call"], options)
+        for task in (tasks["call"], *tasks["transfers"]):
+            self._measure_task(task, options)
         self._network_passes.append(_time_network(self._computable(tasks), options, self._name))
 
     def _computable(self, tasks: dict[str, Any]) -> dict[str, Any]:
@@ -518,6 +519,11 @@ class EngineTimes:
             "versions": {package: metadata.version(package) for package in self._packages},
             "call_s": merge_passes(call_times)[0] if call_times else 0.0,
             "whole_model_s": None,
+            "transfers": [
+                {"nbytes": task["nbytes"], "median_s": merge_passes(self.times[task["file"]])[0]}
+                for task in tasks["transfers"]
+                if task["file"] in self.times
+            ],
             "layers": layers,
         }
         return entry | fastest_network_pass(self._network_passes)

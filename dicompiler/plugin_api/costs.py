@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from dicompiler.base.lazy_module import lazy_module
 
 if TYPE_CHECKING:
-    from dicompiler.cost.cost_model import AnalyticModel
+    from dicompiler.cost.cost_model import AnalyticModel, LocalBytes
     from dicompiler.cost.memory import MemoryUse, constant_sizes, peak_nbytes, program_memory, segment_value_sizes
     from dicompiler.cost.op_counts import OpCounts, count_macs, count_operations, count_task_macs, weight_regions
     from dicompiler.cost.runtime_overhead import FREE_RUNTIME, RuntimeCosts
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FREE_RUNTIME", "AnalyticModel", "CopyCounts", "DeviceFootprint", "DeviceMetrics", "EngineRate",
-    "FailureMetrics", "FramePrediction", "MemoryUse", "Metrics", "OpCost", "OpCounts", "RuntimeCosts",
+    "FailureMetrics", "FramePrediction", "LocalBytes", "MemoryUse", "Metrics", "OpCost", "OpCounts", "RuntimeCosts",
     "SimulationResult", "Span", "WireFormat", "constant_sizes", "cost_per_input", "cost_per_output",
     "count_lookup_copies", "count_macs", "count_operations", "count_task_macs", "peak_nbytes", "program_memory",
     "segment_value_sizes", "sent_dtype", "sent_nbytes", "weight_regions", "whole_tensor", "zero_cost",

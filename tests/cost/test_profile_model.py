@@ -16,10 +16,10 @@ from support.profiles import FAST, NONE, SLOW, document, entry, network, written
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.cost import profile as profile_module
-from dicompiler.cost.cost_model import AnalyticModel
+from dicompiler.cost.cost_model import AnalyticModel, LocalBytes
 from dicompiler.cost.linear_model import LinearModel
 from dicompiler.cost.op_counts import count_flops, count_operations
-from dicompiler.cost.profile import layer_input_nbytes, network_digest
+from dicompiler.cost.profile import network_digest
 from dicompiler.cost.profile_model import ProfileModel
 from dicompiler.cost.runtime_overhead import FREE_RUNTIME, RuntimeCosts
 from dicompiler.driver.engines import choose_engines
@@ -307,7 +307,7 @@ def test_parts_read_inputs_and_weights_from_memory(model: Any, tmp_path: Path) -
             1e-9 * own.weight_bytes + 3e-9 * own.input_bytes
         )
         for inside in (own.input_bytes // 2, own.input_bytes):
-            more = cold.seconds_in_frame(layers, conv, share, FAST, inside) - alone
+            more = cold.seconds_in_frame(layers, conv, share, FAST, LocalBytes(inside)) - alone
             assert more == pytest.approx(1e-9 * own.weight_bytes + 3e-9 * (own.input_bytes - inside), abs=1e-12)
 
 
@@ -318,7 +318,7 @@ def test_ignores_inputs_of_variable_size() -> None:
     proto = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": 17, "ai.onnx.ml": 3]> {text}')
     layers = prepare(Model.load(proto)).layers
     assert layers is not None
-    assert [layer_input_nbytes(layers, layer) for layer in layers.layers] == [0, 0]
+    assert [LocalBytes.of_whole_layer(layers, layer).inputs for layer in layers.layers] == [0, 0]
 
 
 @pytest.mark.parametrize("model", [ProfileModel, LinearModel])
@@ -345,7 +345,7 @@ def test_parts_that_continue_in_a_session_have_session_times(model: Any, tmp_pat
     half, quarter = (LayerShare(with_interval(full_region((1, 8, 16, 16)), 2, (0, n))) for n in (8, 4))
     read = [count_operations(layers, conv, *share).input_bytes for share in (half, quarter)]
     saved = [
-        within.seconds(layers, conv, one, FAST) - within.seconds_in_frame(layers, conv, one, FAST, inside)
+        within.seconds(layers, conv, one, FAST) - within.seconds_in_frame(layers, conv, one, FAST, LocalBytes(inside))
         for one, inside in zip((half, quarter), read, strict=True)
     ]
     # The time saved within a session is proportional to the bytes that layers read from each other, and smaller for a
@@ -355,7 +355,7 @@ def test_parts_that_continue_in_a_session_have_session_times(model: Any, tmp_pat
     fractions = [min(1, byte_s / (whole_s / whole_bytes)) for byte_s in byte_times_s]
     assert saved[0] / read[0] / fractions[0] == pytest.approx(saved[1] / read[1] / fractions[1])
     assert saved[0] > saved[1] > 0 and min(fractions) < 1
-    assert alone.seconds_in_frame(layers, conv, half, FAST, read[0]) == alone.seconds(layers, conv, half, FAST)
+    assert alone.seconds_in_frame(layers, conv, half, FAST, LocalBytes(read[0])) == alone.seconds(layers, conv, half, FAST)
 
 
 class TestEngines:
@@ -402,6 +402,28 @@ class TestEngines:
         for piece in conv.measurements:
             expected = piece.median_s / 2 if piece.cut == "whole" else piece.median_s + 1e-4
             assert pieces[piece.cut, piece.size] == pytest.approx(expected)
+
+    @pytest.mark.parametrize("whole_model_s", [None, 0.02])
+    def test_layers_of_a_call_exchange_tensors_without_transfers(
+        self, whole_model_s: float | None, tmp_path: Path
+    ) -> None:
+        layers, with_ncnn = network(), replace(FAST, engine="ncnn")
+        # A call takes 2e-4 s; reading or returning a tensor takes 1e-8 s for each byte.
+        transfers = [{"nbytes": nbytes, "median_s": 2e-4 + 2e-8 * nbytes} for nbytes in (1000, 100_000)]
+        model = ProfileModel((self.with_ncnn(tmp_path, transfers=transfers, whole_model_s=whole_model_s),))
+        conv, half = layers.layers[1], LayerShare(with_interval(full_region((1, 8, 16, 16)), 2, (0, 8)))
+        counts = count_operations(layers, conv, *half)
+        read, written_bytes = counts.input_bytes, 4 * 8 * 8 * 16
+        alone_s = model.seconds(layers, conv, half, with_ncnn)
+        for local in (LocalBytes(read), LocalBytes(read // 2, written_bytes), LocalBytes(0, written_bytes)):
+            saved_s = alone_s - model.seconds_in_frame(layers, conv, half, with_ncnn, local)
+            assert saved_s == pytest.approx(1e-8 * sum(local))
+        whole_s = [model.seconds(layers, layer, LayerShare(), with_ncnn) for layer in layers.layers]
+        if whole_model_s is not None:
+            assert sum(whole_s) == pytest.approx(whole_model_s - 2e-4) and min(whole_s) > 0
+        else:
+            isolated_s = model.isolated_seconds(layers, conv, half, with_ncnn)
+            assert alone_s == pytest.approx(isolated_s)
 
     def test_frames_have_the_cold_costs_of_the_engine(self, tmp_path: Path) -> None:
         layers, with_ncnn = network(), replace(FAST, engine="ncnn")

@@ -11,7 +11,7 @@ from support.dealing import cluster, lenet
 from support.random_problems import any_plan, random_problem
 
 from dicompiler import compile, networks
-from dicompiler.cost.cost_model import AnalyticModel
+from dicompiler.cost.cost_model import AnalyticModel, LocalBytes
 from dicompiler.cost.op_counts import count_macs
 from dicompiler.cost.runtime_overhead import RuntimeCosts
 from dicompiler.cost.workload import BLOCK_DECODER, BLOCK_ENCODER, build_workload, count_copies, task_seconds
@@ -185,15 +185,15 @@ def held(box: Box) -> Box:
 
 
 class Marked(AnalyticModel):
-    """A cost model that adds a second for each byte that was just computed."""
+    """A cost model that adds a second for each byte of local inputs, and 1e6 s for each byte of local outputs."""
 
     def seconds_in_frame(
-        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local_bytes: int
+        self, layers: LayerGraph, layer: Layer, share: LayerShare, device: Device, local: LocalBytes
     ) -> float:
-        return local_bytes + self.seconds(layers, layer, share, device)
+        return local.inputs + 1e6 * local.outputs + self.seconds(layers, layer, share, device)
 
 
-def test_only_uncut_local_inputs_are_fused() -> None:
+def test_only_uncut_tensors_of_one_device_are_local() -> None:
     problem = load_problem(networks.build("lenet"), Platform.load("rpi4-gateway-x2"))
     halves = {
         layer.name: tile_layer(problem.layers, layer, "height", [1.0, 1.0], ["pi01", "pi02"])
@@ -201,7 +201,10 @@ def test_only_uncut_local_inputs_are_fused() -> None:
     }
     rest = problem.single_device_plan("pi01").layers
     routing, work = plan_workload(replace(problem, cost_model=Marked()), problem.build_plan({**rest, **halves}))
-    fused = {(task.layer, task.device) for task in routing.tasks if work.task_seconds[task_id(task)] >= 1}
-    # The two parts of pool2 compute 3 and 2 of 5 rows. Each needs rows of conv2 from both devices, so pool2 is not
-    # fused with conv2.
-    assert fused == {("pool1", "pi01"), ("pool1", "pi02"), ("fc3", "pi01"), ("fc4", "pi01"), ("fc5", "pi01")}
+    local = {(task.layer, task.device): divmod(work.task_seconds[task_id(task)], 1e6) for task in routing.tasks}
+    # The two parts of pool2 compute 3 and 2 of 5 rows. Each needs rows of conv2 from both devices, so pool2 does not
+    # read conv2 as it is.
+    reading = {("pool1", "pi01"), ("pool1", "pi02"), ("fc3", "pi01"), ("fc4", "pi01"), ("fc5", "pi01")}
+    assert {key for key, (_, inputs) in local.items() if inputs >= 1} == reading
+    writing = {("conv1", "pi01"), ("conv1", "pi02"), ("flatten", "pi01"), ("fc3", "pi01"), ("fc4", "pi01")}
+    assert {key for key, (outputs, _) in local.items() if outputs} == writing

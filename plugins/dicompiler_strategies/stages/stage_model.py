@@ -17,8 +17,7 @@ from functools import cached_property
 import numpy as np
 
 from dicompiler.plugin_api import Device, LayerShare, Problem
-from dicompiler.plugin_api.costs import FREE_RUNTIME, RuntimeCosts
-from dicompiler.plugin_api.onnx import raw_nbytes
+from dicompiler.plugin_api.costs import FREE_RUNTIME, LocalBytes, RuntimeCosts
 from dicompiler.plugin_api.search import free_memory
 from dicompiler_strategies.genetic.tensor_flows import NetworkFlows, find_flows
 from dicompiler_strategies.stages.interval_loads import (
@@ -204,7 +203,7 @@ class _ModelBuilder:
     def _seconds(self, kind: DeviceKind) -> tuple[float, ...]:
         """Return the seconds of each layer on a device of this kind that also computes the layers before it.
 
-        onnxruntime fuses consecutive layers on a device, which changes their times.
+        An engine computes consecutive layers in one call, which changes their times.
         """
         return self._device_seconds[kind.names[0]]
 
@@ -215,8 +214,7 @@ class _ModelBuilder:
         # Other layers do not contribute to the network's outputs, so no device computes them.
         live = set(self.flows.live_layers)
         for position, layer in enumerate(layers.layers):
-            tensors = [layers.tensors[name] for name in layer.inputs if name in layers.producer]
-            local = sum(raw_nbytes(tensor.dtype, tensor.shape) for tensor in tensors if tensor.shape is not None)
+            local = LocalBytes.of_whole_layer(layers, layer)
             for device in self.devices:
                 seconds = cost_model.seconds_in_frame(layers, layer, LayerShare(), device, local)
                 costs[device.name].append(seconds if position in live else 0.0)
