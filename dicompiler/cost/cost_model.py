@@ -26,12 +26,12 @@ from dicompiler.ir.plan import LayerShare as LayerShare
 
 
 class LocalBytes(NamedTuple):
-    """Bytes that a share (a piece of a layer) exchanges with other layers within one call of the engine.
+    """Bytes that a share (a piece of a layer) exchanges with other layers in the same call of an engine.
 
     Attributes:
-        inputs: Bytes of the inputs that the device has just computed and that the share reads as they are, neither cut
-            nor joined.
-        outputs: Bytes of the outputs that only later layers of the device read, and as they are.
+        inputs: Bytes of the inputs that earlier layers of the call have computed. The share reads them as they are,
+            neither cut nor joined.
+        outputs: Bytes of the outputs that only later layers of the call read, without cuts or joins.
     """
 
     inputs: int = 0
@@ -39,7 +39,7 @@ class LocalBytes(NamedTuple):
 
     @classmethod
     def of_whole_layer(cls, layers: LayerGraph, layer: Layer) -> LocalBytes:
-        """Return the bytes of a whole layer, if its device also computes all layers before and after it."""
+        """Return the bytes of a whole layer in a call that computes the whole network."""
         inner_inputs = [name for name in layer.inputs if name not in layers.inputs]
         inner_outputs = [name for name in layer.outputs if name not in layers.outputs]
         return cls(_tensor_nbytes(layers, inner_inputs), _tensor_nbytes(layers, inner_outputs))
@@ -102,17 +102,17 @@ class CostModel(ABC):
         device: Device,
         local: LocalBytes,  # noqa: ARG002
     ) -> float:
-        """Return the seconds of a share (a piece of a layer) that a device computes right after the layers before it.
+        """Return the seconds of a share (a piece of a layer) in a frame.
 
-        An engine computes consecutive layers on one device in one call, which changes their times. The default
-        implementation ignores this and returns the result of `seconds`.
+        An engine computes consecutive layers in one call, which changes their times. The default implementation ignores
+        this and returns the result of `seconds`.
 
         Args:
             layers: The layers of the network.
             layer: Layer of which the device computes a share.
             share: The share of the layer.
             device: Device that computes the share.
-            local: Bytes that the share exchanges with other layers within the same call of the engine.
+            local: Bytes that the share exchanges with other layers in the same call of an engine.
 
         Returns:
             Seconds, infinite if the device does not compute.

@@ -30,9 +30,14 @@ from dicompiler.partition.bounds_inference import output_shape
 log = logging.getLogger("dicompiler")
 
 MAX_MEDIAN_TO_MIN = 2.0
-"""Largest sum of median times divided by the sum of shortest times, over all layers, of an idle host.
+"""Largest ratio of an idle host: the sum of the median times of all layers, divided by that of the shortest times.
 
 A larger ratio shows that other processes slowed down the measurement.
+"""
+MIN_COMPUTE_FACTOR, MAX_COMPUTE_FACTOR = 0.25, 4.0
+"""Limits of the factor by which layers compute longer in the whole network than alone.
+
+Times without transfers are differences of measurements, so they are inexact if transfers take most of the time.
 """
 Cut = str
 """The way in which a measured piece is cut from its layer.
@@ -107,8 +112,8 @@ class EngineMeasurements:
         cold_costs: Additional seconds in a frame, in which layers find less data in caches: `weight_byte_s`,
             `read_byte_s` and `cold_call_s` of `Profile`, by name. Those that are missing are the same as with
             onnxruntime.
-        transfers: Seconds of a call that only reads and returns one tensor, by the tensor's bytes; every measurement
-            includes such transfers.
+        transfers: Seconds of a call that computes almost nothing, by the bytes of the tensor that it reads and returns.
+            Every measurement includes such transfers.
     """
 
     call_s: float
@@ -141,10 +146,12 @@ class Profile(Memoizing):
         read_byte_s: Additional seconds for each byte of other inputs in a frame, for the same reason.
         cold_call_s: Additional seconds of a call in a frame, if the device has computed other layers since the previous
             call.
-        transfers: Seconds of a call that only reads and returns one tensor, by the tensor's bytes; empty for
-            onnxruntime.
+        transfers: Seconds of a call that computes almost nothing, by the bytes of the tensor that it reads and returns;
+            empty for onnxruntime.
+        converted_layers: Signatures of the layers whose times include transfers.
         engines: Measurements of engines other than onnxruntime, by name.
-        engine: Name of the engine that `call_s`, `layers` and `whole_model_s` were measured with.
+        engine: Name of the engine that `call_s`, `layers` and `whole_model_s` were measured with. Layers that it does
+            not compute have the times of onnxruntime.
     """
 
     place: str
@@ -162,6 +169,7 @@ class Profile(Memoizing):
     read_byte_s: float = 0.0
     cold_call_s: float = 0.0
     transfers: Mapping[int, float] = field(default_factory=dict)
+    converted_layers: frozenset[str] = frozenset()
     engines: Mapping[str, EngineMeasurements] = field(default_factory=dict)
     engine: str = DEFAULT_ENGINE
 
@@ -171,7 +179,7 @@ class Profile(Memoizing):
 
         Layers and pieces that were not measured with the engine keep the times of onnxruntime.
         """
-        # The engine's name may end with a reduced precision. Profiles have only fp32 times, which are used for all
+        # The engine's name may have options, such as a precision. Profiles have only fp32 times, which are used for all
         # precisions.
         engine = engine_name(engine)
         if engine not in self.engines:
@@ -187,6 +195,7 @@ class Profile(Memoizing):
             whole_model_s=measured.whole_model_s,
             layers=layers,
             transfers=measured.transfers,
+            converted_layers=frozenset(measured.layers),
             engine=engine,
             **measured.cold_costs,
         )
@@ -227,7 +236,9 @@ class Profile(Memoizing):
         """Return the seconds of a share (a piece of a layer) in a frame, given those that it takes when it runs alone.
 
         In a frame, weights and inputs are read from memory, which takes longer than from caches. On the other hand,
-        layers of one call exchange tensors faster, because engines fuse layers and keep tensors in their own layout.
+        layers of one call exchange tensors faster, because engines fuse layers and keep tensors in their own layout. If
+        the profile has the times of transfers, they are counted only for the bytes that enter or leave the call.
+        Otherwise, each byte that the share reads from another layer of the call saves `fusing_s`.
 
         Args:
             layers: The layers of the network.
@@ -238,6 +249,9 @@ class Profile(Memoizing):
             unmeasured_s: Predicted seconds of all layers that were not measured.
         """
         wait_s = self._memory_wait_s(layers, layer, share, local.inputs)
+        if self.transfers and not self._converts(layers, layer):
+            # onnxruntime computes the layer in a call of its own.
+            return isolated_s + wait_s
         if self.transfers:
             transfers = self._transfer_times(layers, layer, share)
             compute_s = max(0.0, isolated_s - transfers.total_s) * self._compute_factor(layers, unmeasured_s)
@@ -247,23 +261,29 @@ class Profile(Memoizing):
             saved_byte_s = self.fusing_s(layers, unmeasured_s) * self._saved_fraction(layers, layer, share, isolated_s)
         return max(0.0, isolated_s + wait_s - saved_byte_s * local.inputs)
 
+    def _converts(self, layers: LayerGraph, layer: Layer) -> bool:
+        """Return True if the times of a layer include transfers, because the engine of the profile has computed it."""
+        return layer_signature(layers, layer) in self.converted_layers
+
     @cached_property
     def _transfer_curve(self) -> TimeCurve:
-        """Seconds in which a tensor is read from, or written to, an array of the caller, by the tensor's bytes."""
-        # A measured call reads the tensor and writes it, which is assumed to take equally long.
+        """Seconds in which a call reads a tensor from the caller's memory or writes it there, by the tensor's bytes."""
+        # A measured call reads the tensor and writes it. Both are assumed to take equally long.
         return TimeCurve.fit({nbytes: (seconds - self.call_s) / 2 for nbytes, seconds in self.transfers.items()})
 
     @memoized
     def _transfer_times(self, layers: LayerGraph, layer: Layer, share: LayerShare) -> _TransferTimes:
         counts = count_operations(layers, layer, *share)
-        sizes = LocalBytes(counts.input_bytes, counts.moved_bytes - counts.weight_bytes - counts.input_bytes)
-        return _TransferTimes(sizes, *(self._transfer_curve.seconds_at(nbytes) if nbytes else 0.0 for nbytes in sizes))
+        sizes = counts.input_bytes, counts.moved_bytes - counts.weight_bytes - counts.input_bytes
+        times = [self._transfer_curve.seconds_at(nbytes) if nbytes else 0.0 for nbytes in sizes]
+        return _TransferTimes(*sizes, *times)
 
     @memoized
     def _compute_factor(self, layers: LayerGraph, unmeasured_s: float) -> float:
         """Return the factor by which layers compute longer in the whole network than alone, without transfers.
 
-        It is 1 if it is unknown. `unmeasured_s` is the predicted part of the layers without measurement.
+        It is at least MIN_COMPUTE_FACTOR and at most MAX_COMPUTE_FACTOR, and 1 if the whole network was not measured.
+        `unmeasured_s` is the predicted part of the layers without measurement.
         """
         if self.whole_model_s is None:
             return 1.0
@@ -274,7 +294,8 @@ class Profile(Memoizing):
                 local = LocalBytes.of_whole_layer(layers, layer)
                 compute_s += max(0.0, self.whole_layer_s(signature) - transfers.total_s)
                 other_s += transfers.remaining_s(local) + self._memory_wait_s(layers, layer, LayerShare(), local.inputs)
-        return (self.whole_model_s - other_s) / compute_s if self.whole_model_s > other_s and compute_s else 1.0
+        factor = (self.whole_model_s - other_s) / compute_s if compute_s else 1.0
+        return min(MAX_COMPUTE_FACTOR, max(MIN_COMPUTE_FACTOR, factor))
 
     def _saved_fraction(self, layers: LayerGraph, layer: Layer, share: LayerShare, isolated_s: float) -> float:
         """Return the fraction of `fusing_s` that a share saves for each byte: 1 for a whole layer.
@@ -288,13 +309,14 @@ class Profile(Memoizing):
             return 1.0
         return min(1.0, isolated_s / whole_s * count_operations(layers, layer).input_bytes / share_bytes)
 
-    def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, local_bytes: int) -> float:
+    def _memory_wait_s(self, layers: LayerGraph, layer: Layer, share: LayerShare, local_input_bytes: int) -> float:
         """Return the additional seconds of a piece of a layer that reads data from memory instead of caches.
 
-        `local_bytes` of its inputs are still in caches, because the device has just computed them.
+        `local_input_bytes` of its inputs are still in caches, because the same call has just computed them.
         """
         counts = count_operations(layers, layer, *share)
-        return self.weight_byte_s * counts.weight_bytes + self.read_byte_s * max(0, counts.input_bytes - local_bytes)
+        read_bytes = max(0, counts.input_bytes - local_input_bytes)
+        return self.weight_byte_s * counts.weight_bytes + self.read_byte_s * read_bytes
 
     @memoized
     def fusing_s(self, layers: LayerGraph, unmeasured_s: float) -> float:
@@ -366,12 +388,14 @@ class _TransferTimes(NamedTuple):
     """The times in which a call reads the inputs of a share (a piece of a layer) and writes its outputs.
 
     Attributes:
-        sizes: Bytes of all inputs and outputs.
+        input_bytes: Bytes of all inputs.
+        output_bytes: Bytes of all outputs.
         inputs_s: Seconds to read the inputs.
         outputs_s: Seconds to write the outputs.
     """
 
-    sizes: LocalBytes
+    input_bytes: int
+    output_bytes: int
     inputs_s: float
     outputs_s: float
 
@@ -380,9 +404,10 @@ class _TransferTimes(NamedTuple):
         return self.inputs_s + self.outputs_s
 
     def remaining_s(self, local: LocalBytes) -> float:
-        """Return the seconds for the tensors that the share does not exchange in the same call."""
-        times = zip((self.inputs_s, self.outputs_s), self.sizes, local, strict=True)
-        return sum(seconds * max(0.0, 1 - inner / nbytes) for seconds, nbytes, inner in times if nbytes)
+        """Return the seconds for the bytes that the share does not exchange with other layers in the same call."""
+        sizes = self.input_bytes, self.output_bytes
+        times = zip((self.inputs_s, self.outputs_s), sizes, local, strict=True)
+        return sum(seconds * max(0.0, 1 - local_bytes / nbytes) for seconds, nbytes, local_bytes in times if nbytes)
 
 
 def _with_engine_pieces(layer: LayerProfile, pieces: Sequence[PieceMeasurement], extra_call_s: float) -> LayerProfile:
@@ -573,7 +598,8 @@ def _warn_unmeasured(place: str, target: str, costs: str, reason: str) -> None:
 def layer_signature(layers: LayerGraph, layer: Layer) -> str:
     """Return a SHA-256 digest of all properties of a layer that its time depends on, except the device.
 
-    It covers operators, attributes, types, shapes and connections, but no names and no weight values.
+    It covers operators, attributes, types, shapes and connections, and the values of small integer constants, but no
+    names and no other weight values.
     """
     sources: dict[str, str] = {name: f"in {i}" for i, name in enumerate(layer.inputs)}
     rows = []

@@ -378,30 +378,32 @@ def task_seconds(routing: Routing, platform: Platform, cost: CostModel, task: Ta
 
 
 def seconds_in_call(routing: Routing, cost: CostModel, task: Task, device: Device, local: LocalBytes) -> float:
-    """Return the seconds of a task on a device; the task exchanges the bytes `local` with others in the same call."""
+    """Return the seconds of a task on a device, if it exchanges the bytes `local` with other tasks in the same call."""
     return cost.seconds_in_frame(routing.layers, *_task_share(routing, task), device, local)
 
 
 def count_local_bytes(routing: Routing, task: Task, device: Device) -> LocalBytes:
-    """Return the bytes that a task exchanges with other tasks of its device, which the same engine computes.
+    """Return the bytes that a task exchanges with other tasks in the same call of an engine.
 
-    Results count only if no other device reads them, and if nothing cuts or joins them.
+    Outputs count only if no task outside the call reads any of them.
     """
     inputs = outputs = 0
     for source, tree in routing.reads.get(task_id(task), {}).items():
         producer = find_uncut_producer(tree)
-        if producer is not None and not _changes_engine(device, producer, task.layer):
+        is_in_call = producer is not None and task_id(task) in routing.call_readers.get(producer, ())
+        if producer is not None and is_in_call and not _has_other_engine(device, producer, task.layer):
             inputs += _nbytes(routing, source, [leaf.region for leaf in assembly_leaves(tree)])
-    readers = routing.local_readers.get(task_id(task), ())
-    if readers and not any(_changes_engine(device, reader, task.layer) for reader in readers):
+    readers = routing.call_readers.get(task_id(task), frozenset())
+    is_inner = bool(readers) and task_id(task) not in routing.leaving_tasks
+    if is_inner and not any(_has_other_engine(device, reader, task.layer) for reader in readers):
         regions = ((key, region) for key, region in task.outputs.items() if region is not None)
         outputs = sum(_nbytes(routing, key, [region]) for key, region in regions)
     return LocalBytes(inputs, outputs)
 
 
-def _changes_engine(device: Device, other: TaskId, layer: str) -> bool:
-    """Return True if a device computes the layer of another task with another engine than the layer `layer`."""
-    return computes_layer(device.engine, other[0]) != computes_layer(device.engine, layer)
+def _has_other_engine(device: Device, task: TaskId, layer: str) -> bool:
+    """Return True if a device computes the layer of a task with another engine than the layer `layer`."""
+    return computes_layer(device.engine, task[0]) != computes_layer(device.engine, layer)
 
 
 def _count_engine_copies(routing: Routing, platform: Platform, task: Task) -> CopyCounts:
@@ -409,7 +411,7 @@ def _count_engine_copies(routing: Routing, platform: Platform, task: Task) -> Co
     device = platform.device(task.device)
     if not engine_layers(device.engine):
         return CopyCounts(0, 0)
-    return count_local_reads(routing, task, lambda before: _changes_engine(device, before, task.layer))
+    return count_local_reads(routing, task, lambda before: _has_other_engine(device, before, task.layer))
 
 
 def count_local_reads(routing: Routing, task: Task, is_counted: Callable[[TaskId], bool]) -> CopyCounts:

@@ -269,7 +269,12 @@ def _task_times(
     continued_s, switched_s = [math.inf, math.inf], [math.inf, math.inf]
     for i, device in enumerate(engines):
         local = count_local_bytes(routing, task, device)
-        continued_s[i] = seconds_in_call(routing, cost, task, device, local) + (call_s if is_first else 0.0)
-        after_switch = local._replace(inputs=0)
-        switched_s[i] = seconds_in_call(routing, cost, task, device, after_switch) + call_s + copies_s
+        same_call_s = seconds_in_call(routing, cost, task, device, local)
+        new_call_s = seconds_in_call(routing, cost, task, device, local._replace(inputs=0))
+        continued_s[i] = same_call_s + (call_s if is_first else 0.0)
+        switched_s[i] = new_call_s + call_s + copies_s
+        if i > 0:
+            # Before onnxruntime can read these inputs, the other engine converts them from its own layout. This takes
+            # as long as the conversion to this layout.
+            switched_s[0] += max(0.0, new_call_s - same_call_s)
     return LayerTimes(tuple(continued_s), tuple(switched_s))

@@ -225,23 +225,35 @@ class Routing:
         return raw_nbytes(self.layers.tensors[box.key.tensor].dtype, region_shape(box.region))
 
     @cached_property
-    def local_readers(self) -> Mapping[TaskId, tuple[TaskId, ...]]:
-        """For each task of which only tasks on the same device read the results, and as they are: these tasks.
+    def call_readers(self) -> Mapping[TaskId, frozenset[TaskId]]:
+        """For each task, the tasks that read its results in the same call of the engine.
 
-        Tasks of which a result is sent, cut, joined, delivered or kept are missing.
+        A call ends after a result that is sent, before a task that needs a received tensor, and at the end of a lane.
         """
-        readers: dict[TaskId, list[TaskId]] = {}
-        others = [delivery.assembly for delivery in self.deliveries if delivery.assembly is not None]
-        others += [retention.assembly for retention in self.state_retentions]
+        readers: dict[TaskId, set[TaskId]] = {}
+        sent = {box.origin.task for box in self.received_boxes if box.origin is not None}
+        lanes = {task_id(task): (task.lane, self.periods.get(task_id(task))) for task in self.tasks}
+        for reader, reads in self.reads.items():
+            if any(leaf.box.origin is not None for tree in reads.values() for leaf in assembly_leaves(tree)):
+                continue  # The task receives a tensor, so it begins another call.
+            for producer in filter(None, map(find_uncut_producer, reads.values())):
+                if producer not in sent and lanes.get(producer) == lanes.get(reader):
+                    readers.setdefault(producer, set()).add(reader)
+        return {task: frozenset(found) for task, found in readers.items()}
+
+    @cached_property
+    def leaving_tasks(self) -> frozenset[TaskId]:
+        """The tasks of which a result is also used outside their call: sent, cut, joined, delivered or kept."""
+        trees = [delivery.assembly for delivery in self.deliveries if delivery.assembly is not None]
+        trees += [retention.assembly for retention in self.state_retentions]
         for reader, reads in self.reads.items():
             for tree in reads.values():
-                if (producer := find_uncut_producer(tree)) is not None:
-                    readers.setdefault(producer, []).append(reader)
-                else:
-                    others.append(tree)
-        leaving = {leaf.box.task for tree in others for leaf in assembly_leaves(tree)}
+                producer = find_uncut_producer(tree)
+                if producer is None or reader not in self.call_readers.get(producer, ()):
+                    trees.append(tree)
+        leaving = {leaf.box.task for tree in trees for leaf in assembly_leaves(tree)}
         leaving |= {box.origin.task for box in self.received_boxes if box.origin is not None}
-        return {task: tuple(found) for task, found in readers.items() if task not in leaving}
+        return frozenset(task for task in leaving if task is not None)
 
     @cached_property
     def total_bytes(self) -> int:

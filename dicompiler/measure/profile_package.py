@@ -55,15 +55,15 @@ SHIPPED_MODULES = {
 """Modules of dicompiler that a profile package contains, by the name of the copy."""
 PIECES_DIRECTORY, RUNTIME_DIRECTORY = "pieces", "runtime"
 TRANSFER_SHAPES: Sequence[Shape] = (
-    *((1, 16, 7, 7), (1, 16, 15, 15), (1, 32, 19, 21), (1, 64, 27, 29), (1, 64, 39, 41)),
-    *((1, 64, 55, 57), (1, 64, 79, 81), (1, 64, 111, 113), (1, 64, 221, 223)),
-)
+    (1, 16, 7, 7), (1, 16, 15, 15), (1, 32, 19, 21), (1, 64, 27, 29), (1, 64, 39, 41), (1, 64, 55, 57), (1, 64, 79, 81),
+    (1, 64, 111, 113), (1, 64, 221, 223),
+)  # fmt: skip
 """Shapes of the tensors with which reading and returning a tensor is measured.
 
-Engines convert such tensors to their own layout, because the numbers of channels are multiples of 16. Odd heights and
-widths avoid that the same caches store all channels of a pixel.
+Engines convert such tensors to their own layout, because the numbers of channels are multiples of 16. With odd heights
+and widths, the channels of a pixel are not all stored in the same set of the cache.
 """
-TASKS_FORMAT = "dicompiler.profile-tasks/2"
+TASKS_FORMAT = "dicompiler.profile-tasks/3"
 CUT_LABELS: tuple[AxisLabel, ...] = ("height", "width", "channel")
 DEFAULT_TILE_COUNTS = (1, 2, 3, 4, 6, 8)
 
@@ -141,14 +141,14 @@ def write_package(
         "format": TASKS_FORMAT,
         "model_digest": network_digest(layers),
         "device": device,
-        "call": _write_model(empty_model(), directory, f"{PIECES_DIRECTORY}/call.onnx", engines),
+        "call": _write_model(relu_model(), directory, f"{PIECES_DIRECTORY}/call.onnx", engines),
         "whole": None
         if unmeasured
         else _write_model(model.proto, directory, f"{PIECES_DIRECTORY}/network.onnx", engines),
         "transfers": [
             {
                 "nbytes": raw_nbytes(onnx.TensorProto.FLOAT, shape),
-                **_write_model(empty_model(shape), directory, f"{PIECES_DIRECTORY}/transfer-{number}.onnx", engines),
+                **_write_model(relu_model(shape), directory, f"{PIECES_DIRECTORY}/transfer-{number}.onnx", engines),
             }
             for number, shape in enumerate(TRANSFER_SHAPES if engines else ())
         ],
@@ -381,10 +381,10 @@ def _tensor_entry(name: str, dtype: int, shape: Sequence[int]) -> Mapping[str, A
     return {"name": name, "dtype": dtype_name(dtype), "number": dtype, "shape": list(shape)}
 
 
-def empty_model(shape: Shape = (1, 1)) -> onnx.ModelProto:
-    """Return a model that computes almost nothing, to measure how long an engine takes for a call.
+def relu_model(shape: Shape = (1, 1)) -> onnx.ModelProto:
+    """Return a model of one Relu, to measure how long an engine takes for a call that computes almost nothing.
 
-    With a larger `shape` of its input and output, the call mostly reads and returns tensors.
+    With a larger `shape` of its input and output, the engine mostly reads the input and returns the output.
     """
     dtype = onnx.TensorProto.FLOAT
     graph_input, graph_output = (onnx.helper.make_tensor_value_info(name, dtype, shape) for name in ("x", "y"))

@@ -6,7 +6,7 @@
 
 The script needs Python, numpy and onnxruntime; links need Python only. Other engines are measured if they are
 installed. link_benchmark.py measures links, and runtime_costs_fit.py measures runtimes of targets. Large weights are
-seeded random numbers.
+seeded random numbers in onnxruntime, and zeros in other engines.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from typing import Any
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 SCRIPT_DIRECTORY = Path(__file__).resolve().parent
 PROFILE_FORMAT = "dicompiler.profile/2"
-TASKS_FORMAT = "dicompiler.profile-tasks/2"
+TASKS_FORMAT = "dicompiler.profile-tasks/3"
 OPTIMIZATION, ORT_OPTIMIZATION_LEVEL = "all", "ORT_ENABLE_ALL"
 """Default optimization level of targets, by our name and by onnxruntime's name."""
 MIN_TIMING_S = 0.002
@@ -51,7 +51,10 @@ DEFAULT_REPEAT = 7
 NETWORK_TIMING_S = 1.0
 """Minimum seconds of a measurement that runs several models in turn; proportional to the option --repeat."""
 RUNS_PER_TURN = 5
-"""Number of runs of a model before the next model's turn. Turns are short, because a shared host is slow at times."""
+"""Number of timed runs of a model before the next model's turn; one more run before them is not counted.
+
+Turns are short, because a shared host is slow at times.
+"""
 
 TimeRange = tuple[float, float, float]
 """Median, shortest and longest time in seconds."""
@@ -304,7 +307,7 @@ def time_network_and_call(
     network: dict[str, Any], call: dict[str, Any], options: argparse.Namespace, engine: str = ""
 ) -> dict[str, float]:
     """Return the seconds of the whole network and of an empty call, in an engine (empty: onnxruntime)."""
-    # Only the difference is used, so both are measured in turn, while the host has the same speed.
+    # The difference matters most, so both are measured in turn, while the host has the same speed.
     pieces = [open_piece(task, options.threads, engine) for task in (network, call)]
     times = lower_quartiles(lambda: [_warm_median(piece) for piece in pieces], options)
     return dict(zip(("whole_model_s", "call_s"), times, strict=True))
@@ -319,7 +322,7 @@ def lower_quartiles(run_turn: Callable[[], list[float]], options: argparse.Names
 
     Args:
         run_turn: Function that returns the same number of seconds each time.
-        options: Command-line options. The seconds are proportional to --repeat.
+        options: Command-line options. The duration is proportional to --repeat.
     """
     turns = [run_turn() for _ in range(3)]
     end = time.perf_counter() + NETWORK_TIMING_S * options.repeat / DEFAULT_REPEAT
@@ -342,7 +345,8 @@ def measure_cold_costs(
         engine: Name of the engine that computes the pieces; empty for onnxruntime.
 
     Returns:
-        Additional seconds for each byte of weights, for each byte of other inputs, and for each call.
+        Additional seconds for each byte of weights, for each byte of other inputs, and for each call. Those of an empty
+        call are subtracted, because the costs of the target's runtime include them.
     """
     tasks = [median_piece(layer["measurements"]) for layer in layers for _ in layer["names"]]
     pieces = [open_piece(task, options.threads, engine) for task in (*tasks, call)]
@@ -364,7 +368,8 @@ def measure_cold_costs(
 
 def median_piece(pieces: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the piece that moves the median number of bytes, among pieces that read all weights of the layer."""
-    complete = [piece for piece in pieces if piece["weight_bytes"] == pieces[0]["weight_bytes"]]
+    most_bytes = max(piece["weight_bytes"] for piece in pieces)
+    complete = [piece for piece in pieces if piece["weight_bytes"] == most_bytes]
     return sorted(complete, key=lambda piece: piece["moved_bytes"])[len(complete) // 2]
 
 
@@ -451,7 +456,10 @@ class EnginePiece:
 
 
 def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[EnginePiece, dict[str, Any], list[str], Any]:
-    """Return a piece of a layer in the format of an engine, with weights of 0, as `open_piece` does for onnxruntime."""
+    """Return a piece of a layer in the format of an engine, in the form of the results of `open_piece`.
+
+    All weights are 0.
+    """
     import numpy
 
     entry, random = task["engines"][engine], numpy.random.default_rng(0)

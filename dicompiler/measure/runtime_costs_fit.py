@@ -22,7 +22,7 @@ MAX_RUN_RATIO = 1.05
 MESSAGE_COSTS = ("send", "receive", "latency")
 """Costs into which the time of a message is split. If one of them is 0, the split is wrong, and so are the others."""
 MAX_FITS = 3
-"""Maximum number of measurements of a runtime; repeated if a cost is 0, because no cost really is 0."""
+"""Maximum number of measurements of a runtime. It is measured again if a cost is 0, because no real cost is 0."""
 
 
 class BenchmarkProgramError(OSError):
@@ -125,7 +125,7 @@ def run_programs(directory: Path, names: list[str], repeat: int) -> tuple[dict[s
 
 
 def fit_costs(entry: dict[str, Any], times: dict[str, float], send_s: float | None) -> dict[str, float]:
-    """Return the runtime costs, from the differences between programs that differ in one quantity only.
+    """Return the runtime costs, from the differences between the times of two programs.
 
     A cost is missing if no program measures it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +23,7 @@ from dicompiler.ir.onnx.weights import raw_nbytes
 from dicompiler.ir.plan import LayerShare, Part
 from dicompiler.ir.platform import Platform
 from dicompiler.ir.regions import full_region, with_interval
-from dicompiler.ir.routing import Box, task_id
+from dicompiler.ir.routing import Box, TaskId, find_uncut_producer, task_id
 from dicompiler.ir.wire_dtype import with_wire_dtypes
 from dicompiler.partition.bounds_inference import output_shape
 from dicompiler.partition.tiling import AxisLabel, tile_layer
@@ -208,3 +209,25 @@ def test_only_uncut_tensors_of_one_device_are_local() -> None:
     assert {key for key, (_, inputs) in local.items() if inputs >= 1} == reading
     writing = {("conv1", "pi01"), ("conv1", "pi02"), ("flatten", "pi01"), ("fc3", "pi01"), ("fc4", "pi01")}
     assert {key for key, (outputs, _) in local.items() if outputs} == writing
+
+
+@pytest.mark.parametrize("network", ["tiny", "quirks", "lenet", "resnet18"])
+@pytest.mark.parametrize("strategy", ["single", "pipeline", "modnn", "dp"])
+def test_tasks_that_exchange_results_in_a_call_are_in_one_segment(network: str, strategy: str) -> None:
+    options: dict[str, Any] = {"size": 64, "width": 0.1} if network == "resnet18" else {}
+    result = compile(networks.build(network, 0, **options), "rpi4x3", strategy, allow_worse=True)
+    assert result.program is not None and result.routing is not None
+    segments: dict[TaskId, set[str]] = {}
+    for device in result.program.devices:
+        for segment in device.segments:
+            for key, _ in segment.node_marks:
+                segments.setdefault(key, set()).add(segment.name)
+    in_call = in_segment = 0
+    for reader, reads in result.routing.reads.items():
+        for producer in filter(None, map(find_uncut_producer, reads.values())):
+            is_in_call = reader in result.routing.call_readers.get(producer, ())
+            is_in_segment = bool(segments.get(producer, set()) & segments.get(reader, set()))
+            assert is_in_segment or not is_in_call, (producer, reader)
+            in_call, in_segment = in_call + is_in_call, in_segment + is_in_segment
+    # If a segment sends several results, tasks that read one of them in the same segment are not counted.
+    assert in_call >= 0.5 * in_segment > 0, (in_call, in_segment)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import math
 import os
 import socket
 import subprocess
@@ -440,6 +441,8 @@ class TestEngines:
         conv = next(layer for layer in profile.layers.values() if layer.kind == "Conv")
         cuts = {piece.cut for piece in measured.layers[conv.signature]}
         assert cuts >= {"whole", "axis 1", "axis 2", "axis 3", "reduce"}
+        assert [*measured.transfers] == [4 * math.prod(shape) for shape in profiling.TRANSFER_SHAPES]
+        assert measured.call_s < 2 * measured.transfers[4 * 16 * 7 * 7] < max(measured.transfers.values())
 
     def test_pieces_that_an_engine_cannot_run_are_left_to_onnxruntime(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,), engines=[NcnnEngine()])

@@ -117,6 +117,7 @@ OPERATORS = {
     "split_of_opset_11": parsed("a, b = Split <axis = 1, split = [3, 5]> (x) y = Concat <axis = 1> (b, a)", opset=11),
     "softmax_of_opset_11": parsed("y = Softmax <axis = 1> (x)", opset=11),
     "log_softmax": parsed("y = LogSoftmax (x)"),
+    "log_softmax_of_opset_11": parsed("y = LogSoftmax <axis = 3> (x)", opset=11),
     "shuffled_channels": parsed(
         "a = Reshape (x, s) b = Transpose <perm = [0, 2, 1, 3, 4]> (a) y = Reshape (b, t)",
         s=integers(1, 2, 4, 9, 7), t=integers(1, 8, 9, 7),
@@ -130,6 +131,10 @@ OPERATORS = {
     "space_to_depth": parsed("y = SpaceToDepth <blocksize = 2> (x)", "1, 8, 10, 6"),
     "several_frames": parsed("c = Conv (x, w) y = Relu (c)", "3, 8, 9, 7", w=floats(4, 8, 1, 1)),
 }  # fmt: skip
+
+
+def test_log_softmax_of_opset_11_over_several_axes_is_left_to_onnxruntime() -> None:
+    assert MNN.unsupported_nodes(parsed("y = LogSoftmax (x)", opset=11), {}) == {0: "a LogSoftmax over several axes"}
 
 
 @pytest.mark.parametrize("name", OPERATORS)

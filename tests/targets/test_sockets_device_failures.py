@@ -28,6 +28,7 @@ from dicompiler.driver.run_log import run_document
 from dicompiler.search.constraints import check_target_support
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunEvent, RunOptions
+from dicompiler_targets.sockets import failures
 from dicompiler_targets.sockets.artifact import SocketsArtifact
 from dicompiler_targets.sockets.cluster_state import ClusterState
 from dicompiler_targets.sockets.device_connections import ANY_LOOPBACK_PORT, DeviceProcess, RunAcceptor
@@ -788,8 +789,9 @@ def test_reports_failure_with_reason_before_later_events() -> None:
     ],
 )
 def test_only_a_signal_is_a_better_reason_than_the_report_of_another_device(
-    command: tuple[str, ...], reason: str
+    command: tuple[str, ...], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(failures, "EXIT_WAIT_S", LIMIT_S)
     event_log = EventLog(None)
     failed_processes = FailedProcesses(event_log.set_reason)
     process = DeviceProcess({"device": "b"}, subprocess.Popen(command))

@@ -15,7 +15,7 @@ from dicompiler.driver.engines import make_engine
 from dicompiler.ir.cluster import DEFAULT_ENGINE
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program
-from dicompiler.measure.profile_package import empty_model
+from dicompiler.measure.profile_package import relu_model
 from dicompiler.target.engine import UnsupportedByEngine
 from dicompiler.target.engine_check import convert_checked, load_files, output_shapes
 from dicompiler.target.run_records import SegmentCall
@@ -69,7 +69,7 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
         inputs: Arrays by the names of the graph inputs.
         is_long: True to measure for LONG_TIMING_S seconds instead of a short time.
     """
-    empty = CallTimer(OrtSession(empty_model(), {}, "empty", "all").bind({"x": np.zeros((1, 1), np.float32)}))
+    empty = CallTimer(OrtSession(relu_model(), {}, "empty", "all").bind({"x": np.zeros((1, 1), np.float32)}))
     timers: list[tuple[str, list[CallTimer]]] = []
     for role in program.roles:
         values = ProgramExecutor(role, is_single_use=True).run(inputs, True).values

@@ -247,6 +247,13 @@ def _check_layer_normalization(facts: SubmodelFacts, node: onnx.NodeProto, attri
     _require(not is_whole, "a LayerNormalization over all axes")
 
 
+def _check_log_softmax(facts: SubmodelFacts, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
+    """Before opset 13, a LogSoftmax treats `axis` and all later axes as one axis, and MNN only `axis`."""
+    shape = facts.shapes[node.input[0]]
+    later_sizes = shape[attributes["axis"] % len(shape) + 1 :]
+    _require(facts.opset >= 13 or set(later_sizes) <= {1}, "a LogSoftmax over several axes")
+
+
 def _check_dropout(_facts: SubmodelFacts, node: onnx.NodeProto, _: Mapping[str, Any]) -> None:
     _require(len(node.input) < 3, "a Dropout with training_mode")
 
@@ -288,7 +295,7 @@ OPERATOR_CHECKS: dict[str, Check] = {
     **dict.fromkeys(("Reshape", "Squeeze", "Unsqueeze"), _check_constants(1)),
     **dict.fromkeys(("ReduceMean", "ReduceMax", "ReduceMin", "ReduceSum"), _check_reduction),
     "Softmax": _accept,
-    "LogSoftmax": _accept,
+    "LogSoftmax": _check_log_softmax,
     "LRN": _accept,
     "Pad": _check_pad,
     "Slice": _check_slice,

@@ -463,12 +463,12 @@ def _convert_identity(converter: _Converter, node: onnx.NodeProto, _: Mapping[st
 
 def _convert_softmax(converter: _Converter, node: onnx.NodeProto, attributes: Mapping[str, Any]) -> None:
     (source, *_), (result, *_) = node.input, node.output
-    shape, is_along_one_axis = converter.blob_shape(source), converter.opset >= 13
-    axis = converter.axis(attributes.get("axis", -1 if is_along_one_axis else 1), source)
-    if is_along_one_axis or axis == len(shape) - 1:
+    shape, has_one_axis = converter.blob_shape(source), converter.opset >= 13
+    axis = converter.axis(attributes.get("axis", -1 if has_one_axis else 1), source)
+    if has_one_axis or axis == len(shape) - 1:
         converter.add("Softmax", [source], result, {0: axis, 1: 1})
         return
-    # Before opset 13, the values along `axis` and all later axes add up to 1.
+    # Before opset 13, Softmax treats `axis` and all later axes as one axis.
     flat, flat_result = f"{result}/flat", f"{result}/flat result"
     converter.add("Reshape", [source], flat, _size_parameters((math.prod(shape[:axis]), math.prod(shape[axis:]))))
     converter.add("Softmax", [flat], flat_result, {0: 1, 1: 1})

@@ -26,7 +26,7 @@ RANK_CAUSE, RANK_EXIT, RANK_DISCONNECTED, RANK_SUSPECTED = range(4)
 CAUSE_WAIT_S = 0.3
 """Seconds to wait for the cause of a failure: a process's end is noticed later than the end of its connections."""
 EXIT_WAIT_S = 0.05
-"""Seconds from the end of a device's connection until its process is killed, if it still runs."""
+"""Seconds from the report that a device's connection ended until its process is killed, if it still runs."""
 
 
 @dataclass(frozen=True)
@@ -168,8 +168,8 @@ class _FailedProcess:
 def _final_reason(observed_first: DeviceFailure, exit_observed: DeviceFailure | None) -> str:
     """Return the cause of a failure, from the first observation and from the end of the device's process, if it ended.
 
-    A device that others suspect may have ended only because its connections were closed. Of its ends, only an end by a
-    signal shows the cause.
+    A device that others suspect may have ended only because its connections were closed. The end of its process then
+    shows the cause only if a signal ended it.
     """
     is_consequence = observed_first.rank == RANK_SUSPECTED and exit_observed and exit_observed.rank != RANK_CAUSE
     return observed_first.message if exit_observed is None or is_consequence else exit_observed.message
@@ -190,8 +190,8 @@ class FailedProcesses:
         return any(not failed.is_explained for failed in self._processes)
 
     def add(self, process: DeviceProcess, failure: DeviceFailure) -> None:
-        # The other ends of its connections notice the end of a process before this process does. It gets time to end,
-        # because its exit code may show the cause.
+        # Connections end before a process does, so other devices may report the failure first. The process gets time to
+        # end, because its exit code may show the cause.
         wait_s = EXIT_WAIT_S if failure.rank in (RANK_DISCONNECTED, RANK_SUSPECTED) else 0.0
         self._processes.append(_FailedProcess(process, failure, time.monotonic() + wait_s))
 

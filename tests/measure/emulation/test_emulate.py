@@ -20,7 +20,7 @@ from dicompiler.ir.cluster import Network
 from dicompiler.ir.plan import load_plan
 from dicompiler.ir.platform import Platform, platform_to_toml
 from dicompiler.measure.emulation.emulate import _check_speed, board_segment_seconds, emulate
-from dicompiler.measure.profile_package import empty_model
+from dicompiler.measure.profile_package import relu_model
 from dicompiler.target.run_records import RunOptions
 from dicompiler.verify.executor import OrtSession, run_model
 from dicompiler.verify.run_inputs import prepare_inputs
@@ -138,8 +138,8 @@ def test_dilation_emulates_fast_boards(tmp_path: Path) -> None:
 @pytest.mark.alone
 @pytest.mark.slow
 def test_slower_does_not_scale_the_time_of_a_call(tmp_path: Path) -> None:
-    dicompiler.compile(empty_model(), slow(1), "single", output=tmp_path / "artifact")
-    engine, given, taken = OrtSession(empty_model(), {}, "call", "all"), {"x": np.zeros((1, 1), np.float32)}, []
+    dicompiler.compile(relu_model(), slow(1), "single", output=tmp_path / "artifact")
+    engine, given, taken = OrtSession(relu_model(), {}, "call", "all"), {"x": np.zeros((1, 1), np.float32)}, []
     for _ in range(100):
         start = time.thread_time()
         engine.run(given)
