@@ -39,7 +39,15 @@ class LocalBytes(NamedTuple):
 
     @classmethod
     def of_whole_layer(cls, layers: LayerGraph, layer: Layer) -> LocalBytes:
-        """Return the bytes of a whole layer in a call that computes the whole network."""
+        """Return the bytes of a whole layer in a call that computes the whole network.
+
+        Args:
+            layers: The layers of the network.
+            layer: The layer.
+
+        Returns:
+            Bytes of the inputs and outputs, without inputs and outputs of the network.
+        """
         inner_inputs = [name for name in layer.inputs if name not in layers.inputs]
         inner_outputs = [name for name in layer.outputs if name not in layers.outputs]
         return cls(_tensor_nbytes(layers, inner_inputs), _tensor_nbytes(layers, inner_outputs))
