@@ -24,8 +24,10 @@ EXIT_INTERRUPTED = 130
 INTERRUPTED_MESSAGE, TERMINATED_MESSAGE = "interrupted", "terminated"
 _TERMINATION_SIGNALS = (_signal.SIGTERM, _signal.SIGHUP)
 RETRY_S, MAX_RETRIES = 0.005, 600
-"""An interrupt during an import is raised again after RETRY_S seconds, at most MAX_RETRIES times."""
+"""An interrupt that would get lost is raised again after RETRY_S seconds, at most MAX_RETRIES times."""
 IMPORT_FILE = "<frozen importlib._bootstrap>"
+SCHEMA_CALLBACK = "_RejectFloat.validate"
+"""Function that the validator of JSON schemas calls. It takes every exception for an error in the document."""
 
 
 class InterruptHandler:
@@ -66,7 +68,7 @@ class InterruptHandler:
             is_finished: False if the command ended by an exception.
 
         Raises:
-            KeyboardInterrupt: The command is finished, but Ctrl-C was pressed during an import and is still delayed.
+            KeyboardInterrupt: The command is finished, but an interrupt is still delayed.
         """
         if is_finished and signal_deferral.is_active:
             self._ignore_signals()
@@ -100,7 +102,7 @@ class InterruptHandler:
                 os._exit(128 + number)
         # Delay an interrupt during an import, because it could get lost there: an extension module may replace it by
         # another error, and Python's import system only prints exceptions in its callbacks.
-        if _is_in_import(frame) and self._retries < MAX_RETRIES:
+        if _loses_exceptions(frame) and self._retries < MAX_RETRIES:
             self._retries += 1
             _thread.start_new_thread(_signal_later, (number,))
             return
@@ -113,9 +115,10 @@ def _signal_later(number: int) -> None:
     _thread.interrupt_main(number)  # type: ignore[arg-type]  # mypy expects Signals
 
 
-def _is_in_import(frame: FrameType | None) -> bool:
+def _loses_exceptions(frame: FrameType | None) -> bool:
+    """Return True if a caller of the frame may drop an exception, or replace it by another one."""
     while frame is not None:
-        if frame.f_code.co_filename == IMPORT_FILE:
+        if frame.f_code.co_filename == IMPORT_FILE or frame.f_code.co_qualname == SCHEMA_CALLBACK:
             return True
         frame = frame.f_back
     return False

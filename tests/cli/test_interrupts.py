@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import marshal
 import os
 import shutil
@@ -182,6 +183,40 @@ def test_a_delayed_interrupt_after_the_end_of_the_command_adds_no_second_line() 
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=600)
     assert (done.returncode, done.stderr) == (130, "one line\n")
+
+
+def test_an_interrupt_while_a_document_is_validated_is_no_error_in_the_document() -> None:
+    """The validator of JSON schemas takes all exceptions in its callbacks for errors in the document."""
+    script = (
+        "import json, os, signal, sys, time\n"
+        "from dicompiler.base.schema import validate\n"
+        "from dicompiler.cli.interrupts import SCHEMA_CALLBACK, interrupt_handler\n"
+        "def interrupt(frame, *_):\n"
+        "    if frame.f_code.co_qualname == SCHEMA_CALLBACK:\n"
+        "        sys.setprofile(None)\n"
+        "        os.kill(os.getpid(), signal.SIGINT)\n"
+        "interrupt_handler.install()\n"
+        "interrupt_handler.begin_command()\n"
+        "sys.setprofile(interrupt)\n"
+        "try:\n"
+        "    validate(json.loads(sys.argv[1]), 'platform', 'file.toml')\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit('interrupted in the validator')\n"
+        "try:\n"
+        "    for _ in range(6000):\n"
+        "        time.sleep(0.01)\n"
+        "except KeyboardInterrupt:\n"
+        "    print('interrupted afterwards')\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    platform = {
+        "host": [{"name": "pi01", "memory": "1 GiB"}],
+        "device": [{"name": "pi01", "rate": "1 GFLOP/s", "cores": 2}],
+        "network": {"kind": "switch", "bandwidth": "1 Gbit/s"},
+    }
+    command = [sys.executable, "-c", script, json.dumps(platform)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=600)
+    assert (done.stdout, done.stderr) == ("interrupted afterwards\n", "")
 
 
 def marked_commands(mark: str) -> Iterator[str]:
