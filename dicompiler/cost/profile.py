@@ -122,6 +122,10 @@ class EngineMeasurements:
     cold_costs: Mapping[str, Any] = field(default_factory=dict)
     transfers: Mapping[int, float] = field(default_factory=dict)
 
+    def has_whole_layer(self, signature: str) -> bool:
+        """Return True if the engine has computed the whole layer with this signature."""
+        return any(piece.cut == "whole" for piece in self.layers.get(signature, ()))
+
 
 # With `eq=False`, profiles are hashed by identity. This is fast, and memoized methods hash the profile at each call.
 @dataclass(frozen=True, eq=False)
@@ -195,7 +199,7 @@ class Profile(Memoizing):
             whole_model_s=measured.whole_model_s,
             layers=layers,
             transfers=measured.transfers,
-            converted_layers=frozenset(measured.layers),
+            converted_layers=frozenset(filter(measured.has_whole_layer, measured.layers)),
             engine=engine,
             **measured.cold_costs,
         )
@@ -578,7 +582,7 @@ class ProfileSet:
         if engine == DEFAULT_ENGINE:
             return True
         measured = profile.engines.get(engine_name(engine))
-        return measured is not None and any(piece.cut == "whole" for piece in measured.layers.get(signature, ()))
+        return measured is not None and measured.has_whole_layer(signature)
 
 
 @cache
