@@ -152,7 +152,6 @@ class Profile(Memoizing):
             call.
         transfers: Seconds of a call that computes almost nothing, by the bytes of the tensor that it reads and returns;
             empty for onnxruntime.
-        converted_layers: Signatures of the layers whose times include transfers.
         engines: Measurements of engines other than onnxruntime, by name.
         engine: Name of the engine that `call_s`, `layers` and `whole_model_s` were measured with. Layers that it does
             not compute have the times of onnxruntime.
@@ -173,7 +172,6 @@ class Profile(Memoizing):
     read_byte_s: float = 0.0
     cold_call_s: float = 0.0
     transfers: Mapping[int, float] = field(default_factory=dict)
-    converted_layers: frozenset[str] = frozenset()
     engines: Mapping[str, EngineMeasurements] = field(default_factory=dict)
     engine: str = DEFAULT_ENGINE
 
@@ -199,7 +197,6 @@ class Profile(Memoizing):
             whole_model_s=measured.whole_model_s,
             layers=layers,
             transfers=measured.transfers,
-            converted_layers=frozenset(filter(measured.has_whole_layer, measured.layers)),
             engine=engine,
             **measured.cold_costs,
         )
@@ -253,8 +250,8 @@ class Profile(Memoizing):
             unmeasured_s: Predicted seconds of all layers that were not measured.
         """
         wait_s = self._memory_wait_s(layers, layer, share, local.inputs)
-        if self.transfers and not self._converts(layers, layer):
-            # onnxruntime computes the layer in a call of its own.
+        if self.transfers and not self.engines[self.engine].has_whole_layer(layer_signature(layers, layer)):
+            # onnxruntime computes the layer in a call of its own, so the layer's times contain no transfers.
             return isolated_s + wait_s
         if self.transfers:
             transfers = self._transfer_times(layers, layer, share)
@@ -264,10 +261,6 @@ class Profile(Memoizing):
         if local.inputs:
             saved_byte_s = self.fusing_s(layers, unmeasured_s) * self._saved_fraction(layers, layer, share, isolated_s)
         return max(0.0, isolated_s + wait_s - saved_byte_s * local.inputs)
-
-    def _converts(self, layers: LayerGraph, layer: Layer) -> bool:
-        """Return True if the times of a layer include transfers, because the engine of the profile has computed it."""
-        return layer_signature(layers, layer) in self.converted_layers
 
     @cached_property
     def _transfer_curve(self) -> TimeCurve:

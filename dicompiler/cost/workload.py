@@ -390,8 +390,9 @@ def count_local_bytes(routing: Routing, task: Task, device: Device) -> LocalByte
     inputs = outputs = 0
     for source, tree in routing.reads.get(task_id(task), {}).items():
         producer = find_uncut_producer(tree)
-        is_in_call = producer is not None and task_id(task) in routing.call_readers.get(producer, ())
-        if producer is not None and is_in_call and not _has_other_engine(device, producer, task.layer):
+        if producer is None or task_id(task) not in routing.call_readers.get(producer, ()):
+            continue
+        if not _has_other_engine(device, producer, task.layer):
             inputs += _nbytes(routing, source, [leaf.region for leaf in assembly_leaves(tree)])
     readers = routing.call_readers.get(task_id(task), frozenset())
     is_inner = bool(readers) and task_id(task) not in routing.leaving_tasks

@@ -231,13 +231,12 @@ class Routing:
         A call ends after a result that is sent, before a task that needs a received tensor, and at the end of a lane.
         """
         readers: dict[TaskId, set[TaskId]] = {}
-        sent = {box.origin.task for box in self.received_boxes if box.origin is not None}
         lanes = {task_id(task): (task.lane, self.periods.get(task_id(task))) for task in self.tasks}
         for reader, reads in self.reads.items():
             if any(leaf.box.origin is not None for tree in reads.values() for leaf in assembly_leaves(tree)):
                 continue  # The task receives a tensor, so it begins another call.
             for producer in filter(None, map(find_uncut_producer, reads.values())):
-                if producer not in sent and lanes.get(producer) == lanes.get(reader):
+                if producer not in self._sent_tasks and lanes.get(producer) == lanes.get(reader):
                     readers.setdefault(producer, set()).add(reader)
         return {task: frozenset(found) for task, found in readers.items()}
 
@@ -251,9 +250,14 @@ class Routing:
                 producer = find_uncut_producer(tree)
                 if producer is None or reader not in self.call_readers.get(producer, ()):
                     trees.append(tree)
-        leaving = {leaf.box.task for tree in trees for leaf in assembly_leaves(tree)}
-        leaving |= {box.origin.task for box in self.received_boxes if box.origin is not None}
-        return frozenset(task for task in leaving if task is not None)
+        used = {leaf.box.task for tree in trees for leaf in assembly_leaves(tree)}
+        return self._sent_tasks | {task for task in used if task is not None}
+
+    @cached_property
+    def _sent_tasks(self) -> frozenset[TaskId]:
+        """The tasks of which a result is sent to another device."""
+        origins = (box.origin for box in self.received_boxes if box.origin is not None)
+        return frozenset(origin.task for origin in origins if origin.task is not None)
 
     @cached_property
     def total_bytes(self) -> int:

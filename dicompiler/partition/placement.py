@@ -12,7 +12,7 @@ from dicompiler.ir.operator_rule import Node, Piece
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.recurrent_states import StatePiece
 from dicompiler.ir.regions import Region, full_region
-from dicompiler.ir.routing import Assembly, AssemblyLeaf, Box, Routing, Task, TaskId, task_id
+from dicompiler.ir.routing import Assembly, AssemblyLeaf, Box, Routing, Task, TaskId, find_uncut_producer, task_id
 from dicompiler.partition.placed_graph import (
     ModelFacts,
     NodePlacement,
@@ -108,8 +108,8 @@ class _Placer:
                 layer = self.layers.producer[output].name
                 makers = (t for t in self.routing.tasks if t.layer == layer and t.device == delivery.device)
                 names[TensorKey(output), task_id(next(makers))] = output
-            elif isinstance(tree, AssemblyLeaf) and tree.box.task is not None and tree.region == tree.box.region:
-                names[tree.box.key, tree.box.task] = output
+            elif (producer := find_uncut_producer(tree)) is not None:
+                names[TensorKey(output), producer] = output
         return names
 
     def _tensor_name(self, key: TensorKey, task: Task) -> str:
