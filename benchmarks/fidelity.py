@@ -13,9 +13,9 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import cache
+from functools import cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -30,11 +30,12 @@ import dicompiler
 from dicompiler import networks
 from dicompiler.analysis.prediction_error import share_processors
 from dicompiler.base.errors import DicompilerError
-from dicompiler.ir.cluster import Network
+from dicompiler.ir.cluster import DEFAULT_ENGINE, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.platform import Platform
 from dicompiler.measure.emulation.boards import measure_runtime_costs, runtime_cost_factor
 from dicompiler.measure.emulation.emulate import MAX_COMPUTE_SLOWDOWN, emulate
+from dicompiler.measure.emulation.segment_timing import bind_network
 from dicompiler.target.manifest import load_artifact
 from dicompiler.target.remote.certificates import make_keys
 from dicompiler.target.run_records import RunOptions
@@ -172,8 +173,9 @@ class Setup:
         if not self.slower:
             return f"analytic{{runtime={runtime_cost_factor(target, count) / self.dilation:.3g}}}"
         here, files = share_processors(measure_runtime_costs(target).scaled_by(1 / self.dilation), count), []
-        profile, then_s = measure_profile(network, target)
-        slower = self.slower * time_network(network) / then_s
+        engine = DEFAULT_ENGINE if self.engine == "auto" else self.engine
+        profile, then_s = measure_profile(network, target, engine)
+        slower = self.slower * time_network(network, engine) / then_s
         for device in platform.devices:
             times = slower * platform.fastest_device.rate / device.rate
             document = slow_profile(profile, times)
@@ -221,7 +223,7 @@ def unet_gru(size: int = 256, channels: int = 16) -> onnx.ModelProto:
 
 
 @cache
-def measure_profile(network: str, target: str) -> tuple[dict[str, Any], float]:
+def measure_profile(network: str, target: str, engine: str) -> tuple[dict[str, Any], float]:
     """Return the profile of a network on one core of this host, and the result of `time_network` right after it.
 
     The speed of this host during a later emulation may differ. The caller compares it with the second result, and
@@ -231,19 +233,24 @@ def measure_profile(network: str, target: str) -> tuple[dict[str, Any], float]:
         onnx.save(build_network(network), model := Path(scratch, "model.onnx"))
         words = ("profile", model, "--threads", "1", "--target", target, "-o", Path(scratch, "profile.json"))
         subprocess.run([sys.executable, "-m", "dicompiler", *words], check=True, stdout=subprocess.DEVNULL)
-        return dict(json.loads(Path(scratch, "profile.json").read_text())), time_network(network)
+        return dict(json.loads(Path(scratch, "profile.json").read_text())), time_network(network, engine)
 
 
-def time_network(network: str) -> float:
+def time_network(network: str, engine: str) -> float:
     """Return the processor seconds of a network on one core of this host: the lower quartile of several frames."""
     model = Model.load(build_network(network))
     session = OrtSession(model.proto, model.weights, network, "all")
     inputs = prepare_inputs(model, None)
+    run: Callable[[], object] | None = partial(session.run, inputs)
+    if engine != DEFAULT_ENGINE:
+        run = bind_network(engine, model, inputs | session.run(inputs))
+    if run is None:
+        raise click.ClickException(f"{network}: {engine} cannot compute it: use another engine")
     times: list[float] = []
     end = time.monotonic() + TIMING_S
     while time.monotonic() < end or len(times) < 5:
         start = time.thread_time()
-        session.run(inputs)
+        run()
         times.append(time.thread_time() - start)
     return sorted(times)[len(times) // 4]
 
@@ -254,16 +261,17 @@ def slow_profile(profile: dict[str, Any], factor: float) -> dict[str, Any]:
     def slow(entry: dict[str, Any], keys: Sequence[str]) -> dict[str, Any]:
         return entry | {key: factor * entry[key] for key in keys if key in entry}
 
+    def slow_all(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        return [slow(entry, ("median_s", "min_s", "max_s")) for entry in entries]
+
     def slow_engine(engine: dict[str, Any]) -> dict[str, Any]:
-        layers = [
-            layer | {"measurements": [slow(entry, ("median_s", "min_s", "max_s")) for entry in layer["measurements"]]}
-            for layer in engine["layers"]
-        ]
+        layers = [layer | {"measurements": slow_all(layer["measurements"])} for layer in engine["layers"]]
         keys = ("call_s", "whole_model_s", "weight_byte_s", "read_byte_s", "cold_call_s")
         return slow(engine | {"layers": layers}, keys)
 
     # The fields of onnxruntime are in the profile itself, and those of other engines in `engines`.
-    return slow_engine(profile) | {"engines": [slow_engine(engine) for engine in profile["engines"]]}
+    engines = [slow_engine(engine) | {"transfers": slow_all(engine["transfers"])} for engine in profile["engines"]]
+    return slow_engine(profile) | {"engines": engines}
 
 
 def measure(setting: tuple[str, int, str, str], strategy: str, setup: Setup) -> Case:
