@@ -476,8 +476,9 @@ def _scale_profile(case: CalibrationCase, runs: Sequence[LoggedRun], profile: Pa
 
 def _scale_times(measurements: dict[str, Any], factor: float) -> None:
     """Multiply all times of one engine in a profile by a factor."""
+    pieces = [piece for layer in measurements["layers"] for piece in layer["measurements"]]
     entries = [
-        (piece, key) for layer in measurements["layers"] for piece in layer["measurements"] for key in _TIME_KEYS
+        (piece, key) for piece in (*pieces, *measurements.get("transfers", ())) for key in _TIME_KEYS if key in piece
     ]
     if measurements.get("whole_model_s") is not None:
         entries.append((measurements, "whole_model_s"))

@@ -99,6 +99,9 @@ def test_scales_profile_and_stream_determines_only_rates(tmp_path: Path) -> None
             one |= {"median_s": seconds, "min_s": seconds, "max_s": seconds}
         alone = [len(own["names"]) * own["measurements"][0]["median_s"] for own in document["layers"]]
         document |= {"whole_model_s": 0.9 * sum(alone), "weight_byte_s": 2e-9 * (i + 1)}
+        transfers = [{"nbytes": 4096, "median_s": 2e-6 * (i + 1)}]
+        engine = {"name": "ncnn", "versions": {}, "call_s": 0.0, "whole_model_s": None, "layers": []}
+        document["engines"] = [engine | {"transfers": transfers}]
         write_json(tmp_path / f"{('guess', 'truth')[i]}.json", document)
     slower = made[1]
     run = ran(tmp_path, "lenet", boards((1e9,) * 3), cost=f"profile{{file={tmp_path / 'truth.json'} others=true}}")
@@ -112,6 +115,8 @@ def test_scales_profile_and_stream_determines_only_rates(tmp_path: Path) -> None
             assert one["median_s"] == pytest.approx(two["median_s"], rel=0.12)
     for key in ("whole_model_s", "weight_byte_s"):
         assert calibration.document[key] == pytest.approx(slower[key], rel=0.12)
+    (transfer,) = calibration.document["engines"][0]["transfers"]
+    assert transfer["median_s"] == pytest.approx(slower["engines"][0]["transfers"][0]["median_s"], rel=0.12)
 
     def streamed(log: dict[str, Any]) -> None:
         log["in_flight"], log["total_s"] = 3, sum(log["frames_s"]) / 2
