@@ -1,4 +1,4 @@
-"""Each command's --json output has the form that docs/reference/formats shows; only terminals show progress."""
+"""Each command's --json output has the form that docs/reference/formats shows, and files get no progress."""
 
 from __future__ import annotations
 
@@ -29,10 +29,17 @@ KINDS = ("passes", "strategies", "targets", "operators", "cost-models", "platfor
 
 
 def printed(line: str, place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Any:
-    """Return the JSON document that a command prints, after a check against its schema."""
+    """Return the JSON document that a command prints, after a check against its schema.
+
+    Nothing but warnings may be on stderr, and no terminal codes anywhere, because neither stream is a terminal.
+    """
     monkeypatch.chdir(place)
+    monkeypatch.setenv("TERM", "xterm")
     assert main([*line.split(), "--json"]) == 0
-    document = json.loads(capfd.readouterr().out)
+    output, said = capfd.readouterr()
+    assert not set(output + said) & set("\x1b\r\b")
+    assert [text for text in said.splitlines() if not text.startswith("dicompiler: warning: ")] == []
+    document = json.loads(output)
     name = line.split()[0]
     validate({name: document}, "results", line)
     if name in OWN:
