@@ -1,4 +1,4 @@
-"""Progress of commands: terminals show and remove it, and warnings are complete."""
+"""Progress of commands: terminals show and remove it, pipes do not get it, and warnings are complete."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from support.command_lines import SEARCH
+from support.command_lines import LINES, SEARCH
 
 
 def on_terminal(line: str, place: Path) -> tuple[str, str]:
@@ -56,6 +56,22 @@ def test_progress_is_shown_on_a_terminal_and_removed(line: str, word: str, place
     assert "\x1b" not in output
     # The last escape codes erase the progress line and show the cursor again.
     assert said.endswith("\x1b[2K") and "\x1b[?25h" in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in LINES if name not in ("demo", "keys", "opt")])
+def test_pipes_get_no_progress(name: str, place: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "dicompiler", *LINES[name].split()],
+        cwd=place,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), "TERM": "xterm"},
+        capture_output=True,
+        timeout=120,
+        check=True,
+    )
+    assert not set(done.stdout + done.stderr) & {0x1B, 0x0D, 0x08}
+    warned = [line for line in done.stderr.decode().splitlines() if not line.startswith("dicompiler: warning: ")]
+    assert warned == []
 
 
 def test_progress_keeps_warnings_whole(place: Path) -> None:
