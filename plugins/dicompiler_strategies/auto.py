@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import ClassVar
@@ -136,19 +137,8 @@ most 2 % worse. For throughput and memory, `teams` nearly always finds the best 
 needed 1.2 to 5 times as much, because it counts weights only; but only `cpsat` cuts tables of embeddings by rows.
 """
 DEFAULT_STRATEGIES = (*QUICK_STRATEGIES, "heads", "teams", "dp", "cpsat", "gradient", "genetic")
-TABLE_STRATEGIES = ("cpsat", "gradient")
-"""Strategies that need cost tables, i.e. the costs of all ways to split each layer.
-
-If the budget is too small to fill the tables, `auto` asks these strategies last. It omits them if it already has a plan
-on several devices.
-"""
-NOT_FOR_ATTENTION = ("cpsat", "dp", "gradient")
-"""Strategies that `auto` omits for networks with attention if the objective is latency or memory.
-
-`heads` finds better plans for these networks in a tenth of the time.
-"""
 MOVES_SHARE = 0.2
-"""Fraction of the remaining budget that `auto` may use to move layers of one plan to other devices."""
+"""Fraction of a strategy's remaining budget that `auto` may use to move layers of its plan to other devices."""
 EXACT_OBJECTIVES = ("memory", "communication")
 """Objectives that are counted in bytes and therefore exact. Seconds and joules are only predicted."""
 PROVEN_RATIO = 1 + 1e-6
@@ -164,17 +154,21 @@ class Auto(Strategy):
     Strategies that take milliseconds are always asked for a plan. The other strategies follow in the order of their
     expected gain for the objective. At the end, `auto` tries small changes of the best plan.
 
-    The search ends early if the best plan reaches the lower bound of the objective. If the budget ends the search, the
-    plan's note names the omitted steps.
+    Each strategy has the whole budget, and so have the small changes. No strategy with the same budget therefore has a
+    better plan than `auto`. The search ends early if the best plan reaches the lower bound of the objective. If the
+    budget ends a strategy or the changes, the note of the plan says so.
 
     The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a slow or busy
-    machine, the clock also stops the search, after three times the budget or 20 seconds, whichever is longer. The plan
+    machine, the clock also stops a strategy, after three times the budget or 20 seconds, whichever is longer. The plan
     then depends on the machine.
     """
 
     name: ClassVar[str] = "auto"
     budget: float = field(
-        default=DEFAULT_BUDGET_S, metadata={"help": "limit of the search's work, in seconds of a reference computer"}
+        default=DEFAULT_BUDGET_S,
+        metadata={
+            "help": "limit of the work of each strategy, and of the small changes, in seconds of a reference computer"
+        },
     )
     tries: int = field(
         default=DEFAULT_TRIES, metadata={"help": "number of plans to try that differ a little from the best one"}
@@ -237,6 +231,8 @@ class _AutoSearch:
         # The plan of cpsat, if the objective is latency. cpsat has already tried small changes of this plan.
         self.refined: EvaluatedPlan | None = None
         self.errors: dict[str, DicompilerError] = {}
+        # For each note of an exceeded budget, the steps of the search that it ended.
+        self.ended_steps: dict[str, list[str]] = {}
         self.left_out: list[str] = []
 
     def run(self) -> None:
@@ -246,14 +242,29 @@ class _AutoSearch:
         self._ask(self._slow_names())
         if self._is_done():
             return
+        with self._budget_of("small changes"):
+            self._try_changes()
+
+    def _try_changes(self) -> None:
+        """Try small changes of the best plan."""
         best = self.search.best
-        if (self.is_too_large and self.is_best_plan_split) or (best is not None and best.plan.replicas):
+        if best is not None and best.plan.replicas:
             self.search.trim()
         else:
             self._search_tables()
         self.search.try_sliced_sums()
         if self.problem.objective == "latency" and self._has_time("parts in waves"):
             self.search.try_waves(best_row_plans(self.tables) if self.uses_heads else ())
+
+    @contextmanager
+    def _budget_of(self, step: str) -> Iterator[None]:
+        """Give a step of the search a budget of its own, and record the note of this budget if it was exceeded."""
+        self.search.budget = WorkBudget.from_seconds(self.options.budget)
+        try:
+            yield
+        finally:
+            if note := self.search.budget.note():
+                self.ended_steps.setdefault(note, []).append(step)
 
     def _ask(self, names: Iterable[str]) -> None:
         for name in names:
@@ -270,26 +281,20 @@ class _AutoSearch:
         chosen = self.options.strategies
         served = [name for term in objective_terms(self.problem.objective) for name in SLOW_STRATEGIES[term]]
         slow = [name for name in dict.fromkeys(served) if name in chosen]
-        if self.is_too_large:
-            slow.sort(key=lambda name: name in TABLE_STRATEGIES)
         others = [name for name in chosen if name not in (*QUICK_STRATEGIES, *slow)]
         return slow if chosen == DEFAULT_STRATEGIES else [*others, *slow]
 
     def _is_asked(self, name: str) -> bool:
-        """Return True if the strategy `name` may improve the best plan so far, and the budget is not used up."""
+        """Return True if the strategy `name` may improve the best plan so far."""
         if self.problem_size > MAX_PROBLEM_SIZE.get(name, math.inf):
             return False
         if name == "heads" and not has_attention(self.problem):
             return False
         if name == "replicate" and self.problem.target is not None and not self.problem.target.can_run_replicas:
             return False
-        if name in TABLE_STRATEGIES and self.is_too_large and self.is_best_plan_split:
-            return False
         # With small changes (tries > 0), cpsat has already run gradient and evaluated its plans.
         is_covered = name == "gradient" and self.refined is not None and self.options.tries > 0
-        if is_covered or (self.uses_heads and name in NOT_FOR_ATTENTION):
-            return False
-        return name in QUICK_STRATEGIES or self.search.best is None or self._has_time(name)
+        return not is_covered
 
     def _has_time(self, step: str) -> bool:
         """Return True if the budget is not exceeded; otherwise record that the search omits `step`."""
@@ -311,12 +316,14 @@ class _AutoSearch:
         return objective_bound(self.problem) or 0.0
 
     def budget_note(self) -> str:
-        """Return the plan's note about the steps that the budget left out.
+        """Return the plan's note about the steps that the budget ended or left out.
 
-        The note is empty if the budget was not exceeded, or if the plan is proven to be optimal anyway.
+        The note is empty if no budget was exceeded, or if the plan is proven to be optimal anyway.
         """
-        note = "" if self._is_done() else self.search.budget.note()
-        return f"{note} and left out: {', '.join(self.left_out)}" if note and self.left_out else note
+        if self._is_done():
+            return ""
+        notes = [f"{note} in these steps: {', '.join(steps)}" for note, steps in self.ended_steps.items()]
+        return "; ".join(notes) + (f" and left out: {', '.join(self.left_out)}" if self.left_out else "")
 
     def _search_tables(self) -> None:
         """Try plans from the cost tables: optimal ones, and small changes of the best plan."""
@@ -328,8 +335,6 @@ class _AutoSearch:
         if best is None or self.refined is None or best.value(self.problem) < self.refined.value(self.problem):
             if self._can_use_tables("plans near the best one"):
                 self.search.try_neighbours(self.tables, self.options.tries, self.options.seed)
-            if self.uses_heads:
-                self.search.reduce_weights(self.tables)
             self.search.trim()
 
     def _can_use_tables(self, step: str) -> bool:
@@ -345,15 +350,6 @@ class _AutoSearch:
             return False
 
     @cached_property
-    def is_too_large(self) -> bool:
-        """True if the budget is too small to fill the cost tables that cpsat requests."""
-        return (
-            not self.uses_heads
-            and self.problem_size > MAX_GRADIENT_SIZE
-            and self.affordable_choices != CpSat().requested_choices(self.problem)
-        )
-
-    @cached_property
     def affordable_choices(self) -> ChoiceSet:
         """The choices (ways to split a layer) for which cpsat's cost tables can be filled within the budget."""
         return CpSat().affordable_choices(self.problem, self.options.budget)
@@ -361,10 +357,6 @@ class _AutoSearch:
     @cached_property
     def problem_size(self) -> int:
         return len(self.problem.layers.layers) * len(self.problem.platform.devices)
-
-    @property
-    def is_best_plan_split(self) -> bool:
-        return self.search.best is not None and len(self.search.best.plan.devices) > 1
 
     @cached_property
     def objective_problems(self) -> tuple[Problem, ...]:
@@ -374,19 +366,28 @@ class _AutoSearch:
 
     @cached_property
     def uses_heads(self) -> bool:
-        """True if the strategy `heads` is asked, and the strategies in NOT_FOR_ATTENTION are therefore omitted."""
+        """True if the strategy `heads` is asked; the small changes then use its cost tables."""
         is_supported = {"heads"} & set(self.options.strategies) and self.problem.objective in ("latency", "memory")
         return bool(is_supported) and len(self.problem.platform.computing_devices) > 1 and has_attention(self.problem)
 
     @cached_property
     def tables(self) -> CostTables:
-        """The cost tables of `heads` if it is asked, else those of cpsat.
+        """The cost tables for small changes: those of `heads` if it is asked, else those of cpsat.
 
         Raises:
             DicompilerError: A plan exists already, and the budget is exceeded before the tables are filled.
         """
         if self.uses_heads:
             return reduced_choices(self.problem, len(self.problem.platform.computing_devices), "equal")
+        return self.cpsat_tables
+
+    @cached_property
+    def cpsat_tables(self) -> CostTables:
+        """The cost tables of cpsat.
+
+        Raises:
+            DicompilerError: A plan exists already, and the budget is exceeded before the tables are filled.
+        """
         budget = WorkBudget(self.options.budget) if self.search.best is None else self.search.budget
         return CpSat().build_tables(self.problem, budget, self.affordable_choices)
 
@@ -397,7 +398,8 @@ class _AutoSearch:
     def _run_strategy(self, name: str, strategy: Strategy, problem: Problem) -> None:
         log.info("auto: asks %s", name)
         try:
-            plan = self._evaluate_strategy(name, strategy, problem)
+            with self._budget_of(name):
+                plan = self._evaluate_strategy(name, strategy, problem)
             if self.search.best is None:
                 check_constraints(self.problem, plan)
         except DicompilerError as error:
@@ -413,7 +415,7 @@ class _AutoSearch:
         """Return the plan of a strategy, after evaluating it and comparing it with the best plan."""
         if isinstance(strategy, CpSat) and problem is self.problem:
             tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
-            refined = tried.plan_over_tables(self.tables, self.search.budget)
+            refined = tried.plan_over_tables(self.cpsat_tables, self.search.budget)
             # cpsat may return a plan that breaks a constraint if the budget was exceeded.
             if fits_constraints(self.problem, refined.plan, refined.metrics):
                 self.search.accept_best([refined])

@@ -74,14 +74,44 @@ def test_quick_strategies_are_asked_however_small_the_budget_is(objective: str) 
             assert mine <= posed.evaluate(other).objective_value(objective)
 
 
-def test_note_names_the_steps_that_the_budget_left_out() -> None:
+def test_note_names_the_steps_that_the_budget_ended() -> None:
     plan = Auto(budget=1e-9).plan(problem("lenet"))
     assert plan.note == (
-        "the search ended after its budget of 1e-09 s and left out: cpsat, dp, gradient, "
-        "optima with cheaper messages, plans near the best one, parts in waves"
+        "the search ended after its budget of 1e-09 s in these steps: pipeline, modnn, cpsat, dp, gradient, "
+        "small changes and left out: optima with cheaper messages, plans near the best one, parts in waves"
     )
     memory = Auto(budget=1e-9).plan(problem("lenet", objective="memory"))
-    assert "left out: teams, genetic, cpsat" in memory.note
+    assert "teams, cpsat, small changes" in memory.note
+
+
+@dataclass(frozen=True)
+class Spending(Strategy):
+    """Strategy that uses up its budget, and adds the seconds of the budget to `budgets_s`."""
+
+    name: ClassVar[str] = "spending"
+    budgets_s: ClassVar[list[float]] = []
+
+    def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
+        self.budgets_s.append(budget.remaining_s)
+        budget.spend(budget.remaining_s)
+        budget.is_exceeded()
+        return self.plan(problem)
+
+    def plan(self, problem: Problem) -> Plan:
+        return problem.best_single_device[0]
+
+
+@pytest.mark.parametrize(("objective", "terms"), [("throughput", 1), ("latency+energy", 2)])
+def test_each_strategy_has_the_whole_budget(objective: str, terms: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A strategy that uses up its budget therefore leaves as much to the next one as if it were asked alone."""
+    strategies = registry().strategies
+    replaced = {name: replace(strategies[name], value=Spending) for name in ("teams", "dp", "cpsat", "genetic")}
+    changed = replace(registry(), strategies={**strategies, **replaced})
+    monkeypatch.setattr("dicompiler_strategies.auto.registry", lambda: changed)
+    monkeypatch.setattr(Spending, "budgets_s", [])
+    plan = Auto(strategies=("single", *replaced), budget=2, tries=0).plan(problem("lenet", objective=objective))
+    assert Spending.budgets_s == [2.0] * len(replaced) * terms
+    assert plan.note.startswith("the search ended after its budget of 2 s in these steps: ")
 
 
 def test_search_ends_when_the_best_plan_reaches_the_lower_bound(caplog: pytest.LogCaptureFixture) -> None:
@@ -225,31 +255,7 @@ def test_auto_uses_third_party_plan_if_it_is_best() -> None:
     assert not latency.replicas
 
 
-@pytest.mark.parametrize("bandwidth", [1e9, 1e3])
-def test_large_network_asks_dp_first_and_skips_cpsat_if_dp_splits(
-    bandwidth: float, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """A network is large if its tables need more than half of the budget."""
-    monkeypatch.setattr("dicompiler_strategies.auto.MAX_GRADIENT_SIZE", 10)
-    monkeypatch.setattr(
-        CpSat, "affordable_choices", lambda self, problem, _: replace(self.requested_choices(problem), extra_rows=0)
-    )
-    caplog.set_level(logging.INFO, logger="dicompiler")
-    posed = load_problem(networks.build("tiny", 0), rated("switch", 1, 1, 1, bandwidth=bandwidth))
-    plan = Auto(strategies=("single", "cpsat", "dp"), tries=0).plan(posed)
-    asked = [record.getMessage() for record in caplog.records if "auto: asks" in record.getMessage()]
-    split = len(plan.devices) > 1
-    assert split == (bandwidth > 1e6)
-    assert asked == [f"auto: asks {name}" for name in ("single", "dp", *(() if split else ("cpsat",)))]
-    monkeypatch.undo()  # Once the cost tables are cheap enough again, strategies run in the given order.
-    caplog.clear()
-    caplog.set_level(logging.INFO, logger="dicompiler")
-    Auto(strategies=("single", "cpsat", "dp"), tries=0).plan(posed)
-    asked = [record.getMessage() for record in caplog.records if "auto: asks" in record.getMessage()]
-    assert asked == [f"auto: asks {name}" for name in ("single", "cpsat", "dp")]
-
-
-def test_small_budget_skips_tables() -> None:
+def test_small_budget_has_smaller_tables() -> None:
     posed = problem("lenet")
     asked = CpSat().requested_choices(posed)
     assert CpSat().affordable_choices(posed, 1e3) == asked != CpSat().affordable_choices(posed, 1e-3)
