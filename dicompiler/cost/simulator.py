@@ -290,6 +290,7 @@ class _SimulatedDevice:
         idle_since: Time at which the device last became idle.
         ready: Heap of the frames that have a job ready for the device, as (frame number, frame).
         inbox: Messages that have arrived while the device was busy.
+        waiting_sends: Messages with inputs of frames that have started while the device was busy.
         computed: Total seconds of computing.
         handled: Total seconds in which the processor sends or receives messages.
         occupied: Total seconds of computing, sending and receiving, with overlaps counted once.
@@ -306,6 +307,7 @@ class _SimulatedDevice:
     idle_since: float = 0.0
     ready: list[tuple[int, _FrameState]] = field(default_factory=list)
     inbox: deque[_InFlightMessage] = field(default_factory=deque)
+    waiting_sends: list[tuple[_FrameState, Sequence[int]]] = field(default_factory=list)
     computed: float = 0.0
     handled: float = 0.0
     occupied: float = 0.0
@@ -410,7 +412,11 @@ class _ReplicaJobs:
             for i, job in enumerate(device.jobs):
                 if job.state_makers:
                     self.state_makers[first_job + i] = [first_job + maker for maker in job.state_makers]
-        self.initial_sends = [device.initial_sends for device in workload.devices if device.initial_sends]
+        self.initial_sends = [
+            (device, work.initial_sends)
+            for device, work in zip(devices, workload.devices, strict=True)
+            if work.initial_sends
+        ]
         self.starting_devices = [
             d for d, device in enumerate(workload.devices) if device.jobs and not device.jobs[0].waits_for
         ]
@@ -456,13 +462,14 @@ def simulate(
     """Simulate how the devices of a platform compute frames, and return the predicted times.
 
     A device computes one segment (ONNX submodel) at a time, of the oldest frame with complete inputs. It sends a
-    message after the segment that computed the tensor. Connections share links equally, as in TCP.
+    message after the segment that computed the tensor, and inputs of new frames between two segments. Connections share
+    links equally, as in TCP.
 
     Args:
         workload: The segments of each device with their seconds, and the messages.
         platform: The devices and links.
         frames: Number of frames, which use the plan's replicas in turn.
-        in_flight: Largest number of frames in flight.
+        in_flight: Largest number of frames in flight, from the oldest unfinished frame on.
         keep_spans: Whether the result lists all busy and idle periods (`SimulationResult.spans`).
         speeds: Changes of the devices' speed of computing, by device name.
         link_speeds: Changes of the links' bandwidth, by name in `Platform.occupied_links`.
@@ -493,7 +500,7 @@ class _EventSimulator:
         self.replicas = [_ReplicaJobs(replica, self.devices, platform, self.links) for replica in workload.replicas]
         self.frame_count, self.in_flight = frames, in_flight
         self.input_output_s = sum(replica.input_output_s for replica in workload.replicas) / len(workload.replicas)
-        self.released = 0
+        self.released = self.oldest_unfinished = 0
         self.frame_times: dict[int, tuple[float, float, float]] = {}
         self.spans: list[Span] | None = [] if keep_spans else None
         self.events: list[tuple[float, int, _Handler, _FrameState, Any]] = []
@@ -508,8 +515,7 @@ class _EventSimulator:
     def run(self, link_speeds: Mapping[str, Speeds]) -> SimulationResult:
         link_changes = [(at, name, speed) for name, speeds in link_speeds.items() for at, speed in speeds]
         link_changes.sort(reverse=True)
-        for _ in range(min(self.in_flight, self.frame_count)):
-            self._start_frames(0.0)
+        self._start_frames(0.0)
         events, now = self.events, 0.0
         while events:
             if link_changes and link_changes[-1][0] <= events[0][0]:
@@ -535,27 +541,36 @@ class _EventSimulator:
         )
 
     def _start_frames(self, now: float, idle_devices: Iterable[int] = ()) -> None:
-        """Start the next frame of the stream. A frame without outputs to compute ends at once.
+        """Start the frames of the stream that may be in flight. A frame without outputs to compute ends at once.
+
+        Frames are in flight from the oldest unfinished one on. Those that finish before it still count, because their
+        outputs are given out in order.
 
         `idle_devices` are the indices of devices that have just become idle. Each starts its next job if one is ready.
         """
-        while self.released < self.frame_count:
+        while self.released < min(self.frame_count, self.oldest_unfinished + self.in_flight):
             replica = self.replicas[self.released % len(self.replicas)]
             frame = replica.frame(self.released, now)
             self.released += 1
             if replica.state_makers:
                 self._wait_for_states(frame)
-            for messages in replica.initial_sends:
-                self._send_messages(now, frame, messages)
-            self._schedule_departures(frame)
+            for sender, messages in replica.initial_sends:
+                sender.waiting_sends.append((frame, messages))
+                if not sender.is_busy:
+                    self._send_inputs(now, sender)
             for d in replica.starting_devices:
                 if not frame.missing_messages[frame.next_jobs[d]]:
                     heappush(self.devices[d].ready, (frame.number, frame))
             for d in sorted({*replica.starting_devices, *idle_devices}):
                 self._advance(now, self.devices[d])
-            if frame.missing_outputs:
-                return
-            self.frame_times[frame.number] = (now, now, 0.0)
+            if not frame.missing_outputs:
+                self._finish_frame(frame, (now, now, 0.0))
+
+    def _finish_frame(self, frame: _FrameState, times: tuple[float, float, float]) -> None:
+        """Record when a frame started and ended, and how long it waited for its first job."""
+        self.frame_times[frame.number] = times
+        while self.oldest_unfinished in self.frame_times:
+            self.oldest_unfinished += 1
 
     def _wait_for_states(self, frame: _FrameState) -> None:
         """Make the jobs (runs of ONNX submodels) of a frame wait for states, i.e. outputs of the previous frame."""
@@ -582,6 +597,8 @@ class _EventSimulator:
         """
         if device.is_busy:
             return
+        if device.waiting_sends:
+            self._send_inputs(now, device)
         if device.ready:
             _, frame = heappop(device.ready)
             number = frame.next_jobs[device.number]
@@ -623,13 +640,20 @@ class _EventSimulator:
             frame.missing_outputs -= job.outputs
             # A frame ends with its last output, even if devices still compute regions for it that nothing reads.
             if not frame.missing_outputs:
-                self.frame_times[frame.number] = (frame.start, now, frame.started_at - frame.start)
+                self._finish_frame(frame, (frame.start, now, frame.started_at - frame.start))
                 self._start_frames(now, (device.number,))
         self._advance(now, device)
 
     def _become_idle(self, now: float, _: _FrameState, device: _SimulatedDevice) -> None:
         device.is_busy, device.idle_since = False, now
         self._advance(now, device)
+
+    def _send_inputs(self, now: float, device: _SimulatedDevice) -> None:
+        """Send the inputs of the frames that the device sends to other devices and has not sent yet."""
+        for frame, messages in device.waiting_sends:
+            self._send_messages(now, frame, messages)
+            self._schedule_departures(frame)
+        device.waiting_sends.clear()
 
     def _send_messages(self, now: float, frame: _FrameState, messages: Sequence[int]) -> float:
         """Send messages one after another, and return the time at which the sender's processor is done."""

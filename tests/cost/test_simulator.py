@@ -322,6 +322,26 @@ def test_frames_go_to_the_roles_in_turn() -> None:
     assert [end for _, end in two.frames] == pytest.approx([7, 7, 14, 14])
 
 
+def test_frame_that_overtakes_an_older_one_still_counts_as_in_flight() -> None:
+    """Outputs are given out in order, so a session starts the next frame only when the oldest one has finished."""
+    slow, fast = (
+        work([], ((), [job(seconds, outputs=1)] * on_d0), ((), [job(seconds, outputs=1)] * (not on_d0)))
+        for seconds, on_d0 in ((4, True), (1, False))
+    )
+    found = simulate(replace(slow, other_replicas=(fast,)), cluster(2), frames=4, in_flight=2)
+    assert found.frames == ((0, 4), (0, 1), (4, 8), (4, 5))
+
+
+def test_device_sends_inputs_of_a_new_frame_between_two_segments() -> None:
+    """d0 computes for 2 s for each frame, and sends an input to d1, which takes 1 s."""
+    both = work([(0, 1, 1)], ((0,), [job(2)]), ((), [job(1, needs=(0,), outputs=1)]))
+    found = simulate(both, cluster(2), frames=3, in_flight=3)
+    sent = [(span.frame, span.start, span.end) for span in found.spans if span.kind == "message"]
+    # While d0 computes the first frame until 2 s, it cannot send. It then sends the inputs of both other frames before
+    # it computes the second frame.
+    assert sent == [(0, 0, 1), (1, 2, 3), (2, 3, 4)]
+
+
 def test_uneven_roles_wait_for_slower_one() -> None:
     # d1, d1 and d2 compute the frames in turn, 10 s each. The first two messages share the link and arrive at 4 s. So
     # d1 computes its three frames from 4 to 34 s, and d2 its frame from 4 to 14 s.

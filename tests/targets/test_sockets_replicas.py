@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
+from collections.abc import Mapping
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,13 +30,17 @@ from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.comparison import compare_value, random_inputs
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.runtime.channel import EventLoop
+from dicompiler_targets.sockets.runtime.executor import Mailbox, StepExecutor
 from dicompiler_targets.sockets.runtime.protocol import (
     FrameWindow,
     MessageHeader,
     MessageType,
     ProtocolError,
     ReceiveFilter,
+    role_manifests,
 )
+from dicompiler_targets.sockets.runtime.segments import make_sessions
 from dicompiler_targets.sockets.target import SocketsTarget
 
 SINGLES = ({"w0": "pi01"}, {"w0": "pi02"}, {"w0": "pi03"}, {"w0": "pi04"})
@@ -87,6 +94,29 @@ def test_frames_are_correct_and_roles_send_predicted_bytes(
             len(own.segments) for role in made.program.roles for own in role.devices if own.device == device.device
         )
         assert len(report.segments_s) == count
+
+
+def test_device_sends_inputs_of_later_frames_before_it_computes(lenet: Any, tmp_path: Path) -> None:
+    """Otherwise the other device would wait until this device has computed all older frames."""
+    on_pi01_and_pi02 = plan("w0", replicas=({"w0": "pi01"}, {"w0": "pi02"}))
+    compile(lenet, "rpi4x4", plan=on_pi01_and_pi02, output=tmp_path / "a")
+    manifest = SocketsArtifact.load(tmp_path / "a").manifests[0]
+    sessions = make_sessions(tmp_path / "a" / "pi01", manifest, 1)
+    loop, mailbox, runs_before_post = EventLoop(0), Mailbox(), dict[int, list[int]]()
+
+    def post(entry: Mapping[str, Any], frame: int, payload: Any, keep: Any) -> None:  # noqa: ARG001
+        runs_before_post[frame] = [run[2] for run in executor.timeline]
+
+    executor = StepExecutor(manifest, sessions, mailbox, loop, post)
+    for frame in range(4):
+        executor.begin_frame(frame, 0.0, math.inf)
+        for value in role_manifests(manifest)[frame % 2]["inputs"]:
+            mailbox.put((frame, value["name"]), np.zeros(value["bytes"], np.uint8))
+    with contextlib.closing(loop):
+        while executor.advance(lambda _: None):
+            pass
+    # This device computes the even frames. It sends the inputs of the odd ones to the other device.
+    assert runs_before_post == {0: [0], 1: [], 2: [0, 2], 3: []}
 
 
 @pytest.mark.slow

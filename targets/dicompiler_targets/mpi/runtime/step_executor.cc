@@ -169,13 +169,18 @@ StepExecutor::InFlightFrame* StepExecutor::find_ready_frame() {
     // it would overtake the previous frame.
     std::vector<std::size_t> limits;
     for (const auto& rank : roles_) limits.push_back(rank.steps.size() + 1);
+    InFlightFrame* oldest = nullptr;
     for (auto& frame : frames_) {
         auto& limit = limits[frame.number % roles_.size()];
         const bool has_inputs = find_missing_receive(frame) == frame.received.size();
-        if (frame.next_step < limit && has_inputs && has_state(frame)) return &frame;
+        if (frame.next_step < limit && has_inputs && has_state(frame)) {
+            const auto& steps = get_role(frame.number).steps;
+            if (frame.next_step < steps.size() && steps[frame.next_step].kind == Rank::Step::send) return &frame;
+            if (oldest == nullptr) oldest = &frame;
+        }
         limit = frame.next_step;
     }
-    return nullptr;
+    return oldest;
 }
 
 bool StepExecutor::has_state(const InFlightFrame& frame) const {

@@ -1,5 +1,5 @@
-// Executes the steps of a rank (running a segment, sending a tensor, and so on) for the frames in flight. It always
-// executes the next step of the oldest frame that can continue.
+// Executes the steps of a rank (running a segment, sending a tensor, and so on) for the frames in flight. Tensors that
+// are ready are sent first. Otherwise, it executes the next step of the oldest frame that can continue.
 //
 // A role is the normal plan, a replica or a failure plan. A frame does not overtake another frame of the same role,
 // because the tensors of a transfer must be sent in frame order.
@@ -90,7 +90,8 @@ private:
     };
 
     void run_worker();
-    // Returns the oldest frame whose next step can be executed, or null.
+    // Returns the oldest frame whose next step sends a tensor that is there; otherwise the oldest frame whose next step
+    // can be executed, or null. Other ranks would have to wait for a tensor that is sent after a segment.
     InFlightFrame* find_ready_frame();
     // Returns true if no other frame is in flight, and the next step of this frame was short the last time.
     bool is_short(const InFlightFrame& frame) const;

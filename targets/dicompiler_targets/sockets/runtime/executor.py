@@ -1,8 +1,9 @@
 """The step executor: runs a device's steps for all frames in flight, the oldest frame first.
 
 A frame is one inference request. A step runs a segment (an ONNX submodel), or posts a result to another device or the
-coordinator. The thread that runs the event loop puts received tensors and orders into the mailbox, and the main thread
-removes each by its key.
+coordinator. Before a segment runs, the executor posts all values that are there, of all frames: otherwise other devices
+would wait for them until the segment has finished. The thread that runs the event loop puts received tensors and orders
+into the mailbox, and the main thread removes each by its key.
 """
 
 from __future__ import annotations
@@ -328,6 +329,8 @@ class StepExecutor:
         self.segments_s = [0.0] * len(sessions)
         # Seconds that the last call of each segment took, by the segment's index.
         self._last_run_s: dict[int, float] = {}
+        # The mailbox's number of changes when `_post_ready_values` last looked for values.
+        self._posted_changes = -1
         self.announced_at = 0.0
         self.timeline: list[tuple[str, int, int, float, float]] = []
 
@@ -413,16 +416,10 @@ class StepExecutor:
                 if not self._take_inputs(step, frame):
                     position += 1
                     continue
-                try:
-                    self._run_segment(step, frame) if step.is_segment else self._post_step(step, frame)
-                except ValueError as error:
-                    # The error is expected if `stop_before` has stopped the frame during the step.
-                    if frame.number < self._first_valid:
-                        return True
-                    raise _add_senders(error, frame.role) from error
-                for name in step.released:
-                    del frame.values[name]
-                frame.position += 1
+                if step.is_segment:
+                    self._post_ready_values()
+                if not self._execute_step(step, frame):
+                    return True
             if frame.position == len(steps):
                 self._finish(frame, on_finished)
                 return True
@@ -432,6 +429,34 @@ class StepExecutor:
                 position, seen = 0, self._mailbox.changes
         self._loop.push()
         return False
+
+    def _post_ready_values(self) -> None:
+        """Execute the next steps of all frames that post a value that is there, until only segments are next."""
+        if self._mailbox.changes == self._posted_changes:
+            return
+        self._posted_changes = self._mailbox.changes
+        for frame in self.frames:
+            if frame.number < self._first_valid:
+                return
+            steps = frame.role.steps
+            while frame.position < len(steps) and not (step := steps[frame.position]).is_segment:
+                if not self._take_inputs(step, frame) or not self._execute_step(step, frame):
+                    break
+        self._loop.push()
+
+    def _execute_step(self, step: ExecutorStep, frame: FrameExecution) -> bool:
+        """Run the frame's next step, whose inputs are there; return False if `stop_before` has stopped the frame."""
+        try:
+            self._run_segment(step, frame) if step.is_segment else self._post_step(step, frame)
+        except ValueError as error:
+            # The error is expected if `stop_before` has stopped the frame during the step.
+            if frame.number < self._first_valid:
+                return False
+            raise _add_senders(error, frame.role) from error
+        for name in step.released:
+            del frame.values[name]
+        frame.position += 1
+        return True
 
     def _finish(self, frame: FrameExecution, on_finished: Callable[[FrameExecution], None]) -> None:
         self.frames.remove(frame)
