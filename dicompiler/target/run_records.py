@@ -177,7 +177,7 @@ class RunResult:
             zeros. The report of a device that failed and returned starts at its return.
         outputs_by_device: For each frame, the outputs by device and name.
         frames_s: For each frame, the seconds from sending its inputs to having all its outputs.
-        total_s: Seconds from sending the first frame's inputs to having the last frame's outputs.
+        total_s: Seconds from sending the first frame's inputs to having the outputs of all frames.
         events: Failures and returns of devices, takeovers by failure plans, and other events, in order.
         queue_wait_s: For each frame, the seconds of `frames_s` before the first device began to compute it. Empty if
             the target does not measure these times.

@@ -30,6 +30,7 @@ from dicompiler.target.run_records import RunOptions, RunResult
 from dicompiler.verify.comparison import compare_value, random_inputs
 from dicompiler.verify.executor import run_model
 from dicompiler_targets.sockets.artifact import SocketsArtifact
+from dicompiler_targets.sockets.open_session import total_seconds
 from dicompiler_targets.sockets.runtime.channel import EventLoop
 from dicompiler_targets.sockets.runtime.executor import Mailbox, StepExecutor
 from dicompiler_targets.sockets.runtime.protocol import (
@@ -41,6 +42,7 @@ from dicompiler_targets.sockets.runtime.protocol import (
     role_manifests,
 )
 from dicompiler_targets.sockets.runtime.segments import make_sessions
+from dicompiler_targets.sockets.session import InFlightFrame
 from dicompiler_targets.sockets.target import SocketsTarget
 
 SINGLES = ({"w0": "pi01"}, {"w0": "pi02"}, {"w0": "pi03"}, {"w0": "pi04"})
@@ -117,6 +119,12 @@ def test_device_sends_inputs_of_later_frames_before_it_computes(lenet: Any, tmp_
             pass
     # This device computes the even frames. It sends the inputs of the odd ones to the other device.
     assert runs_before_post == {0: [0], 1: [], 2: [0, 2], 3: []}
+
+
+def test_total_time_ends_with_the_last_frame_that_arrives() -> None:
+    """The newest frame, on a fast board, overtakes an older one on a slow board."""
+    frames = [InFlightFrame(None, sent_at=1.0, finished_at=9.0), InFlightFrame(None, sent_at=2.0, finished_at=4.0)]
+    assert (total_seconds(frames), total_seconds(())) == (8.0, 0.0)
 
 
 @pytest.mark.slow

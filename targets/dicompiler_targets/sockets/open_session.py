@@ -95,6 +95,14 @@ def _needs_process(options: RunOptions) -> bool:
     return bool(o.keys or o.listen or o.start_manually or o.start_without or o.pin or o.emulation)
 
 
+def total_seconds(frames: Sequence[InFlightFrame]) -> float:
+    """Return the seconds from sending the first of the finished frames to having the outputs of all; 0 without frames.
+
+    The newest frame may have overtaken older ones.
+    """
+    return max(frame.finished_at for frame in frames) - frames[0].sent_at if frames else 0.0
+
+
 def run_artifact(
     directory: Path,
     frames: Sequence[Mapping[str, NDArray[Any]]],
@@ -130,7 +138,7 @@ def run_artifact(
         session.reports,
         tuple(outputs),
         tuple(frame.finished_at - frame.sent_at for frame in finished),
-        finished[-1].finished_at - finished[0].sent_at if finished else 0.0,
+        total_seconds(finished),
         tuple(session.events),
         tuple(frame.queue_wait_s for frame in finished),
         access.connector is not None and access.connector.cluster.is_remote,
