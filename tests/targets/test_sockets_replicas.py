@@ -110,15 +110,17 @@ def test_device_sends_inputs_of_later_frames_before_it_computes(lenet: Any, tmp_
         runs_before_post[frame] = [run[2] for run in executor.timeline]
 
     executor = StepExecutor(manifest, sessions, mailbox, loop, post)
-    for frame in range(4):
-        executor.begin_frame(frame, 0.0, math.inf)
+    for frame in range(6):
         for value in role_manifests(manifest)[frame % 2]["inputs"]:
             mailbox.put((frame, value["name"]), np.zeros(value["bytes"], np.uint8))
     with contextlib.closing(loop):
-        while executor.advance(lambda _: None):
-            pass
+        for frames in (range(4), range(4, 6)):
+            for frame in frames:
+                executor.begin_frame(frame, 0.0, math.inf)
+            while executor.advance(lambda _: None):
+                pass
     # This device computes the even frames. It sends the inputs of the odd ones to the other device.
-    assert runs_before_post == {0: [0], 1: [], 2: [0, 2], 3: []}
+    assert runs_before_post == {0: [0], 1: [], 2: [0, 2], 3: [], 4: [0, 2, 4], 5: [0, 2]}
 
 
 def test_total_time_ends_with_the_last_frame_that_arrives() -> None:

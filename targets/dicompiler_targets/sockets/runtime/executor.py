@@ -348,6 +348,7 @@ class StepExecutor:
         elif has_values is not None or number == 0:
             state_source = StateSource.ZEROS
         self._next_number = number + 1
+        self._posted_changes = -1  # Values of this frame may have arrived before.
         role = self._roles[self._schedule.role_index(number)]
         self.frames.append(FrameExecution(number, deadline, role, state_source=state_source))
 
