@@ -56,7 +56,7 @@ SHIPPED_MODULES = {
 PIECES_DIRECTORY, RUNTIME_DIRECTORY = "pieces", "runtime"
 TRANSFER_SHAPES: Sequence[Shape] = (
     (1, 16, 7, 7), (1, 16, 15, 15), (1, 32, 19, 21), (1, 64, 27, 29), (1, 64, 39, 41), (1, 64, 55, 57), (1, 64, 79, 81),
-    (1, 64, 111, 113), (1, 64, 221, 223),
+    (1, 64, 111, 113), (1, 64, 137, 139), (1, 64, 173, 175), (1, 64, 221, 223),
 )  # fmt: skip
 """Shapes of the tensors with which reading and returning a tensor is measured.
 
