@@ -32,7 +32,6 @@ from dicompiler.plugin_api.search import (
 from dicompiler_strategies.candidate_search import CandidateSearch, EvaluatedPlan, evaluate_plans
 from dicompiler_strategies.cpsat import DEFAULT_TRIES, MAX_GRADIENT_SIZE, CpSat
 from dicompiler_strategies.genetic.batched_model import BatchedModel, build_batched_model
-from dicompiler_strategies.tables.choices import ChoiceSet
 from dicompiler_strategies.tables.cost_tables import CostTables
 from dicompiler_strategies.teams.strategy import Teams
 from dicompiler_strategies.transformer_heads import best_row_plans, has_attention, reduced_choices
@@ -227,7 +226,7 @@ class _AutoSearch:
 
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
-        self.search = CandidateSearch(problem, "auto", WorkBudget.from_seconds(options.budget))
+        self.search = CandidateSearch(problem, "auto")  # `_budget_of` replaces its budget at each step.
         # The plan of cpsat, if the objective is latency. cpsat has already tried small changes of this plan.
         self.refined: EvaluatedPlan | None = None
         self.errors: dict[str, DicompilerError] = {}
@@ -350,11 +349,6 @@ class _AutoSearch:
             return False
 
     @cached_property
-    def affordable_choices(self) -> ChoiceSet:
-        """The choices (ways to split a layer) for which cpsat's cost tables can be filled within the budget."""
-        return CpSat().affordable_choices(self.problem, self.options.budget)
-
-    @cached_property
     def problem_size(self) -> int:
         return len(self.problem.layers.layers) * len(self.problem.platform.devices)
 
@@ -389,7 +383,7 @@ class _AutoSearch:
             DicompilerError: A plan exists already, and the budget is exceeded before the tables are filled.
         """
         budget = WorkBudget(self.options.budget) if self.search.best is None else self.search.budget
-        return CpSat().build_tables(self.problem, budget, self.affordable_choices)
+        return CpSat().build_tables(self.problem, budget)
 
     def error(self) -> DicompilerError | None:
         """Return the error of cpsat if it failed, else that of the first failed strategy; None if none failed."""

@@ -136,18 +136,15 @@ class CpSat(Strategy):
         log.info("cpsat: %s", solution.text())
         return solution
 
-    def build_tables(
-        self, problem: Problem, budget: WorkBudget | None = None, among: ChoiceSet | None = None
-    ) -> CostTables:
+    def build_tables(self, problem: Problem, budget: WorkBudget | None = None) -> CostTables:
         """Return the cost tables of the requested ways to split layers, or of fewer ways.
 
         Args:
             problem: The problem.
             budget: Budget of the search; filling the tables may take about half of it.
-            among: If given, the tables have exactly these ways to split layers.
         """
         budget = budget or WorkBudget()
-        return build_cost_tables(problem, among or self.affordable_choices(problem, budget.limit_s), budget)
+        return build_cost_tables(problem, self.affordable_choices(problem, budget.limit_s), budget)
 
     def requested_choices(self, problem: Problem) -> ChoiceSet:
         """Return the ways to split layers that the options allow and that are useful for the objective."""

@@ -446,7 +446,7 @@ class StepExecutor:
         self._loop.push()
 
     def _execute_step(self, step: ExecutorStep, frame: FrameExecution) -> bool:
-        """Run the frame's next step, whose inputs are there; return False if `stop_before` has stopped the frame."""
+        """Run the frame's next step, after `_take_inputs`; return False if `stop_before` has stopped the frame."""
         try:
             self._run_segment(step, frame) if step.is_segment else self._post_step(step, frame)
         except ValueError as error:
