@@ -23,6 +23,7 @@ from support.mpi_runs import emit, environment
 from support.random_runs import check_random, sent_bytes
 
 from dicompiler import networks
+from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json, validate
 from dicompiler.cost.memory import program_memory
 from dicompiler.driver import artifact as artifacts
@@ -181,6 +182,17 @@ def test_package_holds_its_own_segments_and_the_source_that_all_have(tmp_path: P
         assert ranks[transfer["sender"]] in receiver[transfer["receiver"]][transfer["name"]]
     assert (place / "pi01" / "hostfile").read_text() == "pi01 slots=1\npi02 slots=1\n"
     assert (place / "pi01" / "rankfile").read_text() == "rank 0=pi01 slot=0,1,2,3\nrank 1=pi02 slot=0,1,2,3\n"
+
+
+def test_other_compiler_options_lead_to_another_build(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Options of the environment are neither ignored nor kept for later builds."""
+    package, tools = artifact_of("lenet", "single", tmp_path / "a") / "pi01", toolchain.find_toolchain()
+    program = build.build_program(package, tools)
+    with monkeypatch.context() as changed:
+        changed.setenv("CXXFLAGS", "--no-such-option")
+        with pytest.raises(DicompilerError, match="no-such-option"):
+            build.build_program(package, tools)
+    assert build.build_program(package, tools) == program
 
 
 @pytest.mark.slow

@@ -92,6 +92,9 @@ def _describe_build(toolchain: Toolchain, sanitize: bool) -> str:
     for path in (toolchain.mpicxx, toolchain.cmake, toolchain.compiler, *libraries, header):
         status = path.stat()
         lines.append(f"{path} {path.resolve()} {status.st_size} {status.st_mtime_ns}")
+    # CMake reads these environment variables when a build directory is made, and never again.
+    names = sorted(name for name in os.environ if name in ("CXXFLAGS", "LDFLAGS") or name.startswith("CMAKE_"))
+    lines += [f"{name}={os.environ[name]}" for name in names]
     return "\n".join([*lines, f"sanitize {sanitize}"])
 
 
