@@ -22,6 +22,13 @@ from dicompiler.target.run_records import SegmentCall
 from dicompiler.target.target_base import Target
 from dicompiler.verify.executor import OrtSession, ProgramExecutor
 
+MAX_WARM_UP_CALLS = 15
+"""Maximum number of times that a device's segments are called before they are timed.
+
+After another device, some processors keep data in their last-level cache only when it has been used several times.
+"""
+MAX_WARM_UP_S = 0.25
+"""Seconds after which the warm-up ends. Segments that take longer have too much data for the caches."""
 CALLS_PER_TURN = 5
 MIN_TURNS = 3
 LONG_TIMING_S = 2.0
@@ -39,17 +46,19 @@ class CallTimer:
         self._calls_s: list[float] = []
         self._turns_s: list[float] = []
 
+    def call(self) -> None:
+        for function in self._functions:
+            function()
+
     def time_call(self) -> None:
         """Execute the call once, and store its seconds of processor time."""
         start = time.thread_time()
-        for function in self._functions:
-            function()
+        self.call()
         self._calls_s.append(time.thread_time() - start)
 
     def end_turn(self) -> None:
         """Store the median of the calls since the last turn (group of calls)."""
-        # The first call is ignored, because the caches still contain data of another device before it.
-        self._turns_s.append(statistics.median(self._calls_s[1:]))
+        self._turns_s.append(statistics.median(self._calls_s))
         self._calls_s.clear()
 
     @property
@@ -81,15 +90,26 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
     # All segments of a device are called in turn, so that the caches contain the same weights as in a frame.
     while turns < MIN_TURNS or time.monotonic() < end:
         for _, device_timers in timers:
-            for timer in CALLS_PER_TURN * (*device_timers, empty):
-                timer.time_call()
-            for timer in (*device_timers, empty):
-                timer.end_turn()
+            time_turn((*device_timers, empty))
         turns += 1
     seconds: dict[str, list[float]] = {device.device: [] for device in program.devices}
     for name, device_timers in timers:
         seconds[name] += [max(0.0, timer.quick_call_s - empty.quick_call_s) for timer in device_timers]
     return {name: tuple(values) for name, values in seconds.items()}
+
+
+def time_turn(timers: tuple[CallTimer, ...]) -> None:
+    """Call all functions of a device in turn, until its data is in the caches, and then time each of them."""
+    end = time.monotonic() + MAX_WARM_UP_S
+    for _ in range(MAX_WARM_UP_CALLS):
+        for timer in timers:
+            timer.call()
+        if time.monotonic() > end:
+            break
+    for timer in CALLS_PER_TURN * timers:
+        timer.time_call()
+    for timer in timers:
+        timer.end_turn()
 
 
 def writable_copies(tensors: Mapping[str, Any]) -> dict[str, Any]:

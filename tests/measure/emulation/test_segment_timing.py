@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import onnx
 import pytest
@@ -11,7 +13,17 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program
-from dicompiler.measure.emulation.segment_timing import bind_network, make_timer, measure_segments, writable_copies
+from dicompiler.measure.emulation import segment_timing
+from dicompiler.measure.emulation.segment_timing import (
+    CALLS_PER_TURN,
+    MAX_WARM_UP_CALLS,
+    CallTimer,
+    bind_network,
+    make_timer,
+    measure_segments,
+    time_turn,
+    writable_copies,
+)
 from dicompiler.plugin.registry import registry
 from dicompiler.verify.comparison import random_inputs
 from dicompiler.verify.executor import OrtSession, ProgramExecutor
@@ -81,6 +93,18 @@ def test_each_segment_has_seconds_in_order_of_roles() -> None:
             count = sum(len(d.segments) for role in program.roles for d in role.devices if d.device == one.device)
             assert len(seconds[one.device]) == count
         assert 0 < sum(map(sum, seconds.values())) < 10
+
+
+@pytest.mark.parametrize(("max_s", "warm_up_calls"), [(60.0, MAX_WARM_UP_CALLS), (0.0, 1)])
+def test_segments_are_called_in_turn_before_they_are_timed(
+    max_s: float, warm_up_calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segment_timing, "MAX_WARM_UP_S", max_s)
+    order: list[str] = []
+    timers = tuple(CallTimer(partial(order.append, name)) for name in ("first", "second"))
+    time_turn(timers)
+    assert order == ["first", "second"] * (warm_up_calls + CALLS_PER_TURN)
+    assert all(timer.quick_call_s >= 0 for timer in timers)
 
 
 TEXT = """words (string[2] x) => (float[2] y) {
