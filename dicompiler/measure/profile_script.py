@@ -56,6 +56,14 @@ RUNS_PER_TURN = 5
 Turns are short, because a shared host is slow at times.
 """
 
+MAX_WARM_UP_CALLS = 15
+"""Maximum number of times that all pieces or segments run in turn before they are timed.
+
+After other data, some processors keep data in their last-level cache only when it has been used several times.
+"""
+MAX_WARM_UP_S = 0.25
+"""Seconds after which the warm-up ends. What takes longer has too much data for the caches."""
+
 TimeRange = tuple[float, float, float]
 """Median, shortest and longest time in seconds."""
 
@@ -348,13 +356,23 @@ def measure_cold_costs(
         Additional seconds for each byte of weights, for each byte of other inputs, and for each call. Those of an empty
         call are subtracted, because the costs of the target's runtime include them.
     """
+    import numpy
+
     tasks = [median_piece(layer["measurements"]) for layer in layers for _ in layer["names"]]
-    pieces = [open_piece(task, options.threads, engine) for task in (*tasks, call)]
+    # In a frame, the inputs of a piece have just been written. So all pieces use the same memory, which stays cached.
+    shapes = [value["shape"] for task in tasks for value in task["inputs"]]
+    shapes += [shape for task in tasks if engine for shape in task["engines"][engine]["shapes"]]
+    memory = numpy.full(max(map(math.prod, shapes), default=0), 0.1, "float32")
+    pieces = [open_piece(task, options.threads, engine, memory) for task in (*tasks, call)]
+
+    def run_round() -> list[float]:
+        return [run_piece(piece) for piece in pieces]
 
     # One piece of each layer is run in turn. The pieces displace each other from the caches, as layers do in a frame.
     def run_cold() -> list[float]:
-        rounds = [[run_piece(piece) for piece in pieces] for _ in range(RUNS_PER_TURN + 1)]
-        return [statistics.median(times) for times in zip(*rounds[1:], strict=True)]
+        warm_up(run_round)
+        rounds = [run_round() for _ in range(RUNS_PER_TURN)]
+        return [statistics.median(times) for times in zip(*rounds, strict=True)]
 
     def run_warm() -> list[float]:
         return [_warm_median(piece) for piece in pieces]
@@ -364,6 +382,15 @@ def measure_cold_costs(
     rows = [(1.0, float(task["weight_bytes"]), float(task["input_bytes"])) for task in tasks]
     call_s, weight_byte_s, read_byte_s = fit_nonnegative(rows, [extra_s - extra[-1] for extra_s in extra[:-1]])
     return {"weight_byte_s": weight_byte_s, "read_byte_s": read_byte_s, "cold_call_s": call_s}
+
+
+def warm_up(run_all: Callable[[], object]) -> None:
+    """Call a function, which runs everything that will be timed, until the caches contain its data."""
+    end = time.perf_counter() + MAX_WARM_UP_S
+    for _ in range(MAX_WARM_UP_CALLS):
+        run_all()
+        if time.perf_counter() > end:
+            break
 
 
 def median_piece(pieces: list[dict[str, Any]]) -> dict[str, Any]:
@@ -400,14 +427,21 @@ def run_piece(piece: tuple[Any, dict[str, Any], list[str], Any], runs: int = 1) 
     return (time.perf_counter() - start) / runs
 
 
-def open_piece(task: dict[str, Any], threads: int, engine: str = "") -> tuple[Any, dict[str, Any], list[str], Any]:
+def open_piece(
+    task: dict[str, Any], threads: int, engine: str = "", memory: Any = None
+) -> tuple[Any, dict[str, Any], list[str], Any]:
     """Return the session for a piece of a layer, inputs by name, names of outputs, and constants.
 
-    The caller must keep the constants, because the session does not keep them alive. `engine` is the name of the engine
-    that computes the piece; empty for onnxruntime.
+    The caller must keep the constants, because the session does not keep them alive.
+
+    Args:
+        task: The piece's entry in tasks.json.
+        threads: Number of threads.
+        engine: Name of the engine that computes the piece; empty for onnxruntime.
+        memory: Array of float32 in which float32 inputs, and outputs of engines, are stored. Default: each has its own.
     """
     if engine:
-        return open_network(task, engine, threads)
+        return open_network(task, engine, threads, memory)
     import numpy
     import onnxruntime
     import ort_session  # type: ignore[import-not-found]
@@ -422,7 +456,17 @@ def open_piece(task: dict[str, Any], threads: int, engine: str = "") -> tuple[An
         options.add_external_initializers(list(constants), list(constants.values()))
     session = ort_session.create_session((SCRIPT_DIRECTORY / task["file"]).read_bytes(), options)
     feeds = {value["name"]: random_tensor(value, random) for value in task["inputs"]}
+    if memory is not None:
+        feeds |= {
+            value["name"]: onnxruntime.OrtValue.ortvalue_from_numpy(view_of(memory, value["shape"]))
+            for value in task["inputs"]
+            if value["dtype"] == "FLOAT"
+        }
     return session, feeds, [value.name for value in session.get_outputs()], constants
+
+
+def view_of(memory: Any, shape: list[int]) -> Any:
+    return memory[: math.prod(shape)].reshape(shape)
 
 
 def find_network_class(engine: dict[str, Any]) -> Any:
@@ -443,11 +487,9 @@ def find_network_class(engine: dict[str, Any]) -> Any:
 class EnginePiece:
     """A piece of a layer in the format of an engine, with the interface of an onnxruntime session."""
 
-    def __init__(self, network: Any, inputs: list[Any], shapes: list[list[int]]) -> None:
-        import numpy
-
-        self._network, self._inputs, self._shapes = network, inputs, shapes
-        self._outputs = [numpy.empty(shape, "float32") for shape in shapes]
+    def __init__(self, network: Any, inputs: list[Any], outputs: list[Any]) -> None:
+        self._network, self._inputs, self._outputs = network, inputs, outputs
+        self._shapes = [list(output.shape) for output in outputs]
 
     def run_with_ort_values(self, _outputs: list[str], _feeds: dict[str, Any]) -> None:
         """Run the piece with its own fixed inputs, and copy its outputs as runtimes do; the arguments are ignored."""
@@ -455,7 +497,9 @@ class EnginePiece:
             target[...] = array
 
 
-def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[EnginePiece, dict[str, Any], list[str], Any]:
+def open_network(
+    task: dict[str, Any], engine: str, threads: int, memory: Any
+) -> tuple[EnginePiece, dict[str, Any], list[str], Any]:
     """Return a piece of a layer in the format of an engine, in the form of the results of `open_piece`.
 
     All weights are 0.
@@ -463,12 +507,17 @@ def open_network(task: dict[str, Any], engine: str, threads: int) -> tuple[Engin
     import numpy
 
     entry, random = task["engines"][engine], numpy.random.default_rng(0)
-    inputs = [0.1 * random.standard_normal(value["shape"], "float32") for value in task["inputs"]]
+    if memory is None:
+        inputs = [0.1 * random.standard_normal(value["shape"], "float32") for value in task["inputs"]]
+        outputs = [numpy.empty(shape, "float32") for shape in entry["shapes"]]
+    else:
+        inputs = [view_of(memory, value["shape"]) for value in task["inputs"]]
+        outputs = [view_of(memory, shape) for shape in entry["shapes"]]
     with tempfile.NamedTemporaryFile() as weights:
         weights.truncate(entry["weight_nbytes"])
         network_class = find_network_class({"name": engine, "packages": []})
         network = network_class(SCRIPT_DIRECTORY / entry["file"], Path(weights.name), threads, True)
-    return EnginePiece(network, inputs, entry["shapes"]), {}, [], None
+    return EnginePiece(network, inputs, outputs), {}, [], None
 
 
 class EngineTimes:

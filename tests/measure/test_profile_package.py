@@ -268,6 +268,20 @@ class TestColdCosts:
         assert least([(1.0, 1.0, 0.0), (1.0, 2.0, 0.0)], [0.0, 3.0]) == pytest.approx([0.0, 6 / 5, 0.0])
         assert least([(1.0, 0.0, 0.0)], [-1.0]) == [0.0, 0.0, 0.0]
 
+    @pytest.mark.parametrize("engine", ["", "ncnn"])
+    def test_pieces_keep_their_inputs_in_the_given_memory(self, engine: str, tmp_path: Path) -> None:
+        package = packed(tmp_path / "p", (2,), engines=(NcnnEngine(),))
+        code = """if True:
+            import sys, numpy, profile_run
+            task = profile_run.load_tasks()["layers"][0]["measurements"][0]
+            memory = numpy.ones(100_000, "float32")
+            session, feeds, outputs, _ = profile_run.open_piece(task, 1, sys.argv[1], memory)
+            memory[:] = 2
+            arrays = session._inputs if sys.argv[1] else [value.numpy() for value in feeds.values()]
+            assert arrays and all((array == 2).all() for array in arrays)
+            """
+        subprocess.run([sys.executable, "-c", code, engine], cwd=package, check=True, timeout=60)
+
     def test_median_piece_reads_all_weights(self) -> None:
         pieces = [{"weight_bytes": w, "moved_bytes": moved} for w, moved in ((8, 100), (8, 60), (8, 40), (4, 50))]
         assert profile_script.median_piece(pieces) == pieces[1]

@@ -16,19 +16,13 @@ from dicompiler.ir.cluster import DEFAULT_ENGINE
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program
 from dicompiler.measure.profile_package import relu_model
+from dicompiler.measure.profile_script import warm_up
 from dicompiler.target.engine import UnsupportedByEngine
 from dicompiler.target.engine_check import convert_checked, load_files, output_shapes
 from dicompiler.target.run_records import SegmentCall
 from dicompiler.target.target_base import Target
 from dicompiler.verify.executor import OrtSession, ProgramExecutor
 
-MAX_WARM_UP_CALLS = 15
-"""Maximum number of times that a device's segments are called before they are timed.
-
-After another device, some processors keep data in their last-level cache only when it has been used several times.
-"""
-MAX_WARM_UP_S = 0.25
-"""Seconds after which the warm-up ends. Segments that take longer have too much data for the caches."""
 CALLS_PER_TURN = 5
 MIN_TURNS = 3
 LONG_TIMING_S = 2.0
@@ -78,34 +72,34 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
         inputs: Arrays by the names of the graph inputs.
         is_long: True to measure for LONG_TIMING_S seconds instead of a short time.
     """
-    empty = CallTimer(OrtSession(relu_model(), {}, "empty", "all").bind({"x": np.zeros((1, 1), np.float32)}))
-    timers: list[tuple[str, list[CallTimer]]] = []
+    timers: list[tuple[str, list[CallTimer], CallTimer]] = []
     for role in program.roles:
         values = ProgramExecutor(role, is_single_use=True).run(inputs, True).values
         for device in role.devices:
             memory = writable_copies(values[device.device])
             calls = target.segment_calls(device)
-            timers.append((device.device, [make_timer(program, device.engine, call, memory) for call in calls]))
+            device_timers = [make_timer(program, device.engine, call, memory) for call in calls]
+            timers.append((device.device, device_timers, make_empty_timer(device.engine)))
     turns, end = 0, time.monotonic() + LONG_TIMING_S * is_long
     # All segments of a device are called in turn, so that the caches contain the same weights as in a frame.
     while turns < MIN_TURNS or time.monotonic() < end:
-        for _, device_timers in timers:
+        for _, device_timers, empty in timers:
             time_turn((*device_timers, empty))
         turns += 1
     seconds: dict[str, list[float]] = {device.device: [] for device in program.devices}
-    for name, device_timers in timers:
+    for name, device_timers, empty in timers:
         seconds[name] += [max(0.0, timer.quick_call_s - empty.quick_call_s) for timer in device_timers]
     return {name: tuple(values) for name, values in seconds.items()}
 
 
 def time_turn(timers: tuple[CallTimer, ...]) -> None:
     """Call all functions of a device in turn, until its data is in the caches, and then time each of them."""
-    end = time.monotonic() + MAX_WARM_UP_S
-    for _ in range(MAX_WARM_UP_CALLS):
+
+    def call_all() -> None:
         for timer in timers:
             timer.call()
-        if time.monotonic() > end:
-            break
+
+    warm_up(call_all)
     for timer in CALLS_PER_TURN * timers:
         timer.time_call()
     for timer in timers:
@@ -116,6 +110,13 @@ def writable_copies(tensors: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: np.array(value, order="C") if isinstance(value, np.ndarray) else value for name, value in tensors.items()
     }
+
+
+def make_empty_timer(engine: str) -> CallTimer:
+    """Return a timer for a call of an engine that computes almost nothing. `engine` is its name, with its options."""
+    model, memory = Model(relu_model()), {name: np.zeros((1, 1), np.float32) for name in "xy"}
+    compute = None if engine == DEFAULT_ENGINE else bind_network(engine, model, memory)
+    return CallTimer(compute or OrtSession(model.proto, {}, "empty", "all").bind(memory))
 
 
 def make_timer(program: Program, engine: str, call: SegmentCall, memory: dict[str, Any]) -> CallTimer:

@@ -13,10 +13,9 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.program import Program
-from dicompiler.measure.emulation import segment_timing
+from dicompiler.measure import profile_script
 from dicompiler.measure.emulation.segment_timing import (
     CALLS_PER_TURN,
-    MAX_WARM_UP_CALLS,
     CallTimer,
     bind_network,
     make_timer,
@@ -95,11 +94,11 @@ def test_each_segment_has_seconds_in_order_of_roles() -> None:
         assert 0 < sum(map(sum, seconds.values())) < 10
 
 
-@pytest.mark.parametrize(("max_s", "warm_up_calls"), [(60.0, MAX_WARM_UP_CALLS), (0.0, 1)])
+@pytest.mark.parametrize(("max_s", "warm_up_calls"), [(60.0, profile_script.MAX_WARM_UP_CALLS), (0.0, 1)])
 def test_segments_are_called_in_turn_before_they_are_timed(
     max_s: float, warm_up_calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(segment_timing, "MAX_WARM_UP_S", max_s)
+    monkeypatch.setattr(profile_script, "MAX_WARM_UP_S", max_s)
     order: list[str] = []
     timers = tuple(CallTimer(partial(order.append, name)) for name in ("first", "second"))
     time_turn(timers)
