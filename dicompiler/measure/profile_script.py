@@ -44,8 +44,8 @@ MAX_MEDIAN_RATIO = 1.1
 """If the median exceeds this multiple of the shortest time, the host was busy, and the measurement is repeated."""
 MAX_ROUNDS = 6
 """Maximum number of measurements of a piece (a part of a layer) in one pass over all pieces."""
-PASS_COUNT = 2
-"""Number of passes over all pieces. The fastest pass counts, because a shared or hot host is slow at times."""
+MAX_PASSES = 2
+"""Maximum number of passes over all pieces. The fastest pass counts, because a shared or hot host is slow at times."""
 DEFAULT_REPEAT = 7
 """Default number of times that a piece (a part of a layer) is timed."""
 NETWORK_TIMING_S = 1.0
@@ -187,11 +187,12 @@ def measure_profile(options: argparse.Namespace) -> dict[str, Any]:
     times: dict[str, list[TimeRange]] = {}
     network_passes: list[dict[str, float]] = []
     engines = {entry["name"]: EngineTimes(entry) for entry in tasks["engines"] if find_network_class(entry) is not None}
-    for number in range(1, PASS_COUNT + 1):
-        reasons = _time_pieces(tasks, options, times, f"{number}/{PASS_COUNT} ")
+    pass_count = min(MAX_PASSES, options.repeat)
+    for number in range(1, pass_count + 1):
+        reasons = _time_pieces(tasks, options, times, f"{number}/{pass_count} ")
         network_passes.append(_time_network(tasks, options))
         for engine in engines.values():
-            engine.measure(tasks, options, f"{number}/{PASS_COUNT} ")
+            engine.measure(tasks, options, f"{number}/{pass_count} ")
     for layer in tasks["layers"]:
         if (reason := reasons.get(layer["names"][0])) is not None:
             profile["unmeasured"] += [{"name": name, "reason": reason} for name in layer["names"]]
