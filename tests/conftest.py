@@ -24,6 +24,8 @@ LIMIT_S = 600.0
 os.environ |= CACHED
 # numpy starts a thread for each processor when it is imported. Processes that tests start need none of them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+# Idle threads of ncnn would otherwise use the processors that other tests need.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 # nohup and background jobs of a shell ignore SIGINT. Processes that tests start would inherit that, and tests could
 # not interrupt them. So the default action is restored.

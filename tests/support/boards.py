@@ -61,10 +61,11 @@ class Board:
         """Start its sshd, which accepts the cluster's key."""
         root = self.place.parent
         config = self.place / "sshd_config"
+        variables = {"HOME": self.home, "OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"], **CACHED}
         config.write_text(
             f"ListenAddress {self.address}\nHostKey {root}/host_key\nAuthorizedKeysFile {root}/key.pub\n"
             "StrictModes no\nPermitRootLogin yes\nPasswordAuthentication no\nUsePAM no\nPidFile none\n"
-            f"SetEnv HOME={self.home} {' '.join(f'{name}={value}' for name, value in CACHED.items())}\n"
+            f"SetEnv {' '.join(f'{name}={value}' for name, value in variables.items())}\n"
         )
         self.home.mkdir(exist_ok=True)
         self.sshd = subprocess.Popen(
