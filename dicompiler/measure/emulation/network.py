@@ -40,6 +40,13 @@ MAX_BURST_S = 250e-6
 TIMER_DELAY_S = 80e-6
 """Seconds by which the kernel's timers may be late. A link may send data for this time without waiting for a timer."""
 
+CONGESTION_CONTROL = "reno"
+"""TCP's congestion control in the emulated network.
+
+Every kernel permits it. Boards use cubic by default, which behaves like reno on links with short round trips (RFC 9438,
+section 4.3). This host may use another one: with bbr, links are idle at times.
+"""
+
 
 @dataclass(frozen=True)
 class RateLimit:
@@ -201,7 +208,9 @@ class _NamespaceBuilder:
         _run_command(self.ip, "netns", "add", name)
         self.created_namespaces.append(name)
         settings = ["net.ipv4.conf.all.rp_filter", "net.ipv4.conf.default.rp_filter"]
-        values = dict.fromkeys(settings, "0") | ({"net.ipv4.ip_forward": "1"} if forward else {})
+        values = dict.fromkeys(settings, "0") | {"net.ipv4.tcp_congestion_control": CONGESTION_CONTROL}
+        if forward:
+            values["net.ipv4.ip_forward"] = "1"
         with EmulatedNetwork({"": name}).enter_host(""):
             for setting, value in values.items():
                 Path("/proc/sys", setting.replace(".", "/")).write_text(value)

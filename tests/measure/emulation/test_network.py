@@ -107,6 +107,12 @@ def test_link_has_its_own_latency_and_rate() -> None:
         assert max(times(made, "ab", "cd").values()) >= least(20e6, 2 * SENT)
 
 
+def test_connections_use_the_same_congestion_control_on_every_host() -> None:
+    with emulate_network(platform(Network("switch", 1e8))) as made, made.enter_host("a"), socket.socket() as one:
+        name = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, 16)
+    assert name.rstrip(b"\0") == b"reno"
+
+
 def relays(pid: int) -> list[str]:
     """Return the command lines of the relays of the networks that a process has created."""
     lines = subprocess.run(["ps", "-ww", "-eo", "args"], capture_output=True, text=True, check=True).stdout.splitlines()
