@@ -456,14 +456,17 @@ def open_piece(
     if constants:
         options.add_external_initializers(list(constants), list(constants.values()))
     session = ort_session.create_session((SCRIPT_DIRECTORY / task["file"]).read_bytes(), options)
-    feeds = {value["name"]: random_tensor(value, random) for value in task["inputs"]}
-    if memory is not None:
-        feeds |= {
-            value["name"]: onnxruntime.OrtValue.ortvalue_from_numpy(view_of(memory, value["shape"]))
-            for value in task["inputs"]
-            if value["dtype"] == "FLOAT"
-        }
+    feeds = {value["name"]: input_tensor(value, random, memory) for value in task["inputs"]}
     return session, feeds, [value.name for value in session.get_outputs()], constants
+
+
+def input_tensor(value: dict[str, Any], random: Any, memory: Any) -> Any:
+    """Return an input of a piece: the start of the array `memory` if there is one and the input is float32."""
+    import onnxruntime
+
+    if memory is None or value["dtype"] != "FLOAT":
+        return random_tensor(value, random)
+    return onnxruntime.OrtValue.ortvalue_from_numpy(view_of(memory, value["shape"]))
 
 
 def view_of(memory: Any, shape: list[int]) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -73,13 +74,14 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
         is_long: True to measure for LONG_TIMING_S seconds instead of a short time.
     """
     timers: list[tuple[str, list[CallTimer], CallTimer]] = []
+    empty_timer = cache(make_empty_timer)
     for role in program.roles:
         values = ProgramExecutor(role, is_single_use=True).run(inputs, True).values
         for device in role.devices:
             memory = writable_copies(values[device.device])
             calls = target.segment_calls(device)
             device_timers = [make_timer(program, device.engine, call, memory) for call in calls]
-            timers.append((device.device, device_timers, make_empty_timer(device.engine)))
+            timers.append((device.device, device_timers, empty_timer(device.engine)))
     turns, end = 0, time.monotonic() + LONG_TIMING_S * is_long
     # All segments of a device are called in turn, so that the caches contain the same weights as in a frame.
     while turns < MIN_TURNS or time.monotonic() < end:
