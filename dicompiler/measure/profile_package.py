@@ -111,27 +111,8 @@ def write_package(
     layers, model = state.layers, state.model
     assert layers is not None
     (directory / PIECES_DIRECTORY).mkdir()
-    for name, source in SHIPPED_MODULES.items():
-        (directory / name).write_bytes(resources.files("dicompiler").joinpath(source).read_bytes())
-    for engine in engines:
-        if engine.network_source:
-            (directory / f"{NETWORK_MODULE_PREFIX}{engine.name}.py").write_bytes(engine.network_source)
-    entries: dict[str, dict[str, Any]] = {}
-    unmeasured = []
-    for layer in layers.layers:
-        signature, reason = layer_signature(layers, layer), _unmeasurable_reason(layers, layer)
-        if reason:
-            unmeasured.append({"name": layer.name, "reason": reason})
-        elif signature in entries:
-            entries[signature]["names"].append(layer.name)
-        else:
-            entry: dict[str, Any] = {"signature": signature, "kind": layer_kind(layer), "names": [layer.name]}
-            entries[signature] = entry
-            prefix = f"{PIECES_DIRECTORY}/{len(entries):04d}"
-            entry["measurements"] = [
-                _write_piece(piece, layers, layer, directory, f"{prefix}-{number:02d}.onnx", engines)
-                for number, piece in enumerate(layer_pieces(model, layers, layer, tiles))
-            ]
+    _write_modules(directory, engines)
+    entries, unmeasured = _write_layers(model, layers, directory, tiles, engines)
     runtimes = []
     for target in targets:
         target_directory = directory / RUNTIME_DIRECTORY / target.name
@@ -154,10 +135,41 @@ def write_package(
         ],
         "engines": [{"name": e.name, "packages": [package.name for package in e.packages]} for e in engines],
         "runtimes": runtimes,
-        "layers": list(entries.values()),
+        "layers": entries,
         "unmeasured": unmeasured,
     }
     (directory / TASKS_FILE).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _write_modules(directory: Path, engines: Sequence[Engine]) -> None:
+    for name, source in SHIPPED_MODULES.items():
+        (directory / name).write_bytes(resources.files("dicompiler").joinpath(source).read_bytes())
+    for engine in engines:
+        if engine.network_source:
+            (directory / f"{NETWORK_MODULE_PREFIX}{engine.name}.py").write_bytes(engine.network_source)
+
+
+def _write_layers(
+    model: Model, layers: LayerGraph, directory: Path, tiles: Sequence[int], engines: Sequence[Engine]
+) -> tuple[list[dict[str, Any]], list[dict[str, str]]]:
+    """Write pieces of all layers; return the entries of tasks.json for layers that can and cannot be measured."""
+    entries: dict[str, dict[str, Any]] = {}
+    unmeasured = []
+    for layer in layers.layers:
+        signature, reason = layer_signature(layers, layer), _unmeasurable_reason(layers, layer)
+        if reason:
+            unmeasured.append({"name": layer.name, "reason": reason})
+        elif signature in entries:
+            entries[signature]["names"].append(layer.name)
+        else:
+            entry: dict[str, Any] = {"signature": signature, "kind": layer_kind(layer), "names": [layer.name]}
+            entries[signature] = entry
+            prefix = f"{PIECES_DIRECTORY}/{len(entries):04d}"
+            entry["measurements"] = [
+                _write_piece(piece, layers, layer, directory, f"{prefix}-{number:02d}.onnx", engines)
+                for number, piece in enumerate(layer_pieces(model, layers, layer, tiles))
+            ]
+    return list(entries.values()), unmeasured
 
 
 def run_package(
