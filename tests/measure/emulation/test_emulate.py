@@ -154,6 +154,7 @@ def test_rejects_boards_that_this_host_cannot_emulate(tmp_path: Path) -> None:
     with pytest.raises(DicompilerError, match=slower):
         emulate(fast)
     # The check uses constructed times. Times that are measured on a busy host could be too slow even for one board.
+    _check_speed({"pi01": (1e-6,)}, {"pi01": (0.0,)}, 1e-3, replica_count=1)  # It takes only 0.1 % of a frame.
     with pytest.raises(DicompilerError, match=r"processors of this host busy for .*% of each frame"):
         _check_speed(
             {f"pi{i}": (0.5,) for i in range(12)}, {f"pi{i}": (1.0,) for i in range(12)}, 1e-3, replica_count=12
