@@ -38,6 +38,7 @@ from dicompiler_strategies.tables.cost_tables import (
     flows_on_edge,
 )
 from dicompiler_strategies.tables.link_loads import RuntimeArrays, build_link_loads
+from dicompiler_strategies.teams.value_groups import ValueGroups
 
 Selections = NDArray[np.intp]
 """One plan or several: the index of each layer's choice (way to split it). The last axis is the layers."""
@@ -238,12 +239,12 @@ class TermGroups:
     Attributes:
         runs: For each group, the index of the run.
         target_rows: For each group, the row of this run to which its terms are added.
-        starts: For each group, the position of its first term.
+        terms: The terms of each group.
     """
 
     runs: NDArray[np.intp]
     target_rows: NDArray[np.intp]
-    starts: NDArray[np.intp]
+    terms: ValueGroups
 
     @classmethod
     def find(cls, runs: NDArray[np.intp], target_rows: NDArray[np.intp]) -> TermGroups:
@@ -253,26 +254,19 @@ class TermGroups:
             runs: For each term, the index of the run of layers for which it is evaluated.
             target_rows: For each term, the row of this run to which it is added.
         """
-        starts = _find_group_starts(runs, target_rows)
-        return cls(runs[starts], target_rows[starts], starts)
+        terms = ValueGroups.find(runs, target_rows)
+        return cls(runs[terms.starts], target_rows[terms.starts], terms)
 
     def add_to(self, rows: Floats, values: Floats) -> None:
         """Add the values of terms (summands of loads) to the rows, in place.
 
         `values` has the shape (terms, plans, loads), and `rows` (rows, runs, plans, loads).
         """
-        if len(self.starts):
-            rows[self.target_rows, self.runs] += np.add.reduceat(values, self.starts, axis=0)
+        rows[self.target_rows, self.runs] += self.terms.combine(np.add, values)
 
     def renumber_rows(self, span_starts: NDArray[np.intp]) -> TermGroups:
         """Return the groups with other row numbers: row 0 stays 0, and the span of a run becomes 1, 2, and so on."""
         return replace(self, target_rows=np.maximum(self.target_rows + 1 - span_starts[self.runs], 0))
-
-
-def _find_group_starts(runs: NDArray[np.intp], keys: NDArray[np.intp]) -> NDArray[np.intp]:
-    """Return the position of the first element of each group of consecutive elements with equal run and equal key."""
-    is_first = np.append(True, (np.diff(runs) != 0) | (np.diff(keys) != 0))[: len(keys)]
-    return np.flatnonzero(is_first)
 
 
 @dataclass(frozen=True, eq=False)
@@ -289,7 +283,7 @@ class TermSet:
         edges: Indices of the edges (pairs of connected layers) of sent tensors.
         edge_runs: For each edge, the index of the run that changes its tensor.
         tensors: Indices of the sent tensors, which are the tensors of `edges`.
-        tensor_starts: For each tensor, the position of its first edge.
+        tensor_edges: The edges of each tensor.
         tensor_groups: The rows to which the terms of the tensors are added.
         span_starts: For each run, the first row of its span.
         span: Number of rows of a span, the same for each run.
@@ -301,7 +295,7 @@ class TermSet:
     edges: NDArray[np.intp]
     edge_runs: NDArray[np.intp]
     tensors: NDArray[np.intp]
-    tensor_starts: NDArray[np.intp]
+    tensor_edges: ValueGroups
     tensor_groups: TermGroups
     span_starts: NDArray[np.intp]
     span: int
@@ -318,10 +312,10 @@ class TermSet:
         is_sent[touched_runs, tensor_terms.tensors[touched_edges]] = True
         edge_runs, edges = np.nonzero(is_sent[:, tensor_terms.tensors])
         edge_tensors = tensor_terms.tensors[edges]
-        tensor_starts = _find_group_starts(edge_runs, edge_tensors)
-        tensors = edge_tensors[tensor_starts]
+        tensor_edges = ValueGroups.find(edge_runs, edge_tensors)
+        tensors = edge_tensors[tensor_edges.starts]
         layer_groups = TermGroups.find(layer_runs, layer_terms.target_rows[layer_numbers])
-        tensor_groups = TermGroups.find(edge_runs[tensor_starts], tensor_terms.target_rows[tensors])
+        tensor_groups = TermGroups.find(edge_runs[tensor_edges.starts], tensor_terms.target_rows[tensors])
         span_starts, span = _find_spans((layer_groups, tensor_groups), len(runs), row_count)
         return cls(
             layer_numbers,
@@ -330,7 +324,7 @@ class TermSet:
             edges,
             edge_runs,
             tensors,
-            tensor_starts,
+            tensor_edges,
             tensor_groups.renumber_rows(span_starts),
             span_starts,
             span,
@@ -494,9 +488,7 @@ class LoadModel(ABC):
         choices = selections[terms.edge_runs, :, self.tensor_terms.producers[edges]]
         pairs = choices * self.tensor_terms.reader_choices[edges, None] + tables.table_starts[edges, None]
         sent = tables.array[pairs + selections[terms.edge_runs, :, self.tensor_terms.readers[edges]]]
-        if len(terms.tensor_starts) < len(edges):
-            sent = np.maximum.reduceat(sent, terms.tensor_starts, axis=0)
-        return of_layers, self.loads_of_tensors(sent)
+        return of_layers, self.loads_of_tensors(terms.tensor_edges.combine(np.maximum, sent))
 
 
 def _add_up_rows(rows: Floats) -> Floats:

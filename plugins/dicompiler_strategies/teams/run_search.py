@@ -6,7 +6,8 @@ all layers of a run the choice with the same label, such as "height 2 on pi02 pi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -131,6 +132,20 @@ class RunSearch:
                 numbers[self.labels[choice.label], layer] = number
         return numbers
 
+    @cached_property
+    def batches(self) -> list[Sequence[range]]:
+        """All runs to move, longest first, in batches of runs of equal length that are tried together.
+
+        Runs of equal length overlap by half.
+        """
+        size = max(MIN_BATCH_RUNS, MAX_BATCH_ENTRIES // (self.objective.entries_per_plan * len(self.labels)))
+        batches = list[Sequence[range]]()
+        for length in run_lengths(len(self.choices)):
+            starts = range(0, len(self.choices) - length + 1, max(1, length // 2))
+            runs = [range(start, start + length) for start in starts]
+            batches += [runs[i : i + size] for i in range(0, len(runs), size)]
+        return batches
+
     def uniform_selection(self, label: str) -> Selections:
         """Return the plan in which each layer is split as the label says, such as "height 2 on pi02 pi03".
 
@@ -142,21 +157,21 @@ class RunSearch:
     def improve(self, selection: Selections) -> Selections:
         """Return the best plan that moves of runs of layers find, beginning with `selection`.
 
-        First a run of all layers is moved, then shorter and shorter runs, until no move improves the plan or the budget
-        is exceeded.
+        First a run of all layers is moved, then shorter and shorter runs, and then all layers again, until no move
+        improves the plan or the budget is exceeded.
         """
-        current, value, improved = selection, self.objective.value(selection), True
-        while improved:
-            improved = False
-            for length in run_lengths(len(selection)):
-                for runs in self._batches_of_runs(length):
-                    if not self.budget.try_spend(self.objective.work_s(runs, len(self.labels))):
-                        return current
-                    moved = self._moved(current, runs)
-                    values = self.objective.moved_values(current, moved, runs)
-                    place = int(values.argmin())
-                    if values[place] < value * (1 - MIN_GAIN):
-                        current, value, improved = moved[place], float(values[place]), True
+        current, value, batches_in_vain = selection, self.objective.value(selection), 0
+        for runs in itertools.cycle(self.batches):
+            if batches_in_vain == len(self.batches):
+                break
+            if not self.budget.try_spend(self.objective.work_s(runs, len(self.labels))):
+                break
+            moved = self._moved(current, runs)
+            values = self.objective.moved_values(current, moved, runs)
+            place = int(values.argmin())
+            batches_in_vain += 1
+            if values[place] < value * (1 - MIN_GAIN):
+                current, value, batches_in_vain = moved[place], float(values[place]), 0
         return current
 
     def perturb(self, selection: Selections, random: np.random.Generator) -> Selections:
@@ -169,13 +184,6 @@ class RunSearch:
             label = self.numbers[int(random.integers(len(self.numbers))), run]
             changed[run] = np.where(label >= 0, label, changed[run])
         return changed
-
-    def _batches_of_runs(self, length: int) -> Iterator[Sequence[range]]:
-        """Yield runs of `length` consecutive layers that overlap by half, in batches that are tried together."""
-        starts = range(0, len(self.choices) - length + 1, max(1, length // 2))
-        runs = [range(start, start + length) for start in starts]
-        size = max(MIN_BATCH_RUNS, MAX_BATCH_ENTRIES // (self.objective.entries_per_plan * len(self.labels)))
-        yield from (runs[i : i + size] for i in range(0, len(runs), size))
 
     def _moved(self, current: Selections, runs: Sequence[range]) -> Selections:
         """Return plans that each differ from `current` in one run of layers, one plan for each run and each label.
