@@ -118,7 +118,7 @@ def test_session_follows_board_that_slows_down_and_recovers(compiled: Path) -> N
     """On a busy host, other boards may seem slow too, so that there are more searches and swaps than these two."""
     events: list[RunEvent] = []
     now = time.perf_counter()
-    with open_session(compiled, {"pi03": [(now + 5, 0.4), (now + 15, 1.0)]}, on_event=events.append) as session:
+    with open_session(compiled, {"pi03": [(now + 4, 0.4), (now + 11, 1.0)]}, on_event=events.append) as session:
         stream_until(session, lambda: len(session.swaps) >= 2 and session.directory == compiled)
         changes = [found for found in session.adaptations if found.swap is not None]
     slower = next(found for found in changes if found.ratios.get("pi03", 0) > 1.5)

@@ -71,7 +71,7 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
         target: The target; its way of calling segments is timed.
         program: Program with the segments.
         inputs: Arrays by the names of the graph inputs.
-        is_long: True to measure for LONG_TIMING_S seconds instead of a short time.
+        is_long: True to measure exactly: for LONG_TIMING_S seconds, and with warm caches.
     """
     timers: list[tuple[str, list[CallTimer], CallTimer]] = []
     empty_timer = cache(make_empty_timer)
@@ -86,7 +86,7 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
     # All segments of a device are called in turn, so that the caches contain the same weights as in a frame.
     while turns < MIN_TURNS or time.monotonic() < end:
         for _, device_timers, empty in timers:
-            time_turn((*device_timers, empty))
+            time_turn((*device_timers, empty), warms_up=is_long)
         turns += 1
     seconds: dict[str, list[float]] = {device.device: [] for device in program.devices}
     for name, device_timers, empty in timers:
@@ -94,14 +94,15 @@ def measure_segments(target: Target, program: Program, inputs: Mapping[str, Any]
     return {name: tuple(values) for name, values in seconds.items()}
 
 
-def time_turn(timers: tuple[CallTimer, ...]) -> None:
-    """Call all functions of a device in turn, until its data is in the caches, and then time each of them."""
+def time_turn(timers: tuple[CallTimer, ...], warms_up: bool) -> None:
+    """Time each call of a device, all in turn; with `warms_up`, first call them until their data is in the caches."""
 
     def call_all() -> None:
         for timer in timers:
             timer.call()
 
-    warm_up(call_all)
+    if warms_up:
+        warm_up(call_all)
     for timer in CALLS_PER_TURN * timers:
         timer.time_call()
     for timer in timers:

@@ -101,7 +101,7 @@ def test_segments_are_called_in_turn_before_they_are_timed(
     monkeypatch.setattr(profile_script, "MAX_WARM_UP_S", max_s)
     order: list[str] = []
     timers = tuple(CallTimer(partial(order.append, name)) for name in ("first", "second"))
-    time_turn(timers)
+    time_turn(timers, warms_up=True)
     assert order == ["first", "second"] * (warm_up_calls + CALLS_PER_TURN)
     assert all(timer.quick_call_s >= 0 for timer in timers)
 
