@@ -9,8 +9,8 @@ built with the ncnn library of target `mpi`. It is changed in these places:
 - To measure the latency, the last rank sends a message to the first one after each frame.
 
 All sides get the same network, with folded batch normalisation. Each rank has one thread: the mapping gives AutoDiCE
-one core for each rank. With the same mapping, dicompiler uses ncnn too. For its own plan, it profiles this host, and
-chooses the split and the engine.
+one core for each rank. With the same mapping, dicompiler uses ncnn too, and computes at most one frame on each rank at
+the same time, as AutoDiCE does. For its own plan, it profiles this host, and chooses the split and the engine.
 
     python benchmarks/peers/autodice.py --checkout AutoDiCE --converter AutoDiCE/tools/onnx/onnx2ncnn
 
@@ -221,23 +221,23 @@ def adapt_source(text: str, mode: str, ranks: int) -> str:
     return text
 
 
-def run_artifact(artifact: Path, frames: int) -> Times:
-    """Measure an artifact of target `mpi`: frames one by one, and a stream.
+def run_artifact(artifact: Path, in_flight: int, frames: int) -> Times:
+    """Measure an artifact of target `mpi`: frames one by one, and a stream with `in_flight` frames (0: the default).
 
     The period excludes the first frames of a stream: it is the difference between the times of two streams of different
     lengths, divided by the difference of their lengths.
     """
     inputs = random_inputs(graph_inputs(Model.load(artifact / "reference" / "model.onnx")))
 
-    def run(count: int, in_flight: int) -> RunResult:
-        return MpiTarget().run(artifact, [inputs] * count, RunOptions(in_flight=in_flight, kept_frames=1))
+    def run(count: int, most: int) -> RunResult:
+        return MpiTarget().run(artifact, [inputs] * count, RunOptions(in_flight=most, kept_frames=1))
 
     count = frames + WARM_UP_FRAMES
     latency_s = statistics.median(run(count, 1).frames_s[WARM_UP_FRAMES:])
-    return Times(latency_s, (run(count, 0).total_s - run(WARM_UP_FRAMES, 0).total_s) / frames)
+    return Times(latency_s, (run(count, in_flight).total_s - run(WARM_UP_FRAMES, in_flight).total_s) / frames)
 
 
-def compile_sides(scratch: Path, ranks: int) -> list[Path]:
+def compile_sides(scratch: Path, ranks: int) -> tuple[Path, Path]:
     """Compile model.onnx for AutoDiCE's mapping, and with dicompiler's own plan; return the artifacts."""
     model, platform, profile = (scratch / name for name in ("model.onnx", "platform.toml", "profile.json"))
     platform.write_text(HOST + "".join(CORE.replace("NAME", f"host_cpu{rank}") for rank in range(ranks)))
@@ -249,7 +249,7 @@ def compile_sides(scratch: Path, ranks: int) -> list[Path]:
     compile_model(strategy=f"manual{{mapping={scratch / 'mapping.json'}}}", engine="ncnn", output=same)
     # The search for a plan uses the measured times of the profile instead of the rate in CORE.
     compile_model(strategy="auto", engine="auto", cost=f"profile{{file={profile}}}", output=own)
-    return [same, own]
+    return same, own
 
 
 @click.command(help=__doc__, context_settings={"show_default": True})
@@ -276,7 +276,8 @@ def prepare_sides(checkout: Path, converter: Path, place: Path, ranks: int, name
     scratch.mkdir()
     mapping = make_mapping(write_model(name, scratch / "model.onnx"), ranks)
     program = AutodiceProgram(checkout, converter, mapping, scratch)
-    return [program.run, *(partial(run_artifact, path) for path in compile_sides(scratch, ranks))]
+    same, own = compile_sides(scratch, ranks)
+    return [program.run, partial(run_artifact, same, ranks), partial(run_artifact, own, 0)]
 
 
 def measure_sides(programs: Sequence[MeasureTimes], frames: int, rounds: int) -> list[Times]:
