@@ -427,7 +427,7 @@ def test_compares_onnxruntime_with_the_needs_of_the_model(
     assert not any(device_directory(boards, name, net).exists() for name in NAMES)
 
 
-@pytest.mark.parametrize(("engine", "package"), [("ncnn", "ncnn"), ("mnn", "MNN")])
+@pytest.mark.parametrize(("engine", "package"), [pytest.param("ncnn", "ncnn", marks=pytest.mark.slow), ("mnn", "MNN")])
 def test_names_board_without_the_engine(
     engine: str, package: str, boards: Cluster, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,7 +80,7 @@ def test_boards_take_their_time_and_compute_the_same_outputs(tmp_path: Path, tar
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("target", ["sockets", "mpi"])
+@pytest.mark.parametrize("target", ["sockets", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_emulates_no_failures(tmp_path: Path, target: str) -> None:
     model = networks.build("lenet", 0)
     directory = tmp_path / "artifact"
