@@ -229,8 +229,8 @@ def run_artifact(artifact: Path, in_flight: int, frames: int) -> Times:
     """
     inputs = random_inputs(graph_inputs(Model.load(artifact / "reference" / "model.onnx")))
 
-    def run(count: int, most: int) -> RunResult:
-        return MpiTarget().run(artifact, [inputs] * count, RunOptions(in_flight=most, kept_frames=1))
+    def run(count: int, limit: int) -> RunResult:
+        return MpiTarget().run(artifact, [inputs] * count, RunOptions(in_flight=limit, kept_frames=1))
 
     count = frames + WARM_UP_FRAMES
     latency_s = statistics.median(run(count, 1).frames_s[WARM_UP_FRAMES:])
