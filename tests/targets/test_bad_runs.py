@@ -226,18 +226,19 @@ def test_names_killed_or_stopped_process(artifact: Path, failing: Failing, sign:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda device: shutil.rmtree(device), "pi02/manifest.json: no such file: compile the model again"),
-        (lambda device: (device / "manifest.json").write_text("{"), "pi02/manifest.json: it has 1 bytes instead of"),
-        (lambda device: (device / "weights.bin").unlink(), "device 'pi02': file weights.bin is missing: copy the"),
-        (lambda device: (device / "weights.bin").write_bytes(b""), "device 'pi02': file weights.bin has 0 bytes"),
-        (lambda device: shutil.rmtree(device / "runtime"), "device 'pi02': file runtime/__init__.py is missing"),
+        (lambda device: shutil.rmtree(device), r"pi02/manifest\.json: no such file: compile the model again"),
+        (lambda device: (device / "manifest.json").write_text("{"), r"pi02/manifest\.json: it has 1 bytes instead of"),
+        (lambda device: (device / "weights.bin").unlink(), r"device 'pi02': .*file weights\.bin is missing: copy"),
+        (lambda device: (device / "weights.bin").write_bytes(b""), r"device 'pi02': .*file weights\.bin has 0 bytes"),
+        (lambda device: shutil.rmtree(device / "runtime"), r"device 'pi02': .*file runtime/__init__\.py is missing"),
     ],
 )
 def test_reports_incomplete_device_directory(
     artifact: Path, failing: Failing, change: Callable[[Path], object], message: str
 ) -> None:
     change(artifact / "pi02")
-    assert message in failing(artifact)
+    # If the process has ended before its message is read, the line also states its exit code.
+    assert re.search(message, failing(artifact))
 
 
 @pytest.mark.slow
