@@ -13,8 +13,8 @@ COMPILE_ONCE = Path(__file__).with_name("compile_once.sh")
 CACHED = (
     {
         "CMAKE_CXX_COMPILER_LAUNCHER": f"{COMPILE_ONCE};{LOCKS}",
-        # ccache makes paths below this directory relative. Builds in different test directories thus share its entries.
-        "CCACHE_BASEDIR": tempfile.gettempdir(),
+        # ccache makes all paths relative. Builds in different directories thus share its entries.
+        "CCACHE_BASEDIR": "/",
         "CCACHE_NOHASHDIR": "1",
         "CCACHE_DIR": str(Path.home() / ".cache" / "ccache"),
     }
