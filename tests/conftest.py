@@ -13,7 +13,7 @@ import signal
 from collections.abc import Generator
 
 import pytest
-from support.caching import CACHED
+from support.caching import CCACHE_VARIABLES
 from support.taking_turns import turn
 
 from dicompiler.testing.assertions import TimeLimitError, time_limit
@@ -21,7 +21,7 @@ from dicompiler.testing.assertions import TimeLimitError, time_limit
 LIMIT_S = 600.0
 """Seconds for each phase of a test: longer than the time limits in the tests themselves."""
 
-os.environ |= CACHED
+os.environ |= CCACHE_VARIABLES
 # numpy starts a thread for each processor when it is imported. Processes that tests start need none of them.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # Idle threads of ncnn would otherwise use the processors that other tests need.

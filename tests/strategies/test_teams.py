@@ -134,15 +134,15 @@ def test_search_also_begins_with_known_plans() -> None:
     assert problem.evaluate(plan).period_s < problem.evaluate(without).period_s
 
 
-def test_search_ends_after_some_restarts_without_a_better_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_search_ends_after_some_random_changes_without_a_better_plan(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = network("lenet", "rpi4x4", "memory")
     tables = build_cost_tables(problem, team_choices(problem))
-    runs = RunSearch(tables.choices, build_objective(tables), WorkBudget())
+    run_search = RunSearch(tables.choices, build_objective(tables), WorkBudget())
     improved = map(np.array, iter([[5], [6], [4], [4], [3], [3], [3], [2]]))
     monkeypatch.setattr(RunSearch, "improve", lambda *_: next(improved))
-    monkeypatch.setattr(RunSearch, "perturb", lambda *_: np.zeros(1))
+    monkeypatch.setattr(RunSearch, "change_randomly", lambda *_: np.zeros(1))
     monkeypatch.setattr(RunObjective, "value", lambda _, plan: float(plan[0]))
-    found = Teams(tries=2)._improve_and_restart(runs, [np.zeros(1, np.intp)], math.inf)
+    found = Teams(tries=2)._improve_and_change(run_search, [np.zeros(1, np.intp)], math.inf)
     assert [int(plan[0]) for plan in found] == [5, 6, 4, 4, 3, 3, 3]
 
 

@@ -19,6 +19,7 @@ from dicompiler_strategies.teams.value_groups import ValueGroups
 def test_combines_each_group(function: Any, lengths: list[int], seed: int) -> None:
     keys = np.repeat(np.arange(len(lengths)), lengths)
     values = np.random.default_rng(seed).integers(-9, 9, (len(keys), 2, 3)).astype(float)
+    # Two arrays of keys: a group ends if either key changes.
     groups = ValueGroups.find(keys // 2, keys % 2)
     assert groups.starts.tolist() == [sum(lengths[:i]) for i in range(len(lengths))]
     expected = function.reduceat(values, groups.starts, axis=0) if lengths else values

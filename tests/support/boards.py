@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from support.caching import CACHED
+from support.caching import CCACHE_VARIABLES
 from support.running import wait_until
 
 NET = "10.77.0"
@@ -61,7 +61,7 @@ class Board:
         """Start its sshd, which accepts the cluster's key."""
         root = self.place.parent
         config = self.place / "sshd_config"
-        variables = {"HOME": self.home, "OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"], **CACHED}
+        variables = {"HOME": self.home, "OMP_WAIT_POLICY": os.environ["OMP_WAIT_POLICY"], **CCACHE_VARIABLES}
         config.write_text(
             f"ListenAddress {self.address}\nHostKey {root}/host_key\nAuthorizedKeysFile {root}/key.pub\n"
             "StrictModes no\nPermitRootLogin yes\nPasswordAuthentication no\nUsePAM no\nPidFile none\n"

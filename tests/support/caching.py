@@ -7,10 +7,11 @@ import shutil
 import tempfile
 from pathlib import Path
 
+# Directory of the lock files of compile_once.sh, so that two tests do not compile the same file at once.
 LOCKS = Path(tempfile.gettempdir(), f"dicompiler-tests-{os.getuid()}.compiling")
 COMPILE_ONCE = Path(__file__).with_name("compile_once.sh")
 
-CACHED = (
+CCACHE_VARIABLES = (
     {
         "CMAKE_CXX_COMPILER_LAUNCHER": f"{COMPILE_ONCE};{LOCKS}",
         # ccache makes all paths relative. Builds in different directories thus share its entries.
@@ -21,4 +22,4 @@ CACHED = (
     if shutil.which("ccache") and shutil.which("flock")
     else {}
 )
-"""Additional environment variables; empty if ccache or flock is not installed."""
+"""Variables to add to the environment of CMake; empty if ccache or flock is not installed."""

@@ -29,10 +29,10 @@ MAX_DEVICES_FOR_ALL_TEAMS = 4
 """Up to this number of devices, every set of at least two devices is a team, which may split layers."""
 MAX_DEVICES_FOR_PARTIAL_TEAMS = 12
 """Above this number of devices, the only team is that of all devices. Tables of more teams would be too large."""
-RESTART_SHARE = 0.85
-"""Random restarts end when the search has used this fraction of its budget.
+RANDOM_CHANGE_SHARE = 0.85
+"""Random changes end at this fraction of the budget that is left after the tables are built.
 
-The budget of the search is the remaining budget after the tables are built.
+The rest is kept for the plans `known` (see `Teams.plan_from`).
 """
 
 
@@ -40,17 +40,19 @@ The budget of the search is the remaining budget after the tables are built.
 class Teams(Strategy):
     """Runs of layers on a device or a team of devices, for the objectives throughput and memory.
 
-        conv1 conv2 | conv3 … conv8 | conv9 … fc2      on pi01, pi02 and pi03 in rows | pi02 | pi04
+        conv1, conv2       split by rows on the team pi01, pi02, pi03
+        conv3 … conv8      whole on pi02
+        conv9 … fc2        whole on pi04
 
     A team splits each layer of its run by rows or by output channels. A device may belong to several teams. A local
     search moves runs of layers to other devices and teams as long as this reduces the largest load: the seconds of the
-    busiest device or link, or the memory of the fullest host. Then the search changes two random runs and begins again.
+    busiest device or link, or the memory of the fullest host. Then the search splits two random runs in another way (a
+    random change) and begins again.
     """
 
     name: ClassVar[str] = "teams"
     tries: int = field(
-        default=60,
-        metadata={"help": "the search ends after this number of random restarts in a row without a better plan"},
+        default=60, metadata={"help": "random changes end after this number in a row without a better plan"}
     )
     seed: int = field(default=0, metadata={"help": "seed of the random changes"})
     budget: float = field(
@@ -74,12 +76,13 @@ class Teams(Strategy):
         return replace(plan, note=budget.note())
 
     def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
+        """Return the best plan that the search finds within the caller's budget."""
         return self.plan_from(problem, budget)
 
     def plan_from(self, problem: Problem, budget: WorkBudget, known: Sequence[Plan] = ()) -> Plan:
-        """Return the best plan that the search finds within the budget.
+        """Return the best plan that the search finds within the caller's budget.
 
-        It also begins at those of the plans `known` that this strategy can express.
+        In addition to its own starts, the search begins at those of the plans `known` that this strategy can express.
 
         Raises:
             UsageError: The objective is neither throughput nor memory.
@@ -90,41 +93,44 @@ class Teams(Strategy):
             )
         search = CandidateSearch(problem, self.name, budget)
         single = problem.best_single_device[0]
-        # The search minimises predicted loads. By simulation, the plan with which it begins may be the better one.
+        # The search minimises predicted loads. In the simulation, the pipeline plan may still be better than all plans
+        # found from it, so it is tried too.
         pipeline = Pipeline(turns=False).plan(problem)
         search.try_plans([(single, self.name), (pipeline, self.name)])
         try:
             tables = build_cost_tables(problem, team_choices(problem), budget)
         except DicompilerError:
+            # If the tables do not fit into the budget, the plans tried so far remain.
             if not budget.is_exceeded():
                 raise
         else:
-            runs = RunSearch(tables.choices, build_objective(tables), budget)
-            for selection in self._selections(tables, runs, pipeline, known):
+            run_search = RunSearch(tables.choices, build_objective(tables), budget)
+            for selection in self._selections(tables, run_search, pipeline, known):
                 search.try_plans([(tables.plan(selection.tolist()), self.name)], is_always=True)
             search.trim()
         return single if search.best is None else search.best.plan
 
     def _selections(
-        self, tables: CostTables, runs: RunSearch, pipeline: Plan, known: Sequence[Plan]
+        self, tables: CostTables, run_search: RunSearch, pipeline: Plan, known: Sequence[Plan]
     ) -> Iterator[Selections]:
         """Yield the plans (indices of each layer's choice) that the local search finds from several starts.
 
-        The plans `known` are started from last, so that `auto` cannot find a worse plan with them than without them.
+        The search begins at the plans `known` only after all others. They thus cannot change what it finds without
+        them. (The strategy `auto` passes such plans.)
         """
         problem = tables.problem
         names = " ".join(device.name for device in devices_by_rate(problem))
         starts = [
             *_find_selections(tables, [pipeline]),
             np.zeros(len(tables.choices), np.intp),
-            *(runs.uniform_selection(label) for label in runs.labels if label.endswith(f" on {names}")),
+            *(run_search.uniform_selection(label) for label in run_search.labels if label.endswith(f" on {names}")),
         ]
-        limit_s = runs.budget.spent_s + RESTART_SHARE * runs.budget.remaining_s
+        limit_s = run_search.budget.spent_s + RANDOM_CHANGE_SHARE * run_search.budget.remaining_s
         for group in (starts, _find_selections(tables, known)):
-            yield from self._improve_and_restart(runs, group, limit_s)
+            yield from self._improve_and_change(run_search, group, limit_s)
 
-    def _improve_and_restart(
-        self, runs: RunSearch, starts: Sequence[Selections], limit_s: float
+    def _improve_and_change(
+        self, run_search: RunSearch, starts: Sequence[Selections], limit_s: float
     ) -> Iterator[Selections]:
         """Yield the plans that the search finds from `starts`, and from random changes of the best one.
 
@@ -132,16 +138,16 @@ class Teams(Strategy):
         """
         found = []
         for start in starts:
-            found.append(runs.improve(start))
+            found.append(run_search.improve(start))
             yield found[-1]
-        random, best = np.random.default_rng(self.seed), min(found, key=runs.objective.value, default=None)
+        random, best = np.random.default_rng(self.seed), min(found, key=run_search.objective.value, default=None)
         failures = 0
-        while best is not None and len(runs.labels) > 1 and failures < self.tries:
-            if runs.budget.is_exceeded() or runs.budget.spent_s > limit_s:
+        while best is not None and len(run_search.labels) > 1 and failures < self.tries:
+            if run_search.budget.is_exceeded() or run_search.budget.spent_s > limit_s:
                 return
-            changed = runs.improve(runs.perturb(best, random))
+            changed = run_search.improve(run_search.change_randomly(best, random))
             yield changed
-            is_better = runs.objective.value(changed) < runs.objective.value(best)
+            is_better = run_search.objective.value(changed) < run_search.objective.value(best)
             best, failures = (changed, 0) if is_better else (best, failures + 1)
 
 
@@ -154,6 +160,8 @@ def _find_selections(tables: CostTables, plans: Sequence[Plan]) -> list[Selectio
 def team_choices(problem: Problem) -> ChoiceSet:
     """Return the strategy's ways to split a layer: whole on each device, or by rows or output channels on each team."""
     teams = tuple(tuple(device.name for device in team) for team in list_teams(devices_by_rate(problem)))
+    # "height" is a split by rows, and "lop" one by output channels. For memory, the devices of a team compute equal
+    # shares, because equal shares keep the memory of the fullest host low.
     return ChoiceSet(
         ("whole", "height", "lop") if teams else ("whole",),
         extra_rows=0,
@@ -183,7 +191,10 @@ def list_teams(devices: Sequence[Device]) -> list[Sequence[Device]]:
 
 
 def build_objective(tables: CostTables) -> RunObjective:
-    """Return the objective of the tables' problem, throughput or memory, with the memory limits of the hosts."""
+    """Return the objective of the search.
+
+    Memory limits are checked only for throughput, and only if they matter.
+    """
     problem, sent = tables.problem, find_sent_tensors(tables)
     memory = build_memory_model(tables, sent)
     free = free_memory(problem)
@@ -191,8 +202,9 @@ def build_objective(tables: CostTables) -> RunObjective:
     sent_states = find_sent_states(tables)
     if problem.objective == "memory":
         return RunObjective(memory, sent_states=sent_states)
-    # A team (devices that split a layer) may store some tensors twice. Memory is therefore not checked if every host
-    # has twice the memory that a single device needs.
-    single = memory.loads(np.zeros((1, len(tables.choices)), np.intp)).max()
-    is_limited = 2 * single > limits.min()
+    # The search assumes that no host needs more than twice the memory of a single device: a team may store some tensors
+    # twice. If every host has that much free memory, the check is left out. `CandidateSearch` rejects plans that
+    # exceed the memory of a host in any case.
+    single_device_bytes = memory.loads(np.zeros((1, len(tables.choices)), np.intp)).max()
+    is_limited = 2 * single_device_bytes > limits.min()
     return RunObjective(build_period_model(tables, sent), memory if is_limited else None, limits, sent_states)

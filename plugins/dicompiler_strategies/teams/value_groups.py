@@ -14,11 +14,11 @@ from dicompiler_strategies.tables.choice_footprints import Floats
 
 @dataclass(frozen=True, eq=False)
 class ValueGroups:
-    """Groups of consecutive values, each with at least one value.
+    """Positions of groups of consecutive values in an array. Each group has at least one value.
 
     Attributes:
         starts: For each group, the position of its first value.
-        count: Number of all values.
+        count: Number of values in all groups.
     """
 
     starts: NDArray[np.intp]
@@ -34,26 +34,27 @@ class ValueGroups:
     def combine(self, function: np.ufunc, values: Floats) -> Floats:
         """Return the combined values of each group, such as their sum, shape (groups, …).
 
-        The result is that of `function.reduceat`, which is several times slower, because it reads each column by
-        itself. Sums may differ in rounding.
+        `function.reduceat` gives the same result, but is several times slower, because it handles the columns one after
+        the other. Sums may differ in rounding.
 
         Args:
             function: The function that combines two values, such as np.add.
             values: Array of shape (values, …).
         """
-        if len(self.starts) < len(self._later_values):
+        # If there are few groups, a loop over groups is shorter than a loop over the places in a group.
+        if len(self.starts) < len(self._later_positions):
             groups = np.split(values, self.starts[1:])
             return np.array([function.reduce(group, axis=0) for group in groups])
         combined: Floats = values[self.starts]
-        for groups_with_value, positions in self._later_values:
-            combined[groups_with_value] = function(combined[groups_with_value], values[positions])
+        for groups_with_place, positions in self._later_positions:
+            combined[groups_with_place] = function(combined[groups_with_place], values[positions])
         return combined
 
     @cached_property
-    def _later_values(self) -> Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]]:
-        """The second value of each group, then the third, and so on.
+    def _later_positions(self) -> Sequence[tuple[NDArray[np.intp], NDArray[np.intp]]]:
+        """Pairs of arrays for the second place in a group, then the third, and so on.
 
-        Each entry has the groups with such a value, and the positions of these values.
+        A pair has the indices of the groups that have this place, and the positions of their values at this place.
         """
         lengths = np.diff(self.starts, append=self.count)
         longer = [np.flatnonzero(lengths > place) for place in range(1, int(lengths.max(initial=1)))]
