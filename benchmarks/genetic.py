@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 
 import numpy as np
-from pymoo.indicators.hv import HV
+from moocore import hypervolume
 from support.layer_graphs import formed
 
 from dicompiler.ir.platform import Platform
@@ -76,7 +76,7 @@ def main() -> int:
             )
             front = explore(problem, options)
             points = np.array([[point.objectives[name] for name in AUTODICE_OBJECTIVES] for point in front.points])
-            volumes.setdefault(name, []).append(float(HV(ref_point=np.ones(3))(points / worst)))
+            volumes.setdefault(name, []).append(hypervolume(points / worst, ref=np.ones(3)))
             evaluations.append(front.evaluations)
         found = volumes[name]
         print(

@@ -66,8 +66,7 @@ def command(
     """Search for Pareto-optimal plans.
 
     Writes front.json, front.csv, a chart (front.svg) and each plan, for 'dicompiler compile --plan'. Ctrl-C ends the
-    search and keeps the front found so far. The chart and the default strategy need the extra explore: pip install
-    'dicompiler[explore]'.
+    search and keeps the front found so far. The chart needs the extra explore: pip install 'dicompiler[explore]'.
 
     Example: dicompiler explore model.onnx --platform rpi4x4 --objectives latency,energy -o front
     """

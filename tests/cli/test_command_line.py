@@ -18,7 +18,7 @@ from dicompiler.cli import main
 from dicompiler.cli.command_line import COMMANDS
 
 HEAVY = set(
-    "jsonschema_rs logging matplotlib numpy onnx onnx_graphsurgeon onnxruntime ortools pluggy pymoo rich scipy".split()
+    "jsonschema_rs logging matplotlib numpy onnx onnx_graphsurgeon onnxruntime ortools pluggy rich scipy".split()
 )
 
 

@@ -344,7 +344,7 @@ class TestRegistry:
 
 
 def test_loading_plugins_imports_no_solver_engine_or_plots() -> None:
-    heavy = ("matplotlib", "onnxruntime", "ortools", "pandas", "pymoo", "scipy")
+    heavy = ("matplotlib", "onnxruntime", "ortools", "pandas", "scipy")
     code = "import sys; from dicompiler.plugin_api import registry; registry();"
     code += f"print({{*{heavy!r}}} & set(sys.modules))"
     done = subprocess.run(

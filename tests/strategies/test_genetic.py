@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from moocore import hypervolume
 from support.layer_graphs import formed, stack
 
 from dicompiler.base.errors import DicompilerError, UsageError
@@ -327,8 +328,6 @@ def test_rejects_invalid_options(options: dict[str, object], expected: str) -> N
 
 @pytest.mark.slow
 def test_split_points_and_stages_improve_the_hypervolume() -> None:
-    from pymoo.indicators.hv import HV
-
     rows = [("conv", 8 + 2 * i, 3, 2 if i % 12 == 11 else 1, 1, 1) for i in range(48)]
     problem = Problem(stack((1, 3, 128, 128), rows), equal(8))
     alone = build_batched_model(problem).evaluate(np.zeros((1, len(rows)), int))
@@ -341,7 +340,7 @@ def test_split_points_and_stages_improve_the_hypervolume() -> None:
             front = explore(problem, replace(options, seed=seed))
             assert front.evaluations <= 40 * 15
             points = np.array([[point.objectives[name] for name in AUTODICE_OBJECTIVES] for point in front.points])
-            volumes.append(float(HV(ref_point=np.ones(3))(points / worst)))
+            volumes.append(hypervolume(points / worst, ref=np.ones(3)))
         return statistics.median(volumes)
 
     assert median(True, 1) < median(False, 1) < median(False, 0)

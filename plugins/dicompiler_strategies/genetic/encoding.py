@@ -145,17 +145,39 @@ class SplitPointEncoding(Encoding):
         If there are too many runs, the shortest are joined to the runs before them. Unused groups come first, empty,
         with devices that have no layers. A single mutation can then give layers to such a device.
         """
-        genes = np.empty((len(rows), 2 * self.groups), np.intp)
-        for i, row in enumerate(rows):
-            starts = np.concatenate(([0], np.flatnonzero(np.diff(row)) + 1))
-            while len(starts) > self.groups:
-                lengths = np.diff(starts, append=self.layers)
-                starts = np.delete(starts, 1 + lengths[1:].argmin())
-            idle = self.groups - len(starts)
-            free = [device for device in self.devices if device not in row] or list(self.devices)
-            spare = np.resize(np.asarray(free, np.intp), idle)
-            genes[i] = np.concatenate((np.zeros(idle, np.intp), starts, spare, row[starts]))
-        return genes
+        is_start = np.diff(rows, axis=1, prepend=-1) != 0
+        self._join_shortest_runs(is_start)
+        count = is_start.sum(axis=1)
+        plan, layer = np.nonzero(is_start)
+        group = (self.groups - count)[plan] + (is_start.cumsum(axis=1) - 1)[plan, layer]
+        starts, devices = np.zeros((len(rows), self.groups), np.intp), self._unused_devices(rows)
+        starts[plan, group], devices[plan, group] = layer, rows[plan, layer]
+        return np.concatenate((starts, devices), axis=1)
+
+    def _join_shortest_runs(self, is_start: NDArray[np.bool_]) -> None:
+        """Join the shortest runs to the runs before them, until no plan has more runs than groups.
+
+        `is_start` has the shape (plans, layers). It is True where a run starts, and is changed in place.
+        """
+        layers = np.arange(self.layers)
+        while len(plans := np.flatnonzero(is_start.sum(axis=1) > self.groups)):
+            starts = np.where(is_start[plans], layers, self.layers)
+            next_starts = np.full_like(starts, self.layers)
+            next_starts[:, :-1] = np.minimum.accumulate(starts[:, :0:-1], axis=1)[:, ::-1]
+            lengths = np.where(is_start[plans], next_starts - layers, self.layers)
+            is_start[plans, 1 + lengths[:, 1:].argmin(axis=1)] = False
+
+    def _unused_devices(self, rows: Genes) -> Genes:
+        """Return for each plan the devices without layers, again and again, shape (plans, groups).
+
+        If all devices have layers, all are returned.
+        """
+        devices = np.asarray(self.devices, np.intp)
+        is_unused = (rows[:, :, None] != devices).all(axis=1)
+        is_unused[~is_unused.any(axis=1)] = True
+        unused_first = np.argsort(~is_unused, axis=1, kind="stable")
+        turns = np.arange(self.groups) % is_unused.sum(axis=1, keepdims=True)
+        return devices[np.take_along_axis(unused_first, turns, axis=1)]
 
     def _split_genes(self, genes: Genes) -> tuple[Genes, Genes]:
         return genes[:, : self.groups], genes[:, self.groups :]

@@ -1,15 +1,18 @@
-"""The genetic algorithm NSGA-II over chromosomes (encoded plans). The library pymoo selects parents and survivors."""
+"""The genetic algorithm NSGA-II over chromosomes (encoded plans).
+
+Method: Deb, Pratap, Agarwal and Meyarivan, "A Fast and Elitist Multiobjective Genetic Algorithm: NSGA-II" (2002),
+sections III and VI-A.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler.plugin_api import DicompilerError
 from dicompiler_strategies.genetic.encoding import Encoding, Genes
 
 Array = NDArray[np.float64]
@@ -83,43 +86,22 @@ def evolve(
         progress: Called after each generation with its number and the number of plans in the front.
         is_stopped: Called after each generation; the search ends if it returns True.
     """
+    genes = _first_population(encoding, settings.population, seeds, rng)
+    population = _survive(_Population.of(genes, *evaluate(encoding.decode(genes))), settings.population)
+    mating, evaluations = _Mating(encoding, settings, rng), len(genes)
+    best = _best_rows(encoding, population, evaluations)
     try:
-        from pymoo.algorithms.moo.nsga2 import NSGA2
-    except ImportError:
-        raise DicompilerError("genetic: pymoo is not installed: pip install 'dicompiler[explore]'") from None
-    from pymoo.core.evaluator import Evaluator
-    from pymoo.core.problem import Problem
-    from pymoo.problems.static import StaticProblem
-
-    first = _first_population(encoding, settings.population, seeds, rng)
-    objectives, limits = evaluate(encoding.decode(first))
-    problem = Problem(n_var=first.shape[1], n_obj=objectives.shape[1], n_ieq_constr=1)
-    algorithm = NSGA2(
-        pop_size=settings.population,
-        sampling=first,
-        mating=_Mating(encoding, settings, rng),
-        eliminate_duplicates=False,
-    )
-    algorithm.setup(problem, termination=("n_gen", settings.generations + 1), seed=int(rng.integers(2**31)))
-    evaluations, best = 0, ParetoRows(encoding.decode(first), objectives, limits, len(first))
-    try:
-        for generation in range(1, settings.generations + 1):
-            offspring = algorithm.ask()
-            # Crossover and mutation have found no new plan.
-            if offspring is None or not len(offspring):
+        progress(1, len(best.rows))
+        for generation in range(2, settings.generations + 1):
+            if is_stopped() or not len(genes := mating.make_children(population)):
                 break
-            if generation > 1:
-                objectives, limits = evaluate(encoding.decode(offspring.get("X")))
-            Evaluator().eval(StaticProblem(problem, F=objectives, G=limits[:, None]), offspring)
-            evaluations += len(offspring)
-            known = algorithm.pop.get("F") if generation > 1 else np.empty((0, objectives.shape[1]))
-            algorithm.tell(infills=offspring[_find_new_points(objectives, known)])
-            best = _best_rows(encoding, algorithm.opt, evaluations)
+            children = _Population.of(genes, *evaluate(encoding.decode(genes)))
+            evaluations += len(genes)
+            population = _survive(population.joined_with(children), settings.population)
+            best = _best_rows(encoding, population, evaluations)
             progress(generation, len(best.rows))
-            if is_stopped():
-                break
     except KeyboardInterrupt:
-        return ParetoRows(best.rows, best.objectives, best.violations, best.evaluations, True)
+        return replace(best, interrupted=True)
     return best
 
 
@@ -142,48 +124,148 @@ def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
     return positions
 
 
-def _find_new_points(objectives: Array, known: Array) -> list[int]:
-    """Return the positions of rows (objectives of a plan) that are neither in `known` nor equal to an earlier row.
+@dataclass(frozen=True)
+class _Population:
+    """Chromosomes with the values of their plans.
 
-    Only these plans enter the population, because many plans with equal objectives would displace others.
+    Attributes:
+        genes: The chromosomes, shape (plans, genes).
+        objectives: Objectives of the plans, shape (plans, objectives).
+        violations: How much each plan exceeds the limit, shape (plans,); 0 if it keeps the limit.
+        crowding: Distance of each plan to its neighbours in the front (crowding distance), shape (plans,).
     """
-    return _take_new(objectives + 0.0, {row.tobytes() for row in np.ascontiguousarray(known, float)})
+
+    genes: Genes
+    objectives: Array
+    violations: Array
+    crowding: Array
+
+    @staticmethod
+    def of(genes: Genes, objectives: Array, violations: Array) -> _Population:
+        # Adding 0.0 turns −0.0 into 0.0, which has other bytes.
+        return _Population(genes, objectives + 0.0, np.maximum(violations, 0.0), np.zeros(len(genes)))
+
+    def __getitem__(self, positions: list[int] | NDArray[np.intp]) -> _Population:
+        return _Population(*(getattr(self, item.name)[positions] for item in fields(self)))
+
+    def joined_with(self, other: _Population) -> _Population:
+        return _Population(
+            *(np.concatenate((getattr(self, item.name), getattr(other, item.name))) for item in fields(self))
+        )
 
 
-def _best_rows(encoding: Encoding, optimum: Any, evaluations: int) -> ParetoRows:
-    """Return pymoo's population `optimum` as plans sorted by objectives, one for each point."""
-    objectives, violations = np.asarray(optimum.get("F"), float), np.asarray(optimum.get("G"), float)[:, 0]
-    _, positions = np.unique(objectives, axis=0, return_index=True)
-    rows = encoding.decode(np.asarray(optimum.get("X"), np.intp)[positions])
-    return ParetoRows(rows, objectives[positions], violations[positions], evaluations)
+def _survive(population: _Population, count: int) -> _Population:
+    """Return at most `count` plans for the next generation.
+
+    Plans that keep the limit come first: all of the first front, then all of the second, and so on. From the last front
+    for which there is place, those with the largest crowding distance are taken. Plans that exceed the limit follow in
+    the order of their violations. Of plans with equal objectives, only the first is kept, because many of them would
+    displace others.
+    """
+    population = population[_take_new(population.objectives, set())]
+    is_allowed = population.violations == 0
+    exceeding = np.argsort(population.violations, kind="stable")[np.count_nonzero(is_allowed) :]
+    crowding, survivors = np.zeros(len(is_allowed)), np.empty(0, np.intp)
+    for front in _find_fronts(population.objectives, np.flatnonzero(is_allowed), count):
+        crowding[front] = _crowding_distances(population.objectives[front])
+        survivors = np.concatenate((survivors, front[np.argsort(-crowding[front], kind="stable")]))
+    survivors = np.concatenate((survivors, exceeding))[:count]
+    return replace(population, crowding=crowding)[survivors]
+
+
+def _has_better_objective(plans: Array, others: Array) -> NDArray[np.bool_]:
+    """Return True for each plan that is better than the other one in at least one objective.
+
+    The last axis of both arrays are the objectives.
+    """
+    return np.asarray((plans < others).any(axis=-1))
+
+
+def _find_fronts(objectives: Array, positions: NDArray[np.intp], count: int) -> Iterator[NDArray[np.intp]]:
+    """Yield the fronts of plans until they have at least `count` plans together.
+
+    No plan of a front dominates another one of the same or of an earlier front.
+
+    Args:
+        objectives: Objectives of all plans, shape (plans, objectives).
+        positions: Positions of the plans to sort into fronts.
+        count: Number of plans that are needed.
+    """
+    values = objectives[positions]
+    is_better = _has_better_objective(values[:, None], values)
+    dominates = is_better & ~is_better.T
+    dominators: NDArray[np.intp] = dominates.sum(axis=0)
+    while len(positions) and count > 0:
+        is_front = np.asarray(dominators == 0)
+        yield positions[is_front]
+        count -= int(is_front.sum())
+        dominators = (dominators - dominates[is_front].sum(axis=0))[~is_front]
+        positions, dominates = positions[~is_front], dominates[~is_front][:, ~is_front]
+
+
+def _crowding_distances(objectives: Array) -> Array:
+    """Return the crowding distance of each plan of a front, shape (plans,); infinite for the ends of the front.
+
+    The distance is the sum over the objectives of the difference between the next larger and the next smaller value in
+    the front, divided by the range of the objective.
+    """
+    order = np.argsort(objectives, axis=0, kind="stable")
+    ordered = np.take_along_axis(objectives, order, axis=0)
+    gaps = np.full(objectives.shape, np.inf)
+    gaps[1:-1] = ordered[2:] - ordered[:-2]
+    distances = np.empty_like(gaps)
+    np.put_along_axis(distances, order, gaps / np.maximum(ordered[-1] - ordered[0], np.finfo(float).tiny), axis=0)
+    total: Array = distances.sum(axis=1)
+    return total
+
+
+def _best_rows(encoding: Encoding, population: _Population, evaluations: int) -> ParetoRows:
+    """Return the first front of a population, sorted by objectives.
+
+    If all plans exceed the limit, the plan with the smallest violation is returned.
+    """
+    allowed = np.flatnonzero(population.violations == 0)
+    front = next(_find_fronts(population.objectives, allowed, 1), np.argsort(population.violations, kind="stable")[:1])
+    best = population[front[np.lexsort(population.objectives[front].T[::-1])]]
+    return ParetoRows(encoding.decode(best.genes), best.objectives, best.violations, evaluations)
 
 
 class _Mating:
-    """Mating operator for pymoo: tournaments select parents; crossover and mutation create new plans."""
+    """Tournaments select parents; crossover and mutation create new plans."""
 
     def __init__(self, encoding: Encoding, settings: EvolutionSettings, rng: np.random.Generator) -> None:
-        from pymoo.algorithms.moo.nsga2 import binary_tournament
-        from pymoo.operators.selection.tournament import TournamentSelection
-
         self.encoding, self.settings, self.rng = encoding, settings, rng
         self.known: set[bytes] = set()
-        self.selection = TournamentSelection(func_comp=binary_tournament)
 
-    def do(self, problem: Any, population: Any, count: int, **options: Any) -> Any:
-        """Return a pymoo population of `count` children, or fewer if not enough new plans are found."""
-        from pymoo.core.population import Population
-
-        genes = np.asarray(population.get("X"), np.intp)
-        _take_new(self.encoding.decode(genes), self.known)
-        children: list[Genes] = []
+    def make_children(self, population: _Population) -> Genes:
+        """Return as many new chromosomes as a generation has, or fewer if not enough new plans are found."""
+        _take_new(self.encoding.decode(population.genes), self.known)
+        children = population.genes[:0]
         for _ in range(MAX_MATING_ROUNDS):
-            missing = count - sum(map(len, children))
+            missing = self.settings.population - len(children)
             if not missing:
                 break
-            parents = self.selection.do(problem, population, missing, n_parents=2, to_pop=False, **options)
-            offspring = self._make_children(genes[parents[:, 0]], genes[parents[:, 1]])
-            children.append(offspring[_take_new(self.encoding.decode(offspring), self.known)])
-        return Population.new(X=np.concatenate(children))
+            mothers, fathers = (population.genes[self._select_parents(population, missing)] for _ in range(2))
+            offspring = self._make_children(mothers, fathers)
+            offspring = offspring[_take_new(self.encoding.decode(offspring), self.known)]
+            children = np.concatenate((children, offspring))
+        return children
+
+    def _select_parents(self, population: _Population, count: int) -> NDArray[np.intp]:
+        """Return the positions of the winners of `count` tournaments between two random plans.
+
+        If a plan exceeds the limit, the smaller violation wins. Otherwise a plan wins that dominates the other, or if
+        none does, the plan with the larger crowding distance. Equally good plans draw lots.
+        """
+        pairs = self.rng.integers(0, len(population.genes), (count, 2))
+        objectives, violations = population.objectives[pairs], population.violations[pairs]
+        is_better = _has_better_objective(objectives, objectives[:, ::-1])
+        is_undecided = is_better[:, :1] == is_better[:, 1:]
+        scores = np.where(is_undecided, population.crowding[pairs], is_better)
+        scores = np.where(violations.any(axis=1, keepdims=True), -violations, scores)
+        # The order within a pair is random, so the first plan may win if the scores are equal.
+        winners: NDArray[np.intp] = pairs[np.arange(count), scores.argmax(axis=1)]
+        return winners
 
     def _make_children(self, mothers: Genes, fathers: Genes) -> Genes:
         """Return one child of each pair of parents. A child that equals its mother is mutated."""

@@ -13,15 +13,15 @@ from dicompiler_strategies.genetic.exploration import ExplorationOptions, explor
 from dicompiler_strategies.genetic.quick_plans import add_quick_plans
 
 log = logging.getLogger("dicompiler")
-GENERATION_S_PER_PLAN = 3e-4
-"""Seconds of the reference computer to create and evaluate a plan of a generation (measured: 1.9e-4 to 4.4e-4)."""
+GENERATION_S_PER_PLAN = 1e-4
+"""Seconds of the reference computer to create and evaluate a plan of a generation (measured: 5e-6 to 1.6e-4)."""
 MIN_GENERATIONS = 20
 """Smallest number of generations of a search; with fewer, its plans are not worth the time."""
 
 
 @dataclass(frozen=True)
 class Genetic(ExplorationOptions, Strategy):
-    """AutoDiCE's exploration: NSGA-II over sequences of whole layers (needs the extra `explore`).
+    """AutoDiCE's exploration: NSGA-II over sequences of whole layers.
 
         conv1 conv2 | conv3 | conv4 fc5     for example on pi03, pi01, pi02
 

@@ -10,7 +10,7 @@ from dicompiler_strategies.genetic.strategy import Genetic
 
 @dataclass(frozen=True)
 class Autodice(Genetic):
-    """The genetic search of the AutoDiCE paper: 400 generations, random initial plans (needs the extra `explore`).
+    """The genetic search of the AutoDiCE paper: 400 generations, random initial plans.
 
     The search has stages on 2, 4, 8, … devices. Each stage has two levels. The first level evaluates many plans with a
     fast model. The second level evaluates a few of them one by one. The options are those of `genetic`.
