@@ -161,7 +161,8 @@ def _measure_target(target: Target) -> RuntimeCosts:
                     times[name].append(statistics.median(frames_s) - COMPUTED_S)
                 if name == "messages":
                     sends += _send_seconds(result)
-            # Other load on this host can only delay frames, so the fastest round of each program is used.
+            # Other load on this host can only delay frames and messages, so the fastest round of each program and the
+            # fastest message are used. A sender often waits while its message wakes the receiver on the same processor.
             fastest_s = {name: min(frame_times) for name, frame_times in times.items()}
             costs = {**runtime_costs_fit.fit_costs(entry, fastest_s, min(sends, default=None))}
             # The seconds of a segment on an emulated board include its call, so the fitted cost of a call can be 0 s.
@@ -183,6 +184,5 @@ def _run_benchmark(target: Target, directory: Path, steps_s: Mapping[str, tuple[
 
 
 def _send_seconds(result: RunResult) -> list[float]:
-    """Return a list with the median seconds of handing a message to the operating system; [] if they are unknown."""
-    spans = [span.end - span.start for report in result.reports for span in report.timeline if span.kind == "send"]
-    return [statistics.median(spans)] if spans else []
+    """Return the seconds of handing each message of the last frame to the operating system."""
+    return [span.end - span.start for report in result.reports for span in report.timeline if span.kind == "send"]
