@@ -1,7 +1,7 @@
-"""For every test: a time limit, an unchanged logger, and exclusive use of the machine if it is marked `alone`.
+"""For every test: a time limit, an unchanged logger, and a turn: tests marked `timed`, or those without the mark.
 
-Tests that are marked `alone` run first, one after another: each of them would otherwise have to wait for the tests of
-all workers. Then slow tests run, so that no worker is left with a long one at the end.
+Tests that are marked `timed` run first, because each of them would otherwise wait for the tests of all workers. Then
+slow tests run, so that no worker is left with a long one at the end.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("alone", "slow")])
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("timed", "slow")])
 
 
 def pytest_collection_finish() -> None:
@@ -56,7 +56,7 @@ def unchanged_logger() -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    with turn(item.get_closest_marker("alone") is not None):
+    with turn(item.get_closest_marker("timed") is not None):
         return (yield)
 
 

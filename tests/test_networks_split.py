@@ -21,12 +21,12 @@ from dicompiler.partition.tiling import exit_layer
 #: For each network: its options; how many random sets of layers `tests/run --all` fuses, for each kind of tiles; and
 #: how many layers each kind of split in ALL cuts.
 NETWORKS: dict[str, tuple[dict[str, Any], int, tuple[int, ...]]] = {
-    "tiny": ({}, 20, (12, 9, 9, 12, 6, 2, 9, 9)),
-    "quirks": ({}, 20, (15, 11, 11, 14, 2, 0, 11, 11)),
-    "mobilenet_v2": ({"size": 64, "width": 0.1}, 4, (55, 52, 52, 55, 35, 28, 52, 52)),
-    "resnet18": ({"size": 64, "width": 0.25}, 8, (24, 21, 21, 24, 20, 10, 21, 21)),
-    "yolov2": ({"size": 64, "width": 0.1, "classes": 2}, 4, (30, 30, 30, 29, 21, 22, 30, 30)),
-    "light/squeezenet": ({}, 4, (39, 37, 37, 38, 25, 3, 37, 37)),
+    "tiny": ({}, 10, (12, 9, 9, 12, 6, 2, 9, 9)),
+    "quirks": ({}, 10, (15, 11, 11, 14, 2, 0, 11, 11)),
+    "mobilenet_v2": ({"size": 64, "width": 0.1}, 3, (55, 52, 52, 55, 35, 28, 52, 52)),
+    "resnet18": ({"size": 64, "width": 0.25}, 4, (24, 21, 21, 24, 20, 10, 21, 21)),
+    "yolov2": ({"size": 64, "width": 0.1, "classes": 2}, 3, (30, 30, 30, 29, 21, 22, 30, 30)),
+    "light/squeezenet": ({}, 3, (39, 37, 37, 38, 25, 3, 37, 37)),
     "light/shufflenet": ({}, 3, (108, 104, 104, 107, 1, 4, 104, 104)),
 }
 

@@ -1,4 +1,4 @@
-"""Exclusive use of the machine for some tests, across the processes of the test suite."""
+"""Turns of tests that measure time and of tests that keep the processors busy, across the processes of the test suite."""
 
 from __future__ import annotations
 
@@ -13,14 +13,22 @@ LOCK = Path(tempfile.gettempdir(), f"dicompiler-tests-{os.getuid()}")
 
 
 @contextmanager
-def turn(alone: bool) -> Iterator[None]:
-    """Run the block while no other test runs, or without `alone` while no exclusive test runs.
+def turn(measures_time: bool) -> Iterator[None]:
+    """Run the block while no test of the other kind runs: one that measures time, or one that does not.
 
-    The file locks are released when their process ends, however it ends.
+    Tests that measure time run side by side, because they mostly sleep. The file locks are released when their process
+    ends, however it ends.
     """
-    # A test that waits for exclusive use locks ".queue", so that later tests cannot start before it.
-    with LOCK.with_suffix(".queue").open("w") as queue, LOCK.with_suffix(".running").open("w") as running:
+    names = (".measuring", ".computing") if measures_time else (".computing", ".measuring")
+    with (
+        LOCK.with_suffix(".queue").open("w") as queue,
+        LOCK.with_suffix(names[0]).open("w") as own_kind,
+        LOCK.with_suffix(names[1]).open("w") as other_kind,
+    ):
+        # A test that waits for those of the other kind keeps ".queue" locked, so that no later test starts before it.
         fcntl.flock(queue, fcntl.LOCK_EX)
-        fcntl.flock(running, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        fcntl.flock(other_kind, fcntl.LOCK_EX)
+        fcntl.flock(other_kind, fcntl.LOCK_UN)
+        fcntl.flock(own_kind, fcntl.LOCK_SH)
         fcntl.flock(queue, fcntl.LOCK_UN)
         yield
