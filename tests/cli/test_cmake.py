@@ -17,6 +17,7 @@ import onnx
 import pytest
 from support import console, crossing, mpi_runs
 from support.building import environment, later
+from support.commands import forked_command_line
 from support.distributions import distribution
 
 from dicompiler import networks
@@ -65,10 +66,14 @@ def call(*line: object, code: int = 0, **more: str) -> str:
     return done.stdout
 
 
+def define_command(*words: object) -> str:
+    """Return the argument of CMake with the command line that its package runs for `dicompiler`."""
+    return "-Ddicompiler_COMMAND=" + ";".join(map(str, words))
+
+
 def configure(source: Path, *more: object, code: int = 0) -> str:
     """Run CMake with the build directory `b` in `source` and return its output; this checkout's package is used."""
-    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler"
-    given = (f"-Ddicompiler_DIR={PACKAGE}", command, *more)
+    given = (f"-Ddicompiler_DIR={PACKAGE}", define_command(*forked_command_line()), *more)
     cmake = OLDER if "Ninja" in more else "cmake"
     return " ".join(call(cmake, "-S", source, "-B", source / "b", *given, code=code).split())
 
@@ -224,11 +229,11 @@ def test_chain_runs_exactly_the_steps_that_depend_on_a_change(generator: str, tm
     site.mkdir()
     (site / "mine.py").write_text(PLUGIN)
     distribution(site, "mine", "1.0", {"mine": "mine"})
-    env = {"PYTHONPATH": os.pathsep.join([str(site), *sys.path])}
+    command = define_command(*forked_command_line(str(site)))
 
-    configure(source, "-G", generator, "-Dpipeline=infer-shapes")
-    assert run_steps(source, "-j4", "--target", "net", **env) == ["small", "split", "net"]
-    assert run_steps(source, **env) == []
+    configure(source, "-G", generator, "-Dpipeline=infer-shapes", command)
+    assert run_steps(source, "-j4", "--target", "net") == ["small", "split", "net"]
+    assert run_steps(source) == []
     b = source / "b"
     first_digests = tracked_digests(b / "sub" / "net")
     for touched, steps in (
@@ -242,27 +247,27 @@ def test_chain_runs_exactly_the_steps_that_depend_on_a_change(generator: str, tm
         (b / "plans" / "split.json", ["net"]),
     ):
         os.utime(touched)
-        assert sorted(run_steps(source, "-j4", **env)) == steps, touched
-        assert run_steps(source, **env) == [], touched
+        assert sorted(run_steps(source, "-j4")) == steps, touched
+        assert run_steps(source) == [], touched
     assert tracked_digests(b / "sub" / "net") == first_digests
 
     weights = bytearray((source / "net.data").read_bytes())
     weights[3] ^= 1
     (source / "net.data").write_bytes(weights)
-    assert run_steps(source, "-j4", **env) == ["small", "split", "net"]
+    assert run_steps(source, "-j4") == ["small", "split", "net"]
     assert tracked_digests(b / "sub" / "net") != first_digests
-    assert run_steps(source, **env) == []
+    assert run_steps(source) == []
     (b / "plans" / "split.json").unlink()
-    assert run_steps(source, "-j4", **env) == ["split", "net"]
+    assert run_steps(source, "-j4") == ["split", "net"]
     (b / "small.onnx").unlink()
-    assert run_steps(source, "-j4", **env) == ["small", "split", "net"]
+    assert run_steps(source, "-j4") == ["small", "split", "net"]
     # The passes are the same, but written differently, so only the step "small" runs.
-    configure(source, "-G", generator, "-Dpipeline=normalise,infer-shapes")
-    assert run_steps(source, "-j4", **env) == ["small"]
-    assert run_steps(source, **env) == []
-    build(source, "--target", "clean", **env)
+    configure(source, "-G", generator, "-Dpipeline=normalise,infer-shapes", command)
+    assert run_steps(source, "-j4") == ["small"]
+    assert run_steps(source) == []
+    build(source, "--target", "clean")
     assert not (b / "small.onnx").exists() and not (b / "plans" / "split.json").exists()
-    assert run_steps(source, "-j4", **env) == ["small", "split", "net"]
+    assert run_steps(source, "-j4") == ["small", "split", "net"]
 
 
 WITH_LARGE_MODEL = "from dicompiler.ir.onnx import protobuf_io as io; io.MAX_PROTOBUF_BYTES = 10_000"
@@ -279,7 +284,7 @@ def test_weights_in_a_second_file_reach_the_artifact_and_are_cleaned(generator: 
     source = project(tmp_path, steps)
     main = f"{WITH_LARGE_MODEL}\nimport sys\nfrom dicompiler.cli import main\nsys.exit(main())\n"
     (source / "main.py").write_text(main)
-    configure(source, "-G", generator, f"-Ddicompiler_COMMAND={sys.executable};{source}/main.py")
+    configure(source, "-G", generator, define_command(sys.executable, source / "main.py"))
     assert run_steps(source, "-j4") == ["small", "net"]
     b = source / "b"
     digests = tracked_digests(b / "net")
@@ -382,7 +387,7 @@ def test_no_version_of_cmake_warns(cmake: str, generator: str, tmp_path: Path) -
     text = (tmp_path / "sub" / "CMakeLists.txt").read_text().removeprefix(HEAD)
     (tmp_path / "sub" / "CMakeLists.txt").write_text(text)
     compile(networks.build("lenet"), platform="rpi4x2", strategy="single", target="mpi", output=tmp_path / "mpi")
-    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler"
+    command = define_command(sys.executable, "-m", "dicompiler")
     for source in (tmp_path, EXAMPLE, tmp_path / "mpi" / "pi01"):
         options = ("-G", generator, f"-Ddicompiler_DIR={PACKAGE}", command, f"-DPython3_EXECUTABLE={sys.executable}")
         said = call(cmake, "-S", source, "-B", tmp_path / f"build {source.name}", *options)
@@ -400,7 +405,7 @@ def test_policies_and_diagnostics_of_the_caller_stay_the_same(cmake: str, tmp_pa
         "if(COMMAND cmake_diagnostic)\n  cmake_diagnostic(GET CMD_DEPRECATED action)\nendif()\n"
         'message("action: ${action}")\n',
     )
-    command = f"-Ddicompiler_COMMAND={sys.executable};-m;dicompiler"
+    command = define_command(sys.executable, "-m", "dicompiler")
     said = call(cmake, "-S", tmp_path, "-B", tmp_path / "b", "-G", "Ninja", f"-Ddicompiler_DIR={PACKAGE}", command)
     assert "policy: NEW NEW" in said
     assert "action: IGNORE" not in said

@@ -3,16 +3,20 @@
 `python command_server.py FD` reads requests from the socket with file descriptor FD: a JSON object with `arguments`,
 `cwd` and `env`, and two file descriptors for stdout and stderr. It forks for each request, answers with a line with the
 child's process id, and later with a line with its exit code (negative: the signal that ended it).
+
+If the socket listens, the server accepts several clients at the same time.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import importlib
 import json
 import os
 import pkgutil
+import signal
 import socket
 import sys
 import threading
@@ -24,6 +28,8 @@ LEFT_OUT = ("dicompiler.testing", "dicompiler_targets.sockets.runtime", "dicompi
 """Modules that commands do not import."""
 LIBRARIES = ("click.shell_completion", "onnx", "rich.table", "ortools.sat.python.cp_model")
 MAX_REQUEST_BYTES = 1 << 20
+PR_SET_PDEATHSIG = 1
+"""Operation of prctl(2): the calling process gets a signal when its parent ends."""
 
 
 def preload() -> None:
@@ -62,11 +68,27 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
         requests.sendall(f"{os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])}\n".encode())
 
 
+def accept_clients(listener: socket.socket) -> socket.socket:
+    """Fork for each client; return the connection in the child. The server ends with the process that started it."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The operating system removes ended children.
+    while True:
+        connection, _ = listener.accept()
+        if not os.fork():
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            listener.close()
+            return connection
+        connection.close()
+
+
 def run_command(request: dict[str, Any]) -> NoReturn:
     """Run a command and end this process as the interpreter does, but without the deletion of all modules."""
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
+    # The streams of the server may belong to files, in which Python can seek, and those of the command to pipes.
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     sys.argv = ["dicompiler", *request["arguments"]]
     from dicompiler.cli import main as run
 
@@ -80,7 +102,10 @@ def run_command(request: dict[str, Any]) -> NoReturn:
 
 def main() -> None:
     preload()
-    request = serve(socket.socket(fileno=int(sys.argv[1])))
+    requests = socket.socket(fileno=int(sys.argv[1]))
+    if requests.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+        requests = accept_clients(requests)
+    request = serve(requests)
     if request is not None:
         run_command(request)
 

@@ -1,4 +1,4 @@
-"""Turns of tests that measure time and of tests that keep the processors busy, across the processes of the test suite."""
+"""Turns of tests that measure time and of tests that do not, across the processes of the test suite."""
 
 from __future__ import annotations
 
