@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import replace
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dicompiler.base.atomic_output import atomic_directory, check_output_directory
-from dicompiler.base.errors import DicompilerError, UsageError
+from dicompiler.base.errors import UsageError
 from dicompiler.base.option_specs import Spec, options_of, parse_spec
 from dicompiler.base.schema import load_json
 from dicompiler.cost.cost_model import CostModel
@@ -30,6 +31,7 @@ from dicompiler.search.pareto_front import FRONT_OBJECTIVES, ParetoFront, Progre
 from dicompiler.search.strategy import Strategy
 from dicompiler.target.target_base import Target
 
+log = logging.getLogger("dicompiler")
 FRONT_FORMAT = "dicompiler.front/2"
 FRONT_FILE = "front.json"
 DEFAULT_EXPLORATION_STRATEGY = "genetic"
@@ -155,7 +157,10 @@ def write_front(front: ParetoFront, platform: Platform, output: Path) -> None:
         document = json.dumps(front_document(front, platform), indent=1)
         (stage / FRONT_FILE).write_text(f"{document}\n", encoding="utf-8")
         (stage / "front.csv").write_text(_front_csv(front), encoding="utf-8")
-        (stage / "front.svg").write_text(draw_front(front, platform), encoding="utf-8")
+        try:
+            (stage / "front.svg").write_text(draw_front(front, platform), encoding="utf-8")
+        except ImportError:
+            log.warning("explore: without matplotlib, front.svg is left out: pip install 'dicompiler[explore]'")
 
 
 def plan_file(index: int) -> str:
@@ -203,15 +208,11 @@ def draw_front(front: ParetoFront, platform: Platform) -> str:
     """Return a Pareto front as SVG, with a chart of each objective against the first one.
 
     Raises:
-        DicompilerError: matplotlib is not installed.
+        ImportError: matplotlib is not installed.
     """
-    try:
-        import matplotlib
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise DicompilerError(
-            "explore: matplotlib, which draws front.svg, is not installed: pip install 'dicompiler[explore]'"
-        ) from None
+    import matplotlib
+    from matplotlib.figure import Figure
+
     first, *others = front.objectives
     with matplotlib.rc_context({"svg.hashsalt": "dicompiler"}):
         figure = Figure(figsize=(5 * max(1, len(others)), 4.5), layout="constrained")

@@ -65,6 +65,22 @@ def test_writes_front_as_json_csv_svg_and_plans(model: Path, tmp_path: Path) -> 
     assert list(tmp_path.iterdir()) == [tmp_path / "front"]
 
 
+def test_without_matplotlib_only_the_chart_is_left_out(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(model, tmp_path / "with") == 0
+    capsys.readouterr()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "matplotlib", None)  # Importing it is now an ImportError.
+    assert run(model, tmp_path / "without") == 0
+    text = "explore: without matplotlib, front.svg is left out: pip install 'dicompiler[explore]'"
+    assert text in " ".join(capsys.readouterr().err.split())
+    found, expected = files(tmp_path / "without"), files(tmp_path / "with")
+    assert expected.keys() - found.keys() == {"front.svg"}
+    assert found["front.json"] == expected["front.json"]
+
+
 def test_plans_compile_to_the_stated_values(model: Path, tmp_path: Path) -> None:
     assert run(model, tmp_path / "front", "--objectives", "latency,throughput,energy,memory,communication") == 0
     for point in json.loads((tmp_path / "front/front.json").read_text())["points"]:

@@ -310,6 +310,18 @@ def test_memory_is_a_hard_limit() -> None:
         Genetic(population=20, generations=4).plan(Problem(layers, equal(4, 1000)))
 
 
+@pytest.mark.parametrize("small", [1, 2])
+def test_plan_that_fits_is_not_hidden_by_an_equal_one_that_does_not(small: int) -> None:
+    """Two plans that differ in the order of equal boards have the same objectives, but only one of them fits."""
+    platform = equal(3)
+    hosts = tuple(replace(host, memory=1000 if i == small else 2**30) for i, host in enumerate(platform.hosts))
+    layers = stack((1, 3, 16, 16), [("conv", 8, 3, 1, 1, 1)] * 4)
+    plan = Genetic(population=20, generations=8).plan(
+        Problem(layers, replace(platform, hosts=hosts), objective="throughput")
+    )
+    assert {parts[0].device for parts in plan.layers.values()} == {"d0", f"d{3 - small}"}
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

@@ -168,7 +168,7 @@ class SplitPointEncoding(Encoding):
             is_start[plans, 1 + lengths[:, 1:].argmin(axis=1)] = False
 
     def _unused_devices(self, rows: Genes) -> Genes:
-        """Return for each plan the devices without layers, again and again, shape (plans, groups).
+        """Return the devices without layers of each plan, repeated cyclically, shape (plans, groups).
 
         If all devices have layers, all are returned.
         """
@@ -176,8 +176,8 @@ class SplitPointEncoding(Encoding):
         is_unused = (rows[:, :, None] != devices).all(axis=1)
         is_unused[~is_unused.any(axis=1)] = True
         unused_first = np.argsort(~is_unused, axis=1, kind="stable")
-        turns = np.arange(self.groups) % is_unused.sum(axis=1, keepdims=True)
-        return devices[np.take_along_axis(unused_first, turns, axis=1)]
+        indices = np.arange(self.groups) % is_unused.sum(axis=1, keepdims=True)
+        return devices[np.take_along_axis(unused_first, indices, axis=1)]
 
     def _split_genes(self, genes: Genes) -> tuple[Genes, Genes]:
         return genes[:, : self.groups], genes[:, self.groups :]

@@ -72,7 +72,10 @@ class ExplorationOptions:
         default=None,
         metadata=_help_metadata("number of generations of all stages together; by default 150 (autodice: 400)"),
     )
-    mutation: float = field(default=0.2, metadata=_help_metadata("probability that a new plan is mutated"))
+    mutation: float = field(
+        default=0.2,
+        metadata=_help_metadata("probability that a new plan is mutated; one that equals a parent always is"),
+    )
     crossover: float = field(default=0.5, metadata=_help_metadata("probability that a new plan has two parents"))
     stages: int = field(
         default=0,

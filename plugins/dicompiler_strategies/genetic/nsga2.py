@@ -1,13 +1,13 @@
 """The genetic algorithm NSGA-II over chromosomes (encoded plans).
 
 Method: Deb, Pratap, Agarwal and Meyarivan, "A Fast and Elitist Multiobjective Genetic Algorithm: NSGA-II" (2002),
-sections III and VI-A.
+sections III and VI-A. In addition, only one of several plans with equal objectives is kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -34,7 +34,7 @@ class EvolutionSettings:
     Attributes:
         population: Number of plans of a generation.
         generations: Number of generations, including the first.
-        mutation: Probability that a child is mutated.
+        mutation: Probability that a child is mutated. If it is not 0, children that equal their mother always are.
         crossover: Probability that a child has two parents.
     """
 
@@ -51,7 +51,7 @@ class ParetoRows:
     Attributes:
         rows: The plans, of shape (plans, layers).
         objectives: Their objectives, of shape (plans, objectives).
-        violations: How much each plan exceeds the limit, shape (plans,); 0 or less if it keeps the limit.
+        violations: How much each plan exceeds the limit, shape (plans,); 0 if it keeps the limit.
         evaluations: Number of plans that were evaluated.
         interrupted: True if Ctrl-C stopped the search.
     """
@@ -88,7 +88,7 @@ def evolve(
     """
     genes = _first_population(encoding, settings.population, seeds, rng)
     population = _survive(_Population.of(genes, *evaluate(encoding.decode(genes))), settings.population)
-    mating, evaluations = _Mating(encoding, settings, rng), len(genes)
+    mating, evaluations = _Mating(encoding, settings, rng, genes), len(genes)
     best = _best_rows(encoding, population, evaluations)
     try:
         progress(1, len(best.rows))
@@ -106,7 +106,7 @@ def evolve(
 
 
 def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.random.Generator) -> Genes:
-    """Return `count` different chromosomes: of the plans `seeds`, and of random plans."""
+    """Return up to `count` chromosomes of different plans: first those of `seeds`, then random ones."""
     genes = encoding.sample(rng, count)
     if len(seeds):
         genes = np.concatenate((encoding.encode(seeds), genes))
@@ -132,91 +132,80 @@ class _Population:
         genes: The chromosomes, shape (plans, genes).
         objectives: Objectives of the plans, shape (plans, objectives).
         violations: How much each plan exceeds the limit, shape (plans,); 0 if it keeps the limit.
-        crowding: Distance of each plan to its neighbours in the front (crowding distance), shape (plans,).
     """
 
     genes: Genes
     objectives: Array
     violations: Array
-    crowding: Array
 
     @staticmethod
     def of(genes: Genes, objectives: Array, violations: Array) -> _Population:
-        # Adding 0.0 turns −0.0 into 0.0, which has other bytes.
-        return _Population(genes, objectives + 0.0, np.maximum(violations, 0.0), np.zeros(len(genes)))
+        # Objectives are compared by their bytes, and those of −0.0 and 0.0 differ.
+        return _Population(genes, objectives + 0.0, np.maximum(violations, 0.0))
+
+    def __len__(self) -> int:
+        return len(self.genes)
 
     def __getitem__(self, positions: list[int] | NDArray[np.intp]) -> _Population:
-        return _Population(*(getattr(self, item.name)[positions] for item in fields(self)))
+        return _Population(self.genes[positions], self.objectives[positions], self.violations[positions])
 
     def joined_with(self, other: _Population) -> _Population:
         return _Population(
-            *(np.concatenate((getattr(self, item.name), getattr(other, item.name))) for item in fields(self))
+            np.concatenate((self.genes, other.genes)),
+            np.concatenate((self.objectives, other.objectives)),
+            np.concatenate((self.violations, other.violations)),
         )
 
 
 def _survive(population: _Population, count: int) -> _Population:
-    """Return at most `count` plans for the next generation.
+    """Return at most `count` plans for the next generation, the best first.
 
-    Plans that keep the limit come first: all of the first front, then all of the second, and so on. From the last front
-    for which there is place, those with the largest crowding distance are taken. Plans that exceed the limit follow in
-    the order of their violations. Of plans with equal objectives, only the first is kept, because many of them would
-    displace others.
+    Plans that keep the limit come first: those of the first front, then those of the second, and so on, and within a
+    front those with the largest crowding distances. Plans that exceed the limit follow in the order of their
+    violations. Only one of several plans with equal objectives is kept, because copies would displace other plans.
     """
+    population = population[np.argsort(population.violations, kind="stable")]
     population = population[_take_new(population.objectives, set())]
-    is_allowed = population.violations == 0
-    exceeding = np.argsort(population.violations, kind="stable")[np.count_nonzero(is_allowed) :]
-    crowding, survivors = np.zeros(len(is_allowed)), np.empty(0, np.intp)
-    for front in _find_fronts(population.objectives, np.flatnonzero(is_allowed), count):
-        crowding[front] = _crowding_distances(population.objectives[front])
-        survivors = np.concatenate((survivors, front[np.argsort(-crowding[front], kind="stable")]))
-    survivors = np.concatenate((survivors, exceeding))[:count]
-    return replace(population, crowding=crowding)[survivors]
+    allowed = int(np.count_nonzero(population.violations == 0))
+    fronts = _find_fronts(population.objectives[:allowed], count)
+    ordered = [front[np.argsort(-_crowding_distances(population.objectives[front]), kind="stable")] for front in fronts]
+    return population[np.concatenate((*ordered, np.arange(allowed, len(population))))[:count]]
 
 
-def _has_better_objective(plans: Array, others: Array) -> NDArray[np.bool_]:
-    """Return True for each plan that is better than the other one in at least one objective.
+def _find_fronts(objectives: Array, count: int) -> Iterator[NDArray[np.intp]]:
+    """Yield the fronts, as positions of plans, until they have at least `count` plans together.
 
-    The last axis of both arrays are the objectives.
-    """
-    return np.asarray((plans < others).any(axis=-1))
-
-
-def _find_fronts(objectives: Array, positions: NDArray[np.intp], count: int) -> Iterator[NDArray[np.intp]]:
-    """Yield the fronts of plans until they have at least `count` plans together.
-
-    No plan of a front dominates another one of the same or of an earlier front.
+    No plan of a front dominates another one of the same or of an earlier front. A plan dominates another one if it is
+    better in an objective and worse in none.
 
     Args:
-        objectives: Objectives of all plans, shape (plans, objectives).
-        positions: Positions of the plans to sort into fronts.
+        objectives: Objectives of the plans, shape (plans, objectives).
         count: Number of plans that are needed.
     """
-    values = objectives[positions]
-    is_better = _has_better_objective(values[:, None], values)
+    is_better = np.asarray((objectives[:, None] < objectives).any(axis=2))
     dominates = is_better & ~is_better.T
-    dominators: NDArray[np.intp] = dominates.sum(axis=0)
-    while len(positions) and count > 0:
-        is_front = np.asarray(dominators == 0)
-        yield positions[is_front]
-        count -= int(is_front.sum())
-        dominators = (dominators - dominates[is_front].sum(axis=0))[~is_front]
-        positions, dominates = positions[~is_front], dominates[~is_front][:, ~is_front]
+    dominator_counts = dominates.sum(axis=0)
+    while count > 0 and len(front := np.flatnonzero(dominator_counts == 0)):
+        yield front
+        count -= len(front)
+        dominator_counts -= dominates[front].sum(axis=0)
+        dominator_counts[front] = -1
 
 
 def _crowding_distances(objectives: Array) -> Array:
     """Return the crowding distance of each plan of a front, shape (plans,); infinite for the ends of the front.
 
     The distance is the sum over the objectives of the difference between the next larger and the next smaller value in
-    the front, divided by the range of the objective.
+    the front, divided by the range of the objective. Objectives with equal values do not count.
     """
+    objectives = objectives[:, np.ptp(objectives, axis=0) > 0]
     order = np.argsort(objectives, axis=0, kind="stable")
     ordered = np.take_along_axis(objectives, order, axis=0)
     gaps = np.full(objectives.shape, np.inf)
-    gaps[1:-1] = ordered[2:] - ordered[:-2]
+    gaps[1:-1] = (ordered[2:] - ordered[:-2]) / (ordered[-1] - ordered[0])
     distances = np.empty_like(gaps)
-    np.put_along_axis(distances, order, gaps / np.maximum(ordered[-1] - ordered[0], np.finfo(float).tiny), axis=0)
-    total: Array = distances.sum(axis=1)
-    return total
+    np.put_along_axis(distances, order, gaps, axis=0)
+    return np.asarray(distances.sum(axis=1))
 
 
 def _best_rows(encoding: Encoding, population: _Population, evaluations: int) -> ParetoRows:
@@ -224,48 +213,50 @@ def _best_rows(encoding: Encoding, population: _Population, evaluations: int) ->
 
     If all plans exceed the limit, the plan with the smallest violation is returned.
     """
-    allowed = np.flatnonzero(population.violations == 0)
-    front = next(_find_fronts(population.objectives, allowed, 1), np.argsort(population.violations, kind="stable")[:1])
-    best = population[front[np.lexsort(population.objectives[front].T[::-1])]]
+    allowed = int(np.count_nonzero(population.violations == 0))
+    best = population[next(_find_fronts(population.objectives[:allowed], 1), np.zeros(1, np.intp))]
+    best = best[np.lexsort(best.objectives.T[::-1])]
     return ParetoRows(encoding.decode(best.genes), best.objectives, best.violations, evaluations)
 
 
-class _Mating:
-    """Tournaments select parents; crossover and mutation create new plans."""
+def _run_tournaments(rng: np.random.Generator, plans: int, shape: tuple[int, ...]) -> NDArray[np.intp]:
+    """Return the winners of tournaments, as an array of this shape: each is the better one of two random plans.
 
-    def __init__(self, encoding: Encoding, settings: EvolutionSettings, rng: np.random.Generator) -> None:
+    `plans` is the number of plans. They are numbered from the best one (0) to the worst.
+    """
+    return np.asarray(rng.integers(0, plans, (*shape, 2), np.intp).min(axis=-1))
+
+
+class _Mating:
+    """Tournaments select parents; crossover and mutation create new plans.
+
+    Args:
+        encoding: Encoding of plans as chromosomes.
+        settings: Settings of the genetic algorithm.
+        rng: Source of the random numbers.
+        first: Chromosomes of the first generation, which are not created again.
+    """
+
+    def __init__(self, encoding: Encoding, settings: EvolutionSettings, rng: np.random.Generator, first: Genes) -> None:
         self.encoding, self.settings, self.rng = encoding, settings, rng
         self.known: set[bytes] = set()
+        _take_new(encoding.decode(first), self.known)
 
     def make_children(self, population: _Population) -> Genes:
-        """Return as many new chromosomes as a generation has, or fewer if not enough new plans are found."""
-        _take_new(self.encoding.decode(population.genes), self.known)
+        """Return as many new chromosomes as a generation has, or fewer if not enough new plans are found.
+
+        `population` has the best plans first.
+        """
         children = population.genes[:0]
         for _ in range(MAX_MATING_ROUNDS):
             missing = self.settings.population - len(children)
             if not missing:
                 break
-            mothers, fathers = (population.genes[self._select_parents(population, missing)] for _ in range(2))
+            mothers, fathers = population.genes[_run_tournaments(self.rng, len(population), (2, missing))]
             offspring = self._make_children(mothers, fathers)
             offspring = offspring[_take_new(self.encoding.decode(offspring), self.known)]
             children = np.concatenate((children, offspring))
         return children
-
-    def _select_parents(self, population: _Population, count: int) -> NDArray[np.intp]:
-        """Return the positions of the winners of `count` tournaments between two random plans.
-
-        If a plan exceeds the limit, the smaller violation wins. Otherwise a plan wins that dominates the other, or if
-        none does, the plan with the larger crowding distance. Equally good plans draw lots.
-        """
-        pairs = self.rng.integers(0, len(population.genes), (count, 2))
-        objectives, violations = population.objectives[pairs], population.violations[pairs]
-        is_better = _has_better_objective(objectives, objectives[:, ::-1])
-        is_undecided = is_better[:, :1] == is_better[:, 1:]
-        scores = np.where(is_undecided, population.crowding[pairs], is_better)
-        scores = np.where(violations.any(axis=1, keepdims=True), -violations, scores)
-        # The order within a pair is random, so the first plan may win if the scores are equal.
-        winners: NDArray[np.intp] = pairs[np.arange(count), scores.argmax(axis=1)]
-        return winners
 
     def _make_children(self, mothers: Genes, fathers: Genes) -> Genes:
         """Return one child of each pair of parents. A child that equals its mother is mutated."""
