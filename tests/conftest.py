@@ -1,4 +1,6 @@
-"""For every test: a time limit, an unchanged logger, and a turn: tests marked `timed`, or those without the mark.
+"""For every test: a time limit, an unchanged logger, and a lock.
+
+Because of the lock, tests that are marked `timed` never run at the same time as other tests.
 
 Tests that are marked `timed` run first, because each of them would otherwise wait for the tests of all workers. Then
 slow tests run, so that no worker is left with a long one at the end.

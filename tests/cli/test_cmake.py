@@ -67,7 +67,7 @@ def call(*line: object, code: int = 0, **more: str) -> str:
 
 
 def define_command(*words: object) -> str:
-    """Return the argument of CMake with the command line that its package runs for `dicompiler`."""
+    """Return the CMake argument that sets the command line of `dicompiler`."""
     return "-Ddicompiler_COMMAND=" + ";".join(map(str, words))
 
 

@@ -69,8 +69,7 @@ def serve(requests: socket.socket) -> dict[str, Any] | None:
 
 
 def accept_clients(listener: socket.socket) -> socket.socket:
-    """Fork for each client; return the connection in the child. The server ends with the process that started it."""
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    """Fork for each client; return the connection in the child."""
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # The operating system removes ended children.
     while True:
         connection, _ = listener.accept()
@@ -86,7 +85,8 @@ def run_command(request: dict[str, Any]) -> NoReturn:
     os.environ.clear()
     os.environ.update(request["env"])
     os.chdir(request["cwd"])
-    # The streams of the server may belong to files, in which Python can seek, and those of the command to pipes.
+    # Python created its stream objects for the server's stdout and stderr, which may be files. It would seek in them,
+    # which fails if those of the command are pipes.
     sys.stdout = os.fdopen(1, "w", closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, errors="backslashreplace", closefd=False)
     sys.argv = ["dicompiler", *request["arguments"]]
@@ -101,6 +101,8 @@ def run_command(request: dict[str, Any]) -> NoReturn:
 
 
 def main() -> None:
+    # The server ends with the process that started it.
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
     preload()
     requests = socket.socket(fileno=int(sys.argv[1]))
     if requests.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):

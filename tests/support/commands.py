@@ -107,14 +107,14 @@ def forked_command_line(python_path: str = "") -> list[str]:
     Args:
         python_path: Directory with modules that the server can import.
     """
-    name = f"dicompiler-tests-{os.getpid()}-{python_path}"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
-        listener.bind(f"\0{name}")
+        listener.bind("")  # The operating system chooses an abstract name, which begins with a zero byte.
         listener.listen()
+        name = listener.getsockname()[1:].decode()
         script, number = Path(__file__).with_name("command_server.py"), listener.fileno()
         env = environment(PYTHONPATH=os.pathsep.join(filter(None, [python_path, *sys.path])))
         subprocess.Popen([sys.executable, script, str(number)], env=env, stdin=subprocess.DEVNULL, pass_fds=(number,))
-    # Without the modules of the environment, Python starts in a tenth of the time.
+    # Without site-packages (-I -S), Python starts in a tenth of the time.
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name("forked_command.py")), name]
 
 

@@ -15,5 +15,5 @@ if __name__ == "__main__":
         server.connect(f"\0{sys.argv[1]}")
         request = {"arguments": sys.argv[2:], "cwd": os.getcwd(), "env": dict(os.environ)}
         socket.send_fds(server, [json.dumps(request).encode()], [1, 2])
-        _, code = (int(server.recv(100)) for _ in range(2))
-    sys.exit(code)
+        _child, code = (server.recv(100) for _ in range(2))
+    sys.exit(int(code) if code else "the command server has ended")

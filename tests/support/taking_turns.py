@@ -1,4 +1,4 @@
-"""Turns of tests that measure time and of tests that do not, across the processes of the test suite."""
+"""A lock that separates tests that measure time from all others, across the processes of the test suite."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ LOCK = Path(tempfile.gettempdir(), f"dicompiler-tests-{os.getuid()}")
 
 @contextmanager
 def turn(measures_time: bool) -> Iterator[None]:
-    """Run the block while no test of the other kind runs: one that measures time, or one that does not.
+    """Run the block while no test with the other value of `measures_time` runs.
 
     Tests that measure time run side by side, because they mostly sleep. The file locks are released when their process
     ends, however it ends.
     """
-    names = (".measuring", ".computing") if measures_time else (".computing", ".measuring")
+    names = (".timed", ".untimed") if measures_time else (".untimed", ".timed")
     with (
         LOCK.with_suffix(".queue").open("w") as queue,
         LOCK.with_suffix(names[0]).open("w") as own_kind,
@@ -31,4 +31,8 @@ def turn(measures_time: bool) -> Iterator[None]:
         fcntl.flock(other_kind, fcntl.LOCK_UN)
         fcntl.flock(own_kind, fcntl.LOCK_SH)
         fcntl.flock(queue, fcntl.LOCK_UN)
-        yield
+        try:
+            yield
+        finally:
+            # A process that the test forked would otherwise keep the lock.
+            fcntl.flock(own_kind, fcntl.LOCK_UN)

@@ -162,7 +162,8 @@ def _measure_target(target: Target) -> RuntimeCosts:
                 if name == "messages":
                     sends += _send_seconds(result)
             # Other load on this host can only delay frames and messages, so the fastest round of each program and the
-            # fastest message are used. A sender often waits while its message wakes the receiver on the same processor.
+            # fastest message are used. A message takes ten times as long if the receiver wakes up on the sender's
+            # processor.
             fastest_s = {name: min(frame_times) for name, frame_times in times.items()}
             costs = {**runtime_costs_fit.fit_costs(entry, fastest_s, min(sends, default=None))}
             # The seconds of a segment on an emulated board include its call, so the fitted cost of a call can be 0 s.

@@ -10,7 +10,6 @@ import json
 import os
 import secrets
 import socket
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -55,8 +54,8 @@ class BenchmarkRun:
     def run(self, seconds: float) -> dict[str, Any]:
         """Run frames for at least `seconds` seconds.
 
-        Return {"frames": seconds of each frame, "send": median seconds of sending a tensor to another device}. "send"
-        is None if nothing was sent.
+        Return {"frames": seconds of each frame, "send": shortest time of sending a tensor to another device, in
+        seconds}. "send" is None if nothing was sent.
         """
         try:
             self._join()
@@ -75,7 +74,7 @@ class BenchmarkRun:
             self.log.close()
         timelines = [entry for report in self.reports for entry in report["timeline"]]
         sends = [end - start for kind, *_, start, end in timelines if kind == "send"]
-        return {"frames": frames, "send": statistics.median(sends) if sends else None}
+        return {"frames": frames, "send": min(sends, default=None)}
 
     def _join(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as listener:
