@@ -529,7 +529,7 @@ class ClusterState:
         elif cause.rank == RANK_EXIT and not self._has_joined:
             # The runtime cannot start on this device, so the user must repair it. The error then does not mention
             # failure plans.
-            suffix = ""
+            suffix = self._describe_timeout()
         else:
             down = {*self.down, cause.device}
             suffix = f"; {describe_missing_plan(down, self.schedule.covered_failures)}"
