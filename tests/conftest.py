@@ -1,10 +1,4 @@
-"""For every test: a time limit, an unchanged logger, and a lock.
-
-Because of the lock, tests that are marked `timed` never run at the same time as other tests.
-
-Tests that are marked `timed` run first, because each of them would otherwise wait for the tests of all workers. Then
-slow tests run, so that no worker is left with a long one at the end.
-"""
+"""For every test: a time limit and an unchanged logger. Slow tests run first, so that none is left at the end."""
 
 from __future__ import annotations
 
@@ -16,7 +10,6 @@ from collections.abc import Generator
 
 import pytest
 from support.caching import CCACHE_VARIABLES
-from support.taking_turns import turn
 
 from dicompiler.testing.assertions import TimeLimitError, time_limit
 
@@ -36,7 +29,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("timed", "slow")])
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_collection_finish() -> None:
@@ -54,12 +47,6 @@ def unchanged_logger() -> None:
     handlers, LOGGER.propagate, level = UNCHANGED
     LOGGER.handlers = list(handlers)
     LOGGER.setLevel(level)
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    with turn(item.get_closest_marker("timed") is not None):
-        return (yield)
 
 
 @pytest.hookimpl(wrapper=True)

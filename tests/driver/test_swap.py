@@ -487,7 +487,7 @@ def test_each_artifact_has_its_own_directory_on_boards() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("seed", "count"), [(0, 4), (1, 12)])
+@pytest.mark.parametrize(("seed", "count"), [(0, 4), (1, 8)])
 def test_swaps_with_killed_devices_lose_no_frame(seed: int, count: int, tmp_path: Path) -> None:
     """Devices of the old or the new artifact are killed before, during or after a third of the swaps."""
     rng = Random(seed)

@@ -112,7 +112,6 @@ def adapted_artifacts(compiled: Path) -> set[str]:
     return {path.name for path in compiled.parent.glob("net.adapted-*")}
 
 
-@pytest.mark.timed
 @pytest.mark.slow
 def test_session_follows_board_that_slows_down_and_recovers(compiled: Path) -> None:
     """On a busy host, other boards may seem slow too, so that there are more searches and swaps than these two."""
@@ -317,7 +316,6 @@ def test_closing_ends_search(compiled: Path) -> None:
     assert session.adaptations == [] and adapted_artifacts(compiled) <= before
 
 
-@pytest.mark.timed
 @pytest.mark.slow
 def test_slow_device_of_replicas_is_found(tmp_path: Path) -> None:
     directory = tmp_path / "net"

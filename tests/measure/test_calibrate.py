@@ -189,7 +189,6 @@ def test_detects_busy_machine_in_segments_and_waits(changed: Callable[[Changes],
             calibrate([path])
 
 
-@pytest.mark.timed
 @pytest.mark.slow
 def test_command_finds_the_artifact_by_the_log(lenet: Ran, tmp_path: Path) -> None:
     place = lenet.log.parent

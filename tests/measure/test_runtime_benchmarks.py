@@ -206,7 +206,6 @@ def test_header_share_of_links_equals_that_of_targets() -> None:
         assert registry().make("targets", name).runtime_costs.header_share == link_benchmark.HEADERS_SHARE
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("name", ["sockets", "mpi"])
 @pytest.mark.slow
 def test_measures_runtime_costs_on_emulated_boards(name: str) -> None:

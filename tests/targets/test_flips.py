@@ -228,7 +228,7 @@ def test_deploy_refuses_flips_here_and_mends_those_on_boards(
     artifact: Path = request.getfixturevalue(target)
     options = RunOptions(hosts=Hosts.load(boards.hosts(tmp_path / "hosts.toml")), insecure=True)
     kinds = tuple(kind for kind in (*KINDS, *(MPI_KINDS if target == "mpi" else ())) if "reference" not in kind)
-    for what in flips(artifact, tuple(kind for kind in kinds if kind != "/model.onnx.data"), 10, 5):
+    for what in flips(artifact, tuple(kind for kind in kinds if kind != "/model.onnx.data"), 6, 5):
         with pytest.raises(DicompilerError, match=r"again"):
             artifacts.install(artifact, options)
         assert not list(boards.root.glob(f"*/home/.cache/dicompiler/{artifact.name}/pi*")), what

@@ -53,7 +53,7 @@ POOL = RuleCase("MaxPool", (X,), {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]})
 STRATEGIES = {
     "auto": "auto{tries=2 strategies=single,modnn}",
     "autodice": "autodice{generations=4 population=12}",
-    "cpsat": "cpsat{time=1.0}",
+    "cpsat": "cpsat{time=0.3}",
     "diapason": "diapason",
     "dp": "dp",
     "fit": "fit",

@@ -52,7 +52,6 @@ def seconds_without_runtime(directory: Path, model: dicompiler.Model, platform: 
     return problem.evaluate(load_plan(directory / "plan.json")).latency_s
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize(
     ("target", "strategy"),
     [
@@ -79,7 +78,6 @@ def test_boards_take_their_time_and_compute_the_same_outputs(tmp_path: Path, tar
     assert found.frame_s >= 0.9 * seconds_without_runtime(directory, model) and found.compute_slowdown < 5
 
 
-@pytest.mark.timed
 @pytest.mark.parametrize("target", ["sockets", pytest.param("mpi", marks=pytest.mark.slow)])
 def test_emulates_no_failures(tmp_path: Path, target: str) -> None:
     model = networks.build("lenet", 0)
@@ -119,7 +117,6 @@ def test_slower_scales_times_by_the_rates_of_boards() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timed
 def test_dilation_emulates_fast_boards(tmp_path: Path) -> None:
     directory = compiled(tmp_path / "artifact", "modnn", slow(2, rate=3e11, bandwidth=1e9), "squeezenet")
     start = time.monotonic()
@@ -135,7 +132,6 @@ def test_dilation_emulates_fast_boards(tmp_path: Path) -> None:
         emulate(directory, dilation=0.5)
 
 
-@pytest.mark.timed
 @pytest.mark.slow
 def test_slower_does_not_scale_the_time_of_a_call(tmp_path: Path) -> None:
     dicompiler.compile(relu_model(), slow(1), "single", output=tmp_path / "artifact")

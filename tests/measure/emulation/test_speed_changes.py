@@ -46,7 +46,6 @@ def count_between(finished_s: Sequence[float], start_s: float, end_s: float) -> 
     return sum(start_s < seconds < end_s for seconds in finished_s)
 
 
-@pytest.mark.timed
 @pytest.mark.slow
 def test_board_slows_down_and_recovers(finished_s: Sequence[float]) -> None:
     """Without adaptation, the time between frames follows the slow board."""
@@ -56,14 +55,12 @@ def test_board_slows_down_and_recovers(finished_s: Sequence[float]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timed
 def test_link_slows_down_and_recovers(finished_s: Sequence[float]) -> None:
     before, during, after = (count_between(finished_s, start, start + 1) for start in (4.4, 6.3, 8.4))
     assert during < 0.7 * before and during < 0.7 * after
 
 
 @pytest.mark.slow
-@pytest.mark.timed
 def test_dilation_slows_everything_down_and_divides_the_times(compiled: Path, finished_s: Sequence[float]) -> None:
     """A board at a tenth of its speed is found, and no board seems slow because of the dilation."""
     changes = [SpeedChange("pi02", 0.1, 1.5)]
@@ -76,7 +73,6 @@ def test_dilation_slows_everything_down_and_divides_the_times(compiled: Path, fi
 
 
 @pytest.mark.slow
-@pytest.mark.timed
 def test_command_prints_times_and_adaptations(compiled: Path) -> None:
     words = ["emulate", compiled, "--slow", "pi02=0.2@1s", "--adapt", "--duration", 12, "--in-flight", 4]
     document = json.loads(command(*words, "--json").stdout)

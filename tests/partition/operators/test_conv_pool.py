@@ -37,7 +37,7 @@ def convolutions(draw: st.DrawFn) -> RuleCase:
     return RuleCase("Conv", values, attributes, draw(st.sampled_from(OPSETS)), computed)
 
 
-@settings(max_examples=examples(400), deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_convolutions(data: st.DataObject) -> None:
     check_cut(data.draw(convolutions()), data.draw)
@@ -109,7 +109,7 @@ def transposed(draw: st.DrawFn) -> RuleCase:
     return RuleCase("ConvTranspose", tuple(values), attributes, draw(st.sampled_from((9, 11, 13, 22))))
 
 
-@settings(max_examples=examples(400), deadline=None, derandomize=True)
+@settings(max_examples=examples(300), deadline=None, derandomize=True)
 @given(data=st.data())
 def test_computes_regions_of_transposed_convolutions(data: st.DataObject) -> None:
     check_cut(data.draw(transposed()), data.draw)
