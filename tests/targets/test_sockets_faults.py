@@ -152,10 +152,10 @@ def test_timeout_before_a_device_has_connected(tmp_path: Path) -> None:
 
 def test_timeout_while_devices_connect_names_the_remedy(tmp_path: Path) -> None:
     text = (
-        r"did not (connect|finish the start|become ready).* within 0.05 s.*: allow more time \(--timeout; in Python: "
+        r"did not (connect|finish the start|become ready).* within 0.001 s.*: allow more time \(--timeout; in Python: "
     )
     with pytest.raises(RunError, match=text):
-        dicompiler.connect(emit(halo(), tmp_path), timeout=0.05)
+        dicompiler.connect(emit(halo(), tmp_path), timeout=0.001)
 
 
 def test_timeout_of_a_run_that_makes_progress_states_the_finished_frames(tmp_path: Path) -> None:
