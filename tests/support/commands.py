@@ -57,6 +57,12 @@ def environment(**env: str) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **env}
 
 
+def start_command_server(requests: socket.socket, env: dict[str, str]) -> None:
+    """Start `command_server.py`, which reads requests from a socket, or from the clients of a listening socket."""
+    script, number = Path(__file__).with_name("command_server.py"), requests.fileno()
+    subprocess.Popen([sys.executable, script, str(number)], env=env, stdin=subprocess.DEVNULL, pass_fds=(number,))
+
+
 @cache
 def command_server() -> CommandServer:
     return CommandServer()
@@ -70,9 +76,7 @@ class CommandServer:
         self._socket, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
         self._socket.settimeout(TIMEOUT_S)
         with theirs:
-            script, number = Path(__file__).with_name("command_server.py"), theirs.fileno()
-            words = [sys.executable, script, str(number)]
-            subprocess.Popen(words, env=environment(), stdin=subprocess.DEVNULL, pass_fds=(number,))
+            start_command_server(theirs, environment())
         self._answers = self._socket.makefile("r")
 
     def run(self, words: list[str], cwd: Path, env: dict[str, str]) -> subprocess.CompletedProcess[str]:
@@ -111,9 +115,7 @@ def forked_command_line(python_path: str = "") -> list[str]:
         listener.bind("")  # The operating system chooses an abstract name, which begins with a zero byte.
         listener.listen()
         name = listener.getsockname()[1:].decode()
-        script, number = Path(__file__).with_name("command_server.py"), listener.fileno()
-        env = environment(PYTHONPATH=os.pathsep.join(filter(None, [python_path, *sys.path])))
-        subprocess.Popen([sys.executable, script, str(number)], env=env, stdin=subprocess.DEVNULL, pass_fds=(number,))
+        start_command_server(listener, environment(PYTHONPATH=os.pathsep.join(filter(None, [python_path, *sys.path]))))
     # Without site-packages (-I -S), Python starts in a tenth of the time.
     return [sys.executable, "-I", "-S", str(Path(__file__).with_name("forked_command.py")), name]
 

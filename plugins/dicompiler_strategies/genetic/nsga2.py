@@ -88,21 +88,21 @@ def evolve(
     """
     genes = _first_population(encoding, settings.population, seeds, rng)
     population = _survive(_Population.of(genes, *evaluate(encoding.decode(genes))), settings.population)
-    mating, evaluations = _Mating(encoding, settings, rng, genes), len(genes)
-    best = _best_rows(encoding, population, evaluations)
+    mating, evaluations, interrupted = _Mating(encoding, settings, rng, genes), len(genes), False
     try:
-        progress(1, len(best.rows))
+        progress(1, population.front_size)
         for generation in range(2, settings.generations + 1):
             if is_stopped() or not len(genes := mating.make_children(population)):
                 break
             children = _Population.of(genes, *evaluate(encoding.decode(genes)))
-            evaluations += len(genes)
             population = _survive(population.joined_with(children), settings.population)
-            best = _best_rows(encoding, population, evaluations)
-            progress(generation, len(best.rows))
+            evaluations += len(genes)
+            progress(generation, population.front_size)
     except KeyboardInterrupt:
-        return replace(best, interrupted=True)
-    return best
+        interrupted = True
+    front = population[: population.front_size]
+    front = front[np.lexsort(front.objectives.T[::-1])]
+    return ParetoRows(encoding.decode(front.genes), front.objectives, front.violations, evaluations, interrupted)
 
 
 def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.random.Generator) -> Genes:
@@ -132,11 +132,14 @@ class _Population:
         genes: The chromosomes, shape (plans, genes).
         objectives: Objectives of the plans, shape (plans, objectives).
         violations: How much each plan exceeds the limit, shape (plans,); 0 if it keeps the limit.
+        front_size: Number of plans at the beginning that are the Pareto front; 1 if all plans exceed the limit. It is
+            0 until `_survive` has sorted the plans.
     """
 
     genes: Genes
     objectives: Array
     violations: Array
+    front_size: int = 0
 
     @staticmethod
     def of(genes: Genes, objectives: Array, violations: Array) -> _Population:
@@ -146,7 +149,7 @@ class _Population:
     def __len__(self) -> int:
         return len(self.genes)
 
-    def __getitem__(self, positions: list[int] | NDArray[np.intp]) -> _Population:
+    def __getitem__(self, positions: list[int] | slice | NDArray[np.intp]) -> _Population:
         return _Population(self.genes[positions], self.objectives[positions], self.violations[positions])
 
     def joined_with(self, other: _Population) -> _Population:
@@ -169,7 +172,8 @@ def _survive(population: _Population, count: int) -> _Population:
     allowed = int(np.count_nonzero(population.violations == 0))
     fronts = _find_fronts(population.objectives[:allowed], count)
     ordered = [front[np.argsort(-_crowding_distances(population.objectives[front]), kind="stable")] for front in fronts]
-    return population[np.concatenate((*ordered, np.arange(allowed, len(population))))[:count]]
+    survivors = population[np.concatenate((*ordered, np.arange(allowed, len(population))))[:count]]
+    return replace(survivors, front_size=min(count, len(ordered[0])) if ordered else 1)
 
 
 def _find_fronts(objectives: Array, count: int) -> Iterator[NDArray[np.intp]]:
@@ -206,17 +210,6 @@ def _crowding_distances(objectives: Array) -> Array:
     distances = np.empty_like(gaps)
     np.put_along_axis(distances, order, gaps, axis=0)
     return np.asarray(distances.sum(axis=1))
-
-
-def _best_rows(encoding: Encoding, population: _Population, evaluations: int) -> ParetoRows:
-    """Return the first front of a population, sorted by objectives.
-
-    If all plans exceed the limit, the plan with the smallest violation is returned.
-    """
-    allowed = int(np.count_nonzero(population.violations == 0))
-    best = population[next(_find_fronts(population.objectives[:allowed], 1), np.zeros(1, np.intp))]
-    best = best[np.lexsort(best.objectives.T[::-1])]
-    return ParetoRows(encoding.decode(best.genes), best.objectives, best.violations, evaluations)
 
 
 def _run_tournaments(rng: np.random.Generator, plans: int, shape: tuple[int, ...]) -> NDArray[np.intp]:
