@@ -32,6 +32,7 @@ from dicompiler.plugin_api.search import (
 from dicompiler_strategies.candidate_search import CandidateSearch, EvaluatedPlan, evaluate_plans
 from dicompiler_strategies.cpsat import DEFAULT_TRIES, MAX_GRADIENT_SIZE, CpSat
 from dicompiler_strategies.genetic.batched_model import BatchedModel, build_batched_model
+from dicompiler_strategies.genetic.encoding import PlanRows
 from dicompiler_strategies.tables.cost_tables import CostTables
 from dicompiler_strategies.teams.strategy import Teams
 from dicompiler_strategies.transformer_heads import best_row_plans, has_attention, reduced_choices
@@ -44,9 +45,6 @@ PLAN_LAYER_DEVICE_S = 2.2e-8
 """Seconds that the reference computer needs to evaluate a plan, for each pair of a layer and a device."""
 MIN_GAIN = 1e-6
 """The local search ends when a step improves the objective by less than this fraction."""
-
-PlanRows = NDArray[np.intp]
-"""Array of shape (plans, layers): for each layer, the index of its device in the platform's list of devices."""
 
 
 def is_plan_of_whole_layers(plan: Plan) -> bool:

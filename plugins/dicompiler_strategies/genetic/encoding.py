@@ -14,7 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 Genes = NDArray[np.intp]
-"""An array with a chromosome or a decoded plan in each row."""
+"""An array with a chromosome in each row."""
+PlanRows = NDArray[np.intp]
+"""An array with a decoded plan in each row."""
 START_STEP_SIZES = 4
 """Number of distances (1, 2, 4, … layers) by which a mutation may move the first layer of a group."""
 
@@ -37,11 +39,11 @@ class Encoding(ABC):
     def mutate(self, rng: np.random.Generator, genes: Genes) -> Genes:
         """Return the chromosomes, each with one or a few genes changed."""
 
-    def decode(self, genes: Genes) -> Genes:
+    def decode(self, genes: Genes) -> PlanRows:
         """Return the plan of each chromosome. By default, the genes are the plan."""
         return genes
 
-    def encode(self, rows: Genes) -> Genes:
+    def encode(self, rows: PlanRows) -> Genes:
         """Return a chromosome for each plan, or for a similar plan if the encoding cannot express it."""
         return rows
 
@@ -133,13 +135,13 @@ class SplitPointEncoding(Encoding):
         swapped[row, pair[0]], swapped[row, pair[1]] = devices[row, pair[1]], devices[row, pair[0]]
         return self._sort_groups(starts, np.where(kind == 3, swapped, devices))
 
-    def decode(self, genes: Genes) -> Genes:
+    def decode(self, genes: Genes) -> PlanRows:
         """Return the device of each layer: that of the last group that starts at or before the layer."""
         starts, devices = self._split_genes(genes)
         group = (starts[:, :, None] <= np.arange(self.layers)).sum(axis=1) - 1
         return np.take_along_axis(devices, group, axis=1)
 
-    def encode(self, rows: Genes) -> Genes:
+    def encode(self, rows: PlanRows) -> Genes:
         """Return a chromosome for each plan, with a group for each run of consecutive layers on one device.
 
         If there are too many runs, the shortest are joined to the runs before them. Unused groups come first, empty,
@@ -167,7 +169,7 @@ class SplitPointEncoding(Encoding):
             lengths = np.where(is_start[plans], next_starts - layers, self.layers)
             is_start[plans, 1 + lengths[:, 1:].argmin(axis=1)] = False
 
-    def _unused_devices(self, rows: Genes) -> Genes:
+    def _unused_devices(self, rows: PlanRows) -> Genes:
         """Return the devices without layers of each plan, repeated cyclically, shape (plans, groups).
 
         If all devices have layers, all are returned.
@@ -225,7 +227,7 @@ class ChoiceEncoding(Encoding):
             self._apply_label(rng, row, start, min(self.layers, start + length))
         return genes
 
-    def uniform_plans(self) -> Genes:
+    def uniform_plans(self) -> PlanRows:
         """Return one plan for each label such as "height 4", in which every layer with such a choice uses it.
 
         The other layers use their first allowed choice.

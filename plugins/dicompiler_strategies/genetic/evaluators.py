@@ -14,7 +14,7 @@ from dicompiler.plugin_api import DicompilerError, Plan, Platform, Problem
 from dicompiler.plugin_api.costs import Metrics
 from dicompiler.plugin_api.search import free_memory, objective_values, used_memory
 from dicompiler_strategies.genetic.batched_model import BatchedModel
-from dicompiler_strategies.genetic.encoding import ChoiceEncoding, Encoding, Genes, NaiveEncoding, SplitPointEncoding
+from dicompiler_strategies.genetic.encoding import ChoiceEncoding, Encoding, NaiveEncoding, PlanRows, SplitPointEncoding
 from dicompiler_strategies.genetic.nsga2 import Array
 
 if TYPE_CHECKING:
@@ -43,22 +43,22 @@ class PlanSpace(Protocol):
     at most this number of devices.
     """
 
-    def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
+    def evaluate(self, rows: PlanRows, names: Sequence[str]) -> tuple[Array, Array]:
         """Return the objectives of each plan, shape (plans, names), and its excess over the memory, shape (plans,).
 
         The excess is the largest value of (needed − available) / available of all hosts.
         """
 
-    def plan(self, row: Genes) -> Plan:
+    def plan(self, row: PlanRows) -> Plan:
         pass
 
     def encoding(self, devices: int) -> Encoding:
         """Return the encoding of the plans within the limit `devices`."""
 
-    def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
+    def grow_plans(self, rng: np.random.Generator, rows: PlanRows, devices: int, count: int) -> PlanRows:
         """Return `count` plans within the limit `devices`, each a random change of one of the plans `rows`."""
 
-    def seed_plans(self, devices: int) -> Genes:
+    def seed_plans(self, devices: int) -> PlanRows:
         """Return good starting points within the limit `devices`, among them plans on one device."""
 
 
@@ -74,12 +74,12 @@ class WholeLayerSpace:
     model: BatchedModel
     naive: bool
 
-    def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
+    def evaluate(self, rows: PlanRows, names: Sequence[str]) -> tuple[Array, Array]:
         estimates = self.model.evaluate(rows)
         excess = (estimates.host_memory / _memory_limits(self.model.problem) - 1).max(axis=1)
         return np.stack([estimates.objective(name) for name in names], axis=1), excess
 
-    def plan(self, row: Genes) -> Plan:
+    def plan(self, row: PlanRows) -> Plan:
         return self.model.plan(row)
 
     def encoding(self, devices: int) -> Encoding:
@@ -87,14 +87,14 @@ class WholeLayerSpace:
         chosen = self._fastest_devices(devices)
         return NaiveEncoding(layers, chosen) if self.naive else SplitPointEncoding(layers, chosen, len(chosen))
 
-    def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
+    def grow_plans(self, rng: np.random.Generator, rows: PlanRows, devices: int, count: int) -> PlanRows:
         """Return `count` changed copies of random plans of `rows`.
 
         In each copy, those of the `devices` fastest devices that the plan does not use get some of its layers.
         """
         return np.array([self._split_runs(rng, rows[rng.integers(len(rows))], devices) for _ in range(count)], np.intp)
 
-    def _split_runs(self, rng: np.random.Generator, row: Genes, devices: int) -> Genes:
+    def _split_runs(self, rng: np.random.Generator, row: PlanRows, devices: int) -> PlanRows:
         """Return the plan `row`, changed so that it uses all of the `devices` fastest devices.
 
         Each unused device gets about half of the heaviest run (consecutive layers on one device): its last layers. The
@@ -110,7 +110,7 @@ class WholeLayerSpace:
             row[ends[heaviest] + int(np.searchsorted(runs[heaviest], share)) + 1 : ends[heaviest + 1]] = device
         return row
 
-    def seed_plans(self, devices: int) -> Genes:
+    def seed_plans(self, devices: int) -> PlanRows:
         """Return a plan on each of the `devices` fastest devices alone, and a balanced pipeline over all of them."""
         from dicompiler_strategies.balanced_runs import balance_runs
 
@@ -151,7 +151,7 @@ class TiledLayerSpace:
         tables = build_cost_tables(problem)
         return cls(tables, tuple(tuple(len({p.device for p in c.parts}) for c in row) for row in tables.choices))
 
-    def evaluate(self, rows: Genes, names: Sequence[str]) -> tuple[Array, Array]:
+    def evaluate(self, rows: PlanRows, names: Sequence[str]) -> tuple[Array, Array]:
         from dicompiler_strategies.tables.choice_footprints import device_host_matrix
         from dicompiler_strategies.tables.cost_tables import sum_tables
 
@@ -180,7 +180,7 @@ class TiledLayerSpace:
         excess = (memory / _memory_limits(tables.problem) - 1).max(axis=1)
         return np.stack([objectives[name] for name in names], axis=1), excess
 
-    def plan(self, row: Genes) -> Plan:
+    def plan(self, row: PlanRows) -> Plan:
         return self.tables.plan([int(number) for number in row])
 
     def encoding(self, devices: int) -> ChoiceEncoding:
@@ -190,17 +190,17 @@ class TiledLayerSpace:
         allowed = [[i for i, count in enumerate(counts) if count <= devices] or [0] for counts in self.device_counts]
         return ChoiceEncoding(len(labels), labels, tuple(map(tuple, allowed)))
 
-    def grow_plans(self, rng: np.random.Generator, rows: Genes, devices: int, count: int) -> Genes:
+    def grow_plans(self, rng: np.random.Generator, rows: PlanRows, devices: int, count: int) -> PlanRows:
         """Return `count` plans: random plans of `rows` with one layer or a short run of layers split in another way."""
         return self.encoding(devices).mutate(rng, rows[rng.integers(len(rows), size=count)])
 
-    def seed_plans(self, devices: int) -> Genes:
+    def seed_plans(self, devices: int) -> PlanRows:
         return self.encoding(devices).uniform_plans()
 
 
 def build_measuring_evaluator(
-    problem: Problem, names: Sequence[str], build_plan: Callable[[Genes], Plan], measure: MeasureFunction | None
-) -> Callable[[Genes], tuple[Array, Array]]:
+    problem: Problem, names: Sequence[str], build_plan: Callable[[PlanRows], Plan], measure: MeasureFunction | None
+) -> Callable[[PlanRows], tuple[Array, Array]]:
     """Return a function that evaluates plans one by one, for the second level of the search.
 
     Args:
@@ -213,7 +213,7 @@ def build_measuring_evaluator(
         A function from rows to the objectives, shape (rows, names), and the relative excess over a host's memory.
     """
 
-    def evaluate(rows: Genes) -> tuple[Array, Array]:
+    def evaluate(rows: PlanRows) -> tuple[Array, Array]:
         plans = [build_plan(row) for row in rows]
         results = problem.evaluate_all(plans) if measure is None else [_measure_or_error(measure, p) for p in plans]
         pairs = [_objectives_and_excess(problem.platform, names, metrics) for metrics in results]

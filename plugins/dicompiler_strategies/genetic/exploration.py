@@ -24,7 +24,7 @@ from dicompiler.plugin_api.search import (
     describe_missing_memory,
 )
 from dicompiler_strategies.genetic.batched_model import build_batched_model
-from dicompiler_strategies.genetic.encoding import Encoding, Genes
+from dicompiler_strategies.genetic.encoding import Encoding, PlanRows
 from dicompiler_strategies.genetic.evaluators import (
     UNMEASURED_VALUE,
     MeasureFunction,
@@ -33,7 +33,7 @@ from dicompiler_strategies.genetic.evaluators import (
     WholeLayerSpace,
     build_measuring_evaluator,
 )
-from dicompiler_strategies.genetic.nsga2 import Array, Evaluate, EvolutionSettings, ParetoRows, evolve, select_spread
+from dicompiler_strategies.genetic.nsga2 import Array, Evaluate, EvolutionSettings, EvolvedFront, evolve, select_spread
 
 MAX_SEED_SHARE = 1 / 4
 """Largest fraction of a stage's first population that is copied from the front of the previous stage.
@@ -115,7 +115,7 @@ def explore(
     options: ExplorationOptions,
     measure: MeasureFunction | None = None,
     progress: ProgressCallback | None = None,
-    is_stopped: Callable[[], bool] = lambda: False,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> ParetoFront:
     """Return the Pareto front of the plans of a problem. Ctrl-C ends the search with the front so far.
 
@@ -127,7 +127,7 @@ def explore(
         options: Options of the search.
         measure: Function that evaluates each of the best plans. Default: the simulator (`Problem.evaluate_all`).
         progress: Called with a text about the current step.
-        is_stopped: If it returns True, each remaining stage has one generation.
+        should_stop: If it returns True, each remaining stage has one generation.
     """
     space: PlanSpace
     if options.encoding == "tiles":
@@ -137,7 +137,7 @@ def explore(
     evaluate_measured = None
     if options.measured:
         evaluate_measured = build_measuring_evaluator(problem, options.objectives, space.plan, measure)
-    search = _StagedSearch(problem, options, space, evaluate_measured, progress or (lambda _: None), is_stopped)
+    search = _StagedSearch(problem, options, space, evaluate_measured, progress or (lambda _: None), should_stop)
     return _build_front(problem, options, space, *search.run())
 
 
@@ -167,9 +167,9 @@ class _StagedSearch:
     space: PlanSpace
     measure: Evaluate | None
     progress: Callable[[str], None]
-    is_stopped: Callable[[], bool]
+    should_stop: Callable[[], bool]
 
-    def run(self) -> tuple[ParetoRows, str, int]:
+    def run(self) -> tuple[EvolvedFront, str, int]:
         """Search stage by stage.
 
         Returns:
@@ -206,7 +206,7 @@ class _StagedSearch:
         assert front is not None
         return front, level, evaluations
 
-    def _seed_population(self, front: ParetoRows, devices: int, stage: int) -> Genes:
+    def _seed_population(self, front: EvolvedFront, devices: int, stage: int) -> PlanRows:
         """Return the first plans of a stage: plans of the previous stage's front, and changed copies of them.
 
         Args:
@@ -214,13 +214,13 @@ class _StagedSearch:
             devices: Number of devices that the changed copies may use.
             stage: Index of the stage that begins.
         """
-        rows = front.rows[select_spread(front.objectives, max(1, round(self.options.population * MAX_SEED_SHARE)))]
+        rows = front.plans[select_spread(front.objectives, max(1, round(self.options.population * MAX_SEED_SHARE)))]
         rng = np.random.default_rng([self.options.seed, stage, 0])
         return np.concatenate((rows, self.space.grow_plans(rng, rows, devices, self.options.population - len(rows))))
 
     def _run_measured_level(
-        self, encoding: Encoding, front: ParetoRows, stage: int, name: str
-    ) -> tuple[ParetoRows, str]:
+        self, encoding: Encoding, front: EvolvedFront, stage: int, name: str
+    ) -> tuple[EvolvedFront, str]:
         """Evaluate plans with very different objectives one by one, and continue the search from them.
 
         Returns:
@@ -228,7 +228,7 @@ class _StagedSearch:
         """
         assert self.measure is not None
         options = self.options
-        seeds = front.rows[select_spread(front.objectives, options.measured)]
+        seeds = front.plans[select_spread(front.objectives, options.measured)]
         settings = EvolutionSettings(len(seeds), 1 + options.measured_generations, options.mutation, options.crossover)
         self.progress(f"{name}: {len(seeds)} plans")
         try:
@@ -241,29 +241,29 @@ class _StagedSearch:
         encoding: Encoding,
         evaluate: Evaluate,
         settings: EvolutionSettings,
-        seeds: Genes,
+        seeds: PlanRows,
         stage_and_level: tuple[int, int],
         name: str,
-    ) -> ParetoRows:
+    ) -> EvolvedFront:
         rng = np.random.default_rng([self.options.seed, *stage_and_level])
 
         def report(generation: int, count: int) -> None:
             self.progress(f"{name}: generation {generation} of {settings.generations}, {count} plans in the front")
 
-        return evolve(encoding, evaluate, settings, seeds, rng, report, self.is_stopped)
+        return evolve(encoding, evaluate, settings, seeds, rng, report, self.should_stop)
 
-    def _evaluate_fast(self, rows: Genes) -> tuple[Array, Array]:
+    def _evaluate_fast(self, rows: PlanRows) -> tuple[Array, Array]:
         return self.space.evaluate(rows, self.options.objectives)
 
 
 def _build_front(
-    problem: Problem, options: ExplorationOptions, space: PlanSpace, front: ParetoRows, level: str, evaluations: int
+    problem: Problem, options: ExplorationOptions, space: PlanSpace, front: EvolvedFront, level: str, evaluations: int
 ) -> ParetoFront:
-    fitting = [i for i in range(len(front.rows)) if front.violations[i] <= 0]
+    fitting = [i for i in range(len(front.plans)) if front.violations[i] <= 0]
     if not fitting and min(front.violations) >= UNMEASURED_VALUE:
         raise DicompilerError("genetic: none of the plans could be measured: see the warnings")
     if not fitting:
-        need = describe_missing_memory(problem, space.plan(front.rows[0]))
+        need = describe_missing_memory(problem, space.plan(front.plans[0]))
         raise DicompilerError(
             f"genetic: no plan was found that fits into memory: the best one needs {need}: use more devices or more "
             "generations"
@@ -271,7 +271,7 @@ def _build_front(
     note = "the search was interrupted" if front.interrupted else ""
     points = [
         ParetoPoint(
-            replace(space.plan(front.rows[i]), note=note),
+            replace(space.plan(front.plans[i]), note=note),
             dict(zip(options.objectives, map(float, front.objectives[i]), strict=True)),
         )
         for i in fitting

@@ -1,7 +1,8 @@
 """The genetic algorithm NSGA-II over chromosomes (encoded plans).
 
 Method: Deb, Pratap, Agarwal and Meyarivan, "A Fast and Elitist Multiobjective Genetic Algorithm: NSGA-II" (2002),
-sections III and VI-A. In addition, only one of several plans with equal objectives is kept.
+sections III and VI-A. In addition, no plan is created twice, and only one of several plans with equal objectives is
+kept.
 """
 
 from __future__ import annotations
@@ -13,18 +14,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from dicompiler_strategies.genetic.encoding import Encoding, Genes
+from dicompiler_strategies.genetic.encoding import Encoding, Genes, PlanRows
 
 Array = NDArray[np.float64]
-Evaluate = Callable[[Genes], tuple[Array, Array]]
-"""A function from plans to their objectives and their violations of a limit.
+Evaluate = Callable[[PlanRows], tuple[Array, Array]]
+"""A function that takes plans, and returns their objectives and their violations of the memory limit.
 
-Plans have the shape (plans, layers), objectives (plans, objectives), and violations (plans,). A violation of 0 or less
-means that the plan keeps the limit.
+Plans have the shape (plans, layers), objectives (plans, objectives), and violations (plans,). Objectives are finite,
+and smaller ones are better. A violation of 0 or less means that the plan stays within the memory limit.
 """
 
 MAX_MATING_ROUNDS = 8
-"""Number of attempts in a generation to create enough plans that were not evaluated before."""
+"""Largest number of mating rounds in a generation. Each round tries to create the plans that are still missing."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,11 @@ class EvolutionSettings:
     """Settings of the genetic algorithm.
 
     Attributes:
-        population: Number of plans of a generation.
+        population: Largest number of plans of a generation.
         generations: Number of generations, including the first.
-        mutation: Probability that a child is mutated. If it is not 0, children that equal their mother always are.
-        crossover: Probability that a child has two parents.
+        mutation: Probability that a child is mutated. Children that equal their mother are always mutated, unless the
+            probability is 0.
+        crossover: Probability that a child has two parents. Otherwise it is a copy of its mother.
     """
 
     population: int
@@ -45,18 +47,20 @@ class EvolutionSettings:
 
 
 @dataclass(frozen=True)
-class ParetoRows:
-    """Plans that no other plan dominates. If all exceed the memory limit: the plan that exceeds it least.
+class EvolvedFront:
+    """The plans of the last generation that no other plan dominates.
+
+    Plans that exceed the memory limit do not count. If all exceed it, the result is the plan that exceeds it least.
 
     Attributes:
-        rows: The plans, of shape (plans, layers).
-        objectives: Their objectives, of shape (plans, objectives).
-        violations: How much each plan exceeds the limit, shape (plans,); 0 if it keeps the limit.
-        evaluations: Number of plans that were evaluated.
-        interrupted: True if Ctrl-C stopped the search.
+        plans: The plans, shape (plans, layers), in ascending order of their objectives (the first objective first).
+        objectives: Their objectives, shape (plans, objectives).
+        violations: How much each plan exceeds the memory limit, shape (plans,); 0 if it does not.
+        evaluations: Number of plans that were evaluated in complete generations.
+        interrupted: True if Ctrl-C ended the search. False if `should_stop` ended it.
     """
 
-    rows: Genes
+    plans: PlanRows
     objectives: Array
     violations: Array
     evaluations: int
@@ -67,24 +71,25 @@ def evolve(
     encoding: Encoding,
     evaluate: Evaluate,
     settings: EvolutionSettings,
-    seeds: Genes,
+    seeds: PlanRows,
     rng: np.random.Generator,
     progress: Callable[[int, int], None],
-    is_stopped: Callable[[], bool] = lambda: False,
-) -> ParetoRows:
+    should_stop: Callable[[], bool] = lambda: False,
+) -> EvolvedFront:
     """Return the Pareto front that a genetic search finds.
 
-    Ctrl-C ends the search with the result of the last complete generation. In the first generation, it raises
-    KeyboardInterrupt.
+    The search ends early if it finds no new plans. Ctrl-C ends it with the result of the last complete generation.
+    Before the first generation is complete, Ctrl-C raises KeyboardInterrupt.
 
     Args:
         encoding: Encoding of plans as chromosomes.
         evaluate: Function that returns the objectives and the violations of plans.
         settings: Settings of the genetic algorithm.
-        seeds: Plans of the first generation, shape (plans, layers). Random plans are added.
+        seeds: Plans of the first generation, shape (plans, layers). Random plans are added if they are too few; if
+            they are too many, the last ones are left out.
         rng: Source of the random numbers.
         progress: Called after each generation with its number and the number of plans in the front.
-        is_stopped: Called after each generation; the search ends if it returns True.
+        should_stop: Called before each generation except the first; the search ends if it returns True.
     """
     genes = _first_population(encoding, settings.population, seeds, rng)
     population = _survive(_Population.of(genes, *evaluate(encoding.decode(genes))), settings.population)
@@ -92,20 +97,20 @@ def evolve(
     try:
         progress(1, population.front_size)
         for generation in range(2, settings.generations + 1):
-            if is_stopped() or not len(genes := mating.make_children(population)):
+            if should_stop() or not len(genes := mating.make_children(population)):
                 break
             children = _Population.of(genes, *evaluate(encoding.decode(genes)))
-            population = _survive(population.joined_with(children), settings.population)
             evaluations += len(genes)
+            population = _survive(population.joined_with(children), settings.population)
             progress(generation, population.front_size)
     except KeyboardInterrupt:
         interrupted = True
     front = population[: population.front_size]
     front = front[np.lexsort(front.objectives.T[::-1])]
-    return ParetoRows(encoding.decode(front.genes), front.objectives, front.violations, evaluations, interrupted)
+    return EvolvedFront(encoding.decode(front.genes), front.objectives, front.violations, evaluations, interrupted)
 
 
-def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.random.Generator) -> Genes:
+def _first_population(encoding: Encoding, count: int, seeds: PlanRows, rng: np.random.Generator) -> Genes:
     """Return up to `count` chromosomes of different plans: first those of `seeds`, then random ones."""
     genes = encoding.sample(rng, count)
     if len(seeds):
@@ -114,7 +119,10 @@ def _first_population(encoding: Encoding, count: int, seeds: Genes, rng: np.rand
 
 
 def _take_new(rows: NDArray[Any], known: set[bytes]) -> list[int]:
-    """Return the positions of the rows that are not in `known` (bytes of rows), and add these rows to `known`."""
+    """Return the positions of the rows that are neither in `known` nor equal to an earlier row.
+
+    `known` contains the bytes of rows; those of the returned rows are added.
+    """
     positions = []
     for i, row in enumerate(np.ascontiguousarray(rows)):
         key = row.tobytes()
@@ -131,9 +139,9 @@ class _Population:
     Attributes:
         genes: The chromosomes, shape (plans, genes).
         objectives: Objectives of the plans, shape (plans, objectives).
-        violations: How much each plan exceeds the limit, shape (plans,); 0 if it keeps the limit.
-        front_size: Number of plans at the beginning that are the Pareto front; 1 if all plans exceed the limit. It is
-            0 until `_survive` has sorted the plans.
+        violations: How much each plan exceeds the memory limit, shape (plans,); 0 if it does not.
+        front_size: The first `front_size` plans are the Pareto front or, if all plans exceed the memory limit, the plan
+            that exceeds it least. It is 0 until `_survive` has sorted the plans.
     """
 
     genes: Genes
@@ -143,7 +151,7 @@ class _Population:
 
     @staticmethod
     def of(genes: Genes, objectives: Array, violations: Array) -> _Population:
-        # Objectives are compared by their bytes, and those of −0.0 and 0.0 differ.
+        # Adding 0.0 turns −0.0 into 0.0: `_take_new` compares bytes, which differ between the two.
         return _Population(genes, objectives + 0.0, np.maximum(violations, 0.0))
 
     def __len__(self) -> int:
@@ -163,24 +171,26 @@ class _Population:
 def _survive(population: _Population, count: int) -> _Population:
     """Return at most `count` plans for the next generation, the best first.
 
-    Plans that keep the limit come first: those of the first front, then those of the second, and so on, and within a
-    front those with the largest crowding distances. Plans that exceed the limit follow in the order of their
-    violations. Only one of several plans with equal objectives is kept, because copies would displace other plans.
+    Plans within the memory limit come first, ordered by their front. Within a front, plans with larger crowding
+    distances come first. Plans that exceed the limit follow, those with the smallest violation first. Of several plans
+    with equal objectives, only the one with the smallest violation survives, because the others would displace plans
+    with other objectives.
     """
     population = population[np.argsort(population.violations, kind="stable")]
     population = population[_take_new(population.objectives, set())]
-    allowed = int(np.count_nonzero(population.violations == 0))
-    fronts = _find_fronts(population.objectives[:allowed], count)
+    within_limit = int(np.count_nonzero(population.violations == 0))
+    fronts = _find_fronts(population.objectives[:within_limit], count)
     ordered = [front[np.argsort(-_crowding_distances(population.objectives[front]), kind="stable")] for front in fronts]
-    survivors = population[np.concatenate((*ordered, np.arange(allowed, len(population))))[:count]]
+    survivors = population[np.concatenate((*ordered, np.arange(within_limit, len(population))))[:count]]
     return replace(survivors, front_size=min(count, len(ordered[0])) if ordered else 1)
 
 
 def _find_fronts(objectives: Array, count: int) -> Iterator[NDArray[np.intp]]:
-    """Yield the fronts, as positions of plans, until they have at least `count` plans together.
+    """Yield the fronts, as positions of plans, until they have at least `count` plans together or no plan is left.
 
-    No plan of a front dominates another one of the same or of an earlier front. A plan dominates another one if it is
-    better in an objective and worse in none.
+    The first front consists of the plans that no other plan dominates. Each further front consists of the plans that
+    only plans of earlier fronts dominate. A plan dominates another one if it is better in an objective and worse in
+    none.
 
     Args:
         objectives: Objectives of the plans, shape (plans, objectives).
@@ -197,10 +207,11 @@ def _find_fronts(objectives: Array, count: int) -> Iterator[NDArray[np.intp]]:
 
 
 def _crowding_distances(objectives: Array) -> Array:
-    """Return the crowding distance of each plan of a front, shape (plans,); infinite for the ends of the front.
+    """Return the crowding distance of each plan of a front, shape (plans,).
 
     The distance is the sum over the objectives of the difference between the next larger and the next smaller value in
-    the front, divided by the range of the objective. Objectives with equal values do not count.
+    the front, divided by the range of the objective. It is infinite for plans with the smallest or largest value of an
+    objective. An objective in which all plans are equal does not count.
     """
     objectives = objectives[:, np.ptp(objectives, axis=0) > 0]
     order = np.argsort(objectives, axis=0, kind="stable")
@@ -212,22 +223,22 @@ def _crowding_distances(objectives: Array) -> Array:
     return np.asarray(distances.sum(axis=1))
 
 
-def _run_tournaments(rng: np.random.Generator, plans: int, shape: tuple[int, ...]) -> NDArray[np.intp]:
-    """Return the winners of tournaments, as an array of this shape: each is the better one of two random plans.
+def _run_tournaments(rng: np.random.Generator, plan_count: int, shape: tuple[int, ...]) -> NDArray[np.intp]:
+    """Return the winners of tournaments in an array of shape `shape`: each is the better one of two random plans.
 
-    `plans` is the number of plans. They are numbered from the best one (0) to the worst.
+    Plans are numbered from the best one (0) to the worst (plan_count - 1).
     """
-    return np.asarray(rng.integers(0, plans, (*shape, 2), np.intp).min(axis=-1))
+    return np.asarray(rng.integers(0, plan_count, (*shape, 2), np.intp).min(axis=-1))
 
 
 class _Mating:
-    """Tournaments select parents; crossover and mutation create new plans.
+    """Tournaments select parents; crossover and mutation create new plans. No plan is created twice.
 
     Args:
         encoding: Encoding of plans as chromosomes.
         settings: Settings of the genetic algorithm.
         rng: Source of the random numbers.
-        first: Chromosomes of the first generation, which are not created again.
+        first: Chromosomes of the first generation.
     """
 
     def __init__(self, encoding: Encoding, settings: EvolutionSettings, rng: np.random.Generator, first: Genes) -> None:
@@ -236,7 +247,7 @@ class _Mating:
         _take_new(encoding.decode(first), self.known)
 
     def make_children(self, population: _Population) -> Genes:
-        """Return as many new chromosomes as a generation has, or fewer if not enough new plans are found.
+        """Return a generation of chromosomes of new plans, or fewer if not enough are found.
 
         `population` has the best plans first.
         """
@@ -246,26 +257,26 @@ class _Mating:
             if not missing:
                 break
             mothers, fathers = population.genes[_run_tournaments(self.rng, len(population), (2, missing))]
-            offspring = self._make_children(mothers, fathers)
+            offspring = self._cross_and_mutate(mothers, fathers)
             offspring = offspring[_take_new(self.encoding.decode(offspring), self.known)]
             children = np.concatenate((children, offspring))
         return children
 
-    def _make_children(self, mothers: Genes, fathers: Genes) -> Genes:
-        """Return one child of each pair of parents. A child that equals its mother is mutated."""
+    def _cross_and_mutate(self, mothers: Genes, fathers: Genes) -> Genes:
+        """Return one child of each pair of parents, with the probabilities of the settings."""
         crossed = self.rng.random(len(mothers)) < self.settings.crossover
         children = np.where(crossed[:, None], self.encoding.cross(self.rng, mothers, fathers), mothers)
-        mutated = (self.rng.random(len(mothers)) < self.settings.mutation) | (children == mothers).all(axis=1)
+        is_mutated = (self.rng.random(len(mothers)) < self.settings.mutation) | (children == mothers).all(axis=1)
         if self.settings.mutation > 0:
-            children = np.where(mutated[:, None], self.encoding.mutate(self.rng, children), children)
+            children = np.where(is_mutated[:, None], self.encoding.mutate(self.rng, children), children)
         return children
 
 
 def select_spread(objectives: Array, count: int) -> list[int]:
-    """Return the positions of `count` points with very different objectives, in ascending order.
+    """Return the positions of `count` points that are far apart (all if there are fewer), in ascending order.
 
-    After the best point in each objective, the point farthest from all selected points is added repeatedly.
-    `objectives` has the shape (points, objectives).
+    The best point in each objective is selected first. Then the point with the largest distance to its nearest selected
+    point is added repeatedly. `objectives` has the shape (points, objectives), and no two points are equal.
     """
     if len(objectives) <= count:
         return list(range(len(objectives)))

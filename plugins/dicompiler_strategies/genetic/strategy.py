@@ -57,9 +57,9 @@ class Genetic(ExplorationOptions, Strategy):
         plan = replace(self, generations=generations)._search(problem, lambda: budget.seconds_to_deadline() < 0)
         return replace(plan, note=plan.note or budget.note())
 
-    def _search(self, problem: Problem, is_stopped: Callable[[], bool]) -> Plan:
+    def _search(self, problem: Problem, should_stop: Callable[[], bool]) -> Plan:
         terms = objective_terms(problem.objective)
         names = (*terms, *(name for name in self.objectives if name not in terms))
-        front = explore(problem, replace(self, objectives=names), progress=log.info, is_stopped=is_stopped)
+        front = explore(problem, replace(self, objectives=names), progress=log.info, should_stop=should_stop)
         plans = [point.plan for point in front.ranked_points(problem.objective)]
         return next((plan for plan in plans if not missing_memory(problem, plan)), plans[0])
