@@ -45,8 +45,10 @@ def kill(program: str, rank: int) -> threading.Thread:
         return any(Path(f"/proc/{pid}/cwd/outputs").rglob("frame00001*"))
 
     def end() -> None:
-        wait_until(lambda: len(found := ranks(program)) == 5 and any(map(written, found.values())), 60)
-        os.kill(ranks(program)[rank], signal.SIGKILL)
+        processes = wait_until(lambda: len(found := ranks(program)) == 5 and found, 60)
+        # Then `ranks` is not called again: it opens many files, which takes seconds while the main thread computes.
+        wait_until(lambda: any(map(written, processes.values())), 60)
+        os.kill(processes[rank], signal.SIGKILL)
 
     thread = threading.Thread(target=end)
     thread.start()
@@ -94,6 +96,7 @@ def test_failure_that_no_plan_covers_ends_the_run(made: tuple[Survivor, Path, st
     thread = kill(program, 2)
     cause = r"its process was ended by signal 9 \(SIGKILL\)"
     no_plan = "the artifact has no plan for the failure of 'b' and 'c' together: compile with"
+    options = RunOptions(in_flight=1, timeout_s=100, start_without=("b",))
     with pytest.raises(RunError, match=rf"^rank 2 \(device 'c' on host 'c'\): {cause}; {no_plan}"):
-        MpiTarget().run(directory, one.frames(5) * 2000, RunOptions(timeout_s=100, start_without=("b",)))
+        MpiTarget().run(directory, one.frames(5) * 2000, options)
     thread.join()
