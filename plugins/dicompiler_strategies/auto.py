@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -40,7 +40,10 @@ from dicompiler_strategies.transformer_heads import best_row_plans, has_attentio
 MAX_MOVED_LAYERS = 32
 """Largest number of consecutive layers that the local search moves to another device at once."""
 MAX_RUNS = 2500
-"""Largest number of runs (sequences of consecutive layers) that one step of the local search tries to move."""
+"""Approximate largest number of runs (sequences of consecutive layers) that a step of the local search tries to move.
+
+If there are more, only every nth start of a run is tried.
+"""
 PLAN_LAYER_DEVICE_S = 2.2e-8
 """Seconds that the reference computer needs to evaluate a plan, for each pair of a layer and a device."""
 MIN_GAIN = 1e-6
@@ -119,19 +122,21 @@ MAX_PROBLEM_SIZE = {"gradient": MAX_GRADIENT_SIZE, "modnn": 20_000}
 On larger problems, these strategies would use up the whole budget.
 """
 QUICK_STRATEGIES = ("single", "replicate", "pipeline", "modnn")
-"""Strategies that take milliseconds. `auto` always asks them, even if the budget is small."""
+"""Strategies that usually take milliseconds. `auto` asks them first, even if the budget is small."""
 SLOW_STRATEGIES = {
     "latency": ("heads", "cpsat", "dp", "gradient"),
-    "throughput": ("teams", "genetic", "cpsat"),
-    "energy": ("dp", "cpsat", "gradient", "genetic"),
+    "throughput": ("teams", "genetic", "cpsat", "heads"),
+    "energy": ("dp", "cpsat", "gradient", "genetic", "heads"),
     "memory": ("teams", "heads", "genetic", "cpsat"),
-    "communication": ("dp", "cpsat", "genetic"),
+    "communication": ("dp", "cpsat", "genetic", "heads"),
 }
 """For each objective, the slower strategies in the order in which `auto` asks them: most gain for their time first.
 
-For latency with a budget of 2 s, the plans of `cpsat` were up to 17 % better than those of `dp` (ShuffleNet), and at
-most 2 % worse. For throughput and memory, `teams` nearly always finds the best plan. For memory, the plans of `cpsat`
-needed 1.2 to 5 times as much, because it counts weights only; but only `cpsat` cuts tables of embeddings by rows.
+By default, no other slow strategies are asked. For latency with a budget of 2 s, the plans of `cpsat` were up to 17 %
+better than those of `dp` (ShuffleNet), and at most 2 % worse. For throughput and memory, `teams` nearly always finds
+the best plan. The plans of `cpsat` for memory needed 1.2 to 5 times the memory of the best plan, because it counts
+weights only. But no other strategy splits the weights of embeddings by rows. `heads` searches short times, which often
+save energy too: for ViT-Tiny on unequal boards 1.4 % more than the plans of the others.
 """
 DEFAULT_STRATEGIES = (*QUICK_STRATEGIES, "heads", "teams", "dp", "cpsat", "gradient", "genetic")
 MOVES_SHARE = 0.2
@@ -144,16 +149,17 @@ PROVEN_RATIO = 1 + 1e-6
 
 @dataclass(frozen=True)
 class Auto(Strategy):
-    """The best plan of all strategies by simulation, improved by local search.
+    """The best plan of several strategies by simulation, improved by small changes.
 
-        single, replicate, pipeline, modnn → heads, cpsat, … → simulator → best plan → other choices for a layer → …
+        single, replicate, pipeline, modnn → heads, cpsat, … → simulator → best plan → small changes
 
-    Strategies that take milliseconds are always asked for a plan. The other strategies follow in the order of their
-    expected gain for the objective. At the end, `auto` tries small changes of the best plan.
+    Strategies that take milliseconds are asked first. The other strategies that serve the objective follow in the order
+    of their expected gain. At the end, `auto` tries small changes of the best plan.
 
-    Each strategy has the whole budget, and so have the small changes. No strategy with the same budget therefore has a
-    better plan than `auto`. The search ends early if the best plan reaches the lower bound of the objective. If the
-    budget ends a strategy or the changes, the note of the plan says so.
+    Each strategy has the whole budget, and so have the small changes. If the limit MIN_SPLIT_GAIN does not select one
+    device, the plan is therefore at least as good as that of each asked strategy with the same budget. The search ends
+    early if the best plan reaches the lower bound of the objective. If the budget ends a strategy or the changes, the
+    note of the plan says so.
 
     The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a slow or busy
     machine, the clock also stops a strategy, after three times the budget or 20 seconds, whichever is longer. The plan
@@ -168,9 +174,10 @@ class Auto(Strategy):
         },
     )
     tries: int = field(
-        default=DEFAULT_TRIES, metadata={"help": "number of plans to try that differ a little from the best one"}
+        default=DEFAULT_TRIES,
+        metadata={"help": "largest number of plans to try that differ a little from the best one"},
     )
-    seed: int = field(default=0, metadata={"help": "seed of the random choice of these plans"})
+    seed: int = field(default=0, metadata={"help": "seed of the random choice of these plans, and of cpsat"})
     strategies: tuple[str, ...] = field(
         default=DEFAULT_STRATEGIES,
         metadata={"help": "strategies that are asked for a plan; `auto` then tries changes of the best one"},
@@ -181,6 +188,8 @@ class Auto(Strategy):
             raise ValueError(f"budget must be more than 0 s, not {self.budget:g}")
         if self.tries < 0:
             raise ValueError(f"tries must be 0 or more, not {self.tries}")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"seed must be from 0 to 2147483647, not {self.seed}")
 
     def plan(self, problem: Problem) -> Plan:
         """Return the best plan found; if you interrupt the search, the best plan so far.
@@ -188,17 +197,17 @@ class Auto(Strategy):
         Raises:
             DicompilerError: No strategy found a plan that satisfies the constraints.
         """
-        run = _AutoSearch(problem, self)
-        search, note = run.search, ""
+        auto_search = _AutoSearch(problem, self)
+        search, note = auto_search.search, ""
         try:
-            run.run()
+            auto_search.run()
         except KeyboardInterrupt:
             if search.best is None:
                 raise
             note = INTERRUPTED_NOTE
         if search.best is None:
-            raise run.error() or DicompilerError("auto: no strategy has a plan: use a larger budget")
-        note = note or run.budget_note()
+            raise auto_search.error() or DicompilerError("auto: no strategy has a plan: use a larger budget")
+        note = note or auto_search.budget_note()
         if note:
             again = " (press Ctrl-C again to end the command)" if note == INTERRUPTED_NOTE else ""
             log.warning("auto: %s: this is the best plan so far%s", note, again)
@@ -225,7 +234,7 @@ class _AutoSearch:
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
         self.search = CandidateSearch(problem, "auto")  # `_budget_of` replaces its budget at each step.
-        # The plan of cpsat, if the objective is latency. cpsat has already tried small changes of this plan.
+        # The plan of cpsat, if the objective is latency. cpsat has then tried small changes of this plan itself.
         self.refined: EvaluatedPlan | None = None
         self.errors: dict[str, DicompilerError] = {}
         # For each note of an exceeded budget, the steps of the search that it ended.
@@ -233,14 +242,13 @@ class _AutoSearch:
         self.left_out: list[str] = []
 
     def run(self) -> None:
-        self._ask(name for name in QUICK_STRATEGIES if name in self.options.strategies)
-        if self._is_done():
-            return
-        self._ask(self._slow_names())
-        if self._is_done():
-            return
-        with self._budget_of("small changes"):
-            self._try_changes()
+        for name in self._strategy_names():
+            if self._is_done():
+                return
+            self._ask(name)
+        if not self._is_done():
+            with self._budget_of("small changes"):
+                self._try_changes()
 
     def _try_changes(self) -> None:
         """Try small changes of the best plan."""
@@ -260,29 +268,31 @@ class _AutoSearch:
         try:
             yield
         finally:
-            if note := self.search.budget.note():
-                self.ended_steps.setdefault(note, []).append(step)
+            note = self.search.budget.note()
+            if note and step not in self.ended_steps.setdefault(note, []):
+                self.ended_steps[note].append(step)
 
-    def _ask(self, names: Iterable[str]) -> None:
-        for name in names:
-            strategy = registry().make("strategies", name)
-            if self._is_asked(name):
-                for problem in self.objective_problems:
-                    self._run_strategy(name, strategy, problem)
+    def _ask(self, name: str) -> None:
+        strategy = registry().make("strategies", name)
+        if self._should_ask(name):
+            for problem in self.objective_problems:
+                self._run_strategy(name, strategy, problem)
 
-    def _slow_names(self) -> list[str]:
-        """Return the names of the strategies to ask after those in QUICK_STRATEGIES.
+    def _strategy_names(self) -> list[str]:
+        """Return the names of the strategies, in the order in which they are asked.
 
-        Strategies that only the option `strategies` names, such as third-party strategies, are asked first.
+        If the option `strategies` is given, its strategies that are not in QUICK_STRATEGIES or SLOW_STRATEGIES for the
+        objective, such as third-party strategies, follow after the quick ones.
         """
         chosen = self.options.strategies
+        quick = [name for name in QUICK_STRATEGIES if name in chosen]
         served = [name for term in objective_terms(self.problem.objective) for name in SLOW_STRATEGIES[term]]
         slow = [name for name in dict.fromkeys(served) if name in chosen]
         others = [name for name in chosen if name not in (*QUICK_STRATEGIES, *slow)]
-        return slow if chosen == DEFAULT_STRATEGIES else [*others, *slow]
+        return [*quick, *slow] if chosen == DEFAULT_STRATEGIES else [*quick, *others, *slow]
 
-    def _is_asked(self, name: str) -> bool:
-        """Return True if the strategy `name` may improve the best plan so far."""
+    def _should_ask(self, name: str) -> bool:
+        """Return False if the strategy `name` is too slow for the problem, cannot help, or was already run by cpsat."""
         if self.problem_size > MAX_PROBLEM_SIZE.get(name, math.inf):
             return False
         if name == "heads" and not has_attention(self.problem):
@@ -340,10 +350,10 @@ class _AutoSearch:
             return False
         try:
             return bool(self.tables.choices)
-        except DicompilerError:
-            if not self.search.budget.is_exceeded():
-                raise
-            self.left_out.append(step)
+        except DicompilerError as error:
+            log.info("auto: left out: %s: %s", step, error)
+            if self.search.budget.is_exceeded():
+                self.left_out.append(step)
             return False
 
     @cached_property
@@ -358,9 +368,9 @@ class _AutoSearch:
 
     @cached_property
     def uses_heads(self) -> bool:
-        """True if the strategy `heads` is asked; the small changes then use its cost tables."""
-        is_supported = {"heads"} & set(self.options.strategies) and self.problem.objective in ("latency", "memory")
-        return bool(is_supported) and len(self.problem.platform.computing_devices) > 1 and has_attention(self.problem)
+        """True if the small changes use the cost tables of the strategy `heads`."""
+        is_requested = "heads" in self.options.strategies and self.problem.objective in ("latency", "memory")
+        return is_requested and len(self.problem.platform.computing_devices) > 1 and has_attention(self.problem)
 
     @cached_property
     def tables(self) -> CostTables:
@@ -392,6 +402,8 @@ class _AutoSearch:
         try:
             with self._budget_of(name):
                 plan = self._evaluate_strategy(name, strategy, problem)
+            if plan.note == INTERRUPTED_NOTE:
+                raise KeyboardInterrupt
             if self.search.best is None:
                 check_constraints(self.problem, plan)
         except DicompilerError as error:
@@ -399,15 +411,13 @@ class _AutoSearch:
             # A defect of a third-party strategy (PluginError) is always worth a warning.
             level = logging.WARNING if isinstance(error, PluginError) else logging.INFO
             log.log(level, "auto: %s has no plan: %s", name, error)
-            return
-        if plan.note == INTERRUPTED_NOTE:
-            raise KeyboardInterrupt
 
     def _evaluate_strategy(self, name: str, strategy: Strategy, problem: Problem) -> Plan:
-        """Return the plan of a strategy, after evaluating it and comparing it with the best plan."""
+        """Return the plan of a strategy, after evaluating it and, if all its layers are whole, trying layer moves."""
+        if isinstance(strategy, CpSat):
+            strategy = replace(strategy, tries=self.options.tries, seed=self.options.seed)
         if isinstance(strategy, CpSat) and problem is self.problem:
-            tried = replace(strategy, tries=self.options.tries, seed=self.options.seed)
-            refined = tried.plan_over_tables(self.cpsat_tables, self.search.budget)
+            refined = strategy.plan_over_tables(self.cpsat_tables, self.search.budget)
             # cpsat may return a plan that breaks a constraint if the budget was exceeded.
             if fits_constraints(self.problem, refined.plan, refined.metrics):
                 self.search.accept_best([refined])
@@ -418,12 +428,12 @@ class _AutoSearch:
             plan = strategy.plan_from(problem, self.search.budget, known)
         else:
             plan = strategy.plan_within(problem, self.search.budget)
-        self.search.try_plans([(plan, name)], is_always=True)
-        if is_plan_of_whole_layers(plan):
+        self.search.try_plans([(plan, name)], ignores_budget=True)
+        if is_plan_of_whole_layers(plan) and plan.note != INTERRUPTED_NOTE:
             self._move_layers(plan)
         return plan
 
     def _move_layers(self, plan: Plan) -> None:
         with self.search.budget.share(MOVES_SHARE) as step_budget:
             moved = improve_by_moves(self.problem, plan, step_budget)
-        self.search.try_plans([(moved, "layer moves")], is_always=True)
+        self.search.try_plans([(moved, "layer moves")], ignores_budget=True)

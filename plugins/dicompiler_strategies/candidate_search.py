@@ -11,7 +11,7 @@ small changes.
 If several devices each add up all partial sums of a layer, the search also lets each of them add up one slice and send
 it to the others (a reduce-scatter and an all-gather).
 
-    sums of channels 0:8 on every device  ⇒  sums of channels 0:4 on one device, and 4:8 on the other
+    sums of channels 0:9 on each of three devices  ⇒  sums of channels 0:3, 3:6 and 6:9, one slice on each device
 
 With n devices and sums of b bytes, each device then sends 2 · b · (n - 1) / n bytes in two exchanges, instead of b · (n
 - 1) bytes in one.
@@ -72,10 +72,15 @@ other device needs are still computed last.
 SHARE_STEPS = (0.05, 0.025)
 """The search then tries fractions at these distances from the best one of FIRST_WAVE_SHARES."""
 LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
-"""Lanes of a reordered plan. A lane is a group of a device's parts; the device computes its lanes in this order."""
+"""Lanes of a reordered plan. A lane is a group of a device's parts.
+
+Between two exchanges, a device computes its lanes in this order. An exchange is a step in which devices or lanes read
+tensors of others. Late parts usually read tensors of the other lanes, so they follow after the exchange that sends the
+waves, before the parts that need received tensors.
+"""
 
 
-def overlap_orders(
+def make_plans_in_waves(
     problem: Problem, plan: Plan, shares: Sequence[float] = FIRST_WAVE_SHARES
 ) -> Iterator[tuple[float, Plan]]:
     """Yield pairs (fraction, plan in two waves), for several fractions of rows in the first wave.
@@ -85,10 +90,10 @@ def overlap_orders(
     """
     if plan.replicas or plan.failures or any(part.lane for parts in plan.layers.values() for part in parts):
         return
-    order = _TaskDependencies.from_routing(route_on_platform(problem.platform, problem.layers, plan))
+    dependencies = _TaskDependencies.from_routing(route_on_platform(problem.platform, problem.layers, plan))
     known = [plan]
     for share in shares:
-        ordered = order.order_in_waves(plan, share)
+        ordered = dependencies.order_in_waves(plan, share)
         if ordered not in known:
             known.append(ordered)
             yield share, ordered
@@ -98,11 +103,14 @@ def overlap_orders(
 class _TaskDependencies:
     """Tasks of a routing, grouped by their dependencies. A task computes one part of a layer on its device.
 
+    The stage of a task is the largest number of tasks that read from other devices on any path that ends with it.
+
     Attributes:
         routing: The tasks, and the regions of tensors that they send to each other.
         sending_tasks: Tasks with an output that is sent to another device.
-        local_inputs: For each task, the tasks whose output it reads, if no exchange between devices is in between.
-        late_tasks: Tasks that can be deferred, because the next exchange sends nothing that depends on them.
+        local_inputs: For each task, the tasks of the same device and stage whose output it reads.
+        late_tasks: Tasks that can be deferred, because the next exchange sends nothing that depends on them, but needs
+            other tasks of their device and stage.
         waiting_tasks: Tasks that read data from other devices.
     """
 
@@ -116,8 +124,6 @@ class _TaskDependencies:
     def from_routing(cls, routing: Routing) -> _TaskDependencies:
         read = {_task_id(task): list(_read_boxes(routing, task)) for task in routing.tasks}
         waiting = frozenset(key for key, boxes in read.items() if any(box.origin is not None for box in boxes))
-        # The stage of a task: the largest number of tasks that read from other devices, on any path that ends with the
-        # task.
         stage, local = dict[TaskId, int](), dict[TaskId, list[TaskId]]()
         for task in routing.tasks:
             boxes = read[_task_id(task)]
@@ -132,9 +138,9 @@ class _TaskDependencies:
             if _task_id(task) in urgent:
                 urgent.update(local[_task_id(task)])
         busy = {(task.device, stage[_task_id(task)]) for task in routing.tasks if _task_id(task) in urgent}
-        late = (task for task in routing.tasks if _task_id(task) not in urgent)
-        behind = frozenset(_task_id(task) for task in late if (task.device, stage[_task_id(task)]) in busy)
-        return cls(routing, sent, local, behind, waiting)
+        not_urgent = (task for task in routing.tasks if _task_id(task) not in urgent)
+        late = frozenset(_task_id(task) for task in not_urgent if (task.device, stage[_task_id(task)]) in busy)
+        return cls(routing, sent, local, late, waiting)
 
     def order_in_waves(self, plan: Plan, share: float) -> Plan:
         """Return the plan with a fraction `share` of rows in a first wave, which is sent during the second wave."""
@@ -145,8 +151,9 @@ class _TaskDependencies:
         def parts(name: str, index: int, part: Part) -> tuple[Part, ...]:
             if (name, index) in cuts:
                 first, second = cuts[name, index]
-                return replace(part, region=first, lane=FIRST_WAVE_LANE), replace(
-                    part, region=second, lane=SECOND_WAVE_LANE
+                return (
+                    replace(part, region=first, lane=FIRST_WAVE_LANE),
+                    replace(part, region=second, lane=SECOND_WAVE_LANE),
                 )
             return (replace(part, lane=LATE_LANE if (name, index) in self.late_tasks else FIRST_WAVE_LANE),)
 
@@ -157,9 +164,9 @@ class _TaskDependencies:
         return replace(plan, layers=layers)
 
     def _wave_cuts(self, plan: Plan, share: float) -> dict[TaskId, tuple[Region, Region]]:
-        """Return the regions of both halves of each task that is split, so that the first half is sent early.
+        """Return the two regions of each task that is split, so that the first region is sent early.
 
-        `share` is the fraction of rows in the first half. Tasks that read data from other devices are not split.
+        `share` is the fraction of rows in the first region. Tasks that read data from other devices are not split.
         """
         chosen, cuts = set(self.sending_tasks), dict[TaskId, tuple[Region, Region]]()
         for task in reversed(self.routing.tasks):
@@ -174,10 +181,11 @@ class _TaskDependencies:
         return cuts
 
     def _split_task(self, task: Task, plan: Plan, share: float) -> tuple[Region, Region] | None:
-        """Split the region of a task in two; the first part has the fraction `share` of the rows.
+        """Split the region of a task in two along the axis along which it is already split.
 
-        The result is None if the layer cannot be split there, or if a part would read as much of an input as the whole
-        task.
+        The first region has the fraction `share` of the length of this axis. The result is None if the task is split
+        along no axis or several axes, if the layer cannot be split at this position, or if one of the two regions needs
+        as much of an input as the whole task.
         """
         layers, region = self.routing.layers, plan.layers[task.layer][task.index].region
         if task.kind != "plain" or region is None or layers.layer_by_name[task.layer].whole_reason:
@@ -191,11 +199,11 @@ class _TaskDependencies:
         middle = start + round(share * (stop - start))
         if not start < middle < stop:
             return None
-        halves = tuple(with_interval(region, axis, rows) for rows in ((start, middle), (middle, stop)))
-        tasks = [make_share_task(layers, layer, LayerShare(half)) for half in halves]
-        exact = all(align_region(layers, layer, half) == half for half in halves)
-        less = all(half_task.needs.get(key) != need for half_task in tasks for key, need in task.needs.items())
-        return (halves[0], halves[1]) if exact and less else None
+        first, second = with_interval(region, axis, (start, middle)), with_interval(region, axis, (middle, stop))
+        tasks = [make_share_task(layers, layer, LayerShare(piece)) for piece in (first, second)]
+        is_exact = all(align_region(layers, layer, piece) == piece for piece in (first, second))
+        needs_less = all(piece_task.needs.get(key) != need for piece_task in tasks for key, need in task.needs.items())
+        return (first, second) if is_exact and needs_less else None
 
 
 def _task_id(task: Task) -> TaskId:
@@ -216,9 +224,9 @@ With two devices, slices would not reduce the bytes that are sent.
 
 
 def slice_sums(layers: LayerGraph, plan: Plan) -> Plan:
-    """Return the plan with one slice of each layer's partial sums per device, if several devices add up all of them.
+    """Return the plan in which no device adds up all partial sums of a layer, if MIN_SLICE_DEVICES or more did so.
 
-    The layers that read the sum then gather the slices.
+    Each of these devices then adds up one slice, and the layers that read the sum gather the slices.
     """
     return replace(
         plan, layers={name: _slice_layer(layers, layers.layer_by_name[name], plan.layers[name]) for name in plan.layers}
@@ -249,9 +257,9 @@ SENDING_FACTORS = (1.0, 0.7, 0.5, 0.3, 0.15, 0.05)
 For VGG16 and ResNet-50 on 4 and 8 devices, smaller or larger factors never gave a better plan.
 """
 EVALUATED_PARTS_PER_S = 6_000
-"""Parts (pieces of layers) that the simulator simulates in a second of the reference computer.
+"""Parts (pieces of layers) that the simulator is assumed to simulate in a second of the reference computer.
 
-Measured: 8 500 to 12 200 parts per second, on networks of 240 to 940 layers.
+The rate is cautious: 8 500 to 12 200 parts per second were measured, on networks of 240 to 940 layers.
 """
 MAX_SIMULATED_PARTS = 6_000
 """Largest number of parts (pieces of layers) of a plan that is simulated. Larger plans are only estimated."""
@@ -263,7 +271,7 @@ In the tables, nothing overlaps. Simulated times were at most 54 % lower (VGG16)
 NEIGHBOURS_PER_STEP = 4
 """Number of small changes of the best plan that are evaluated at a time."""
 MAX_SPARING_LOSS = 1.02
-"""Factor by which the objective may grow if the fullest device then stores fewer weights.
+"""Factor by which the objective may grow if the device that stores most weights of a layer then stores fewer.
 
 The objective is predicted with a larger error than this.
 """
@@ -278,7 +286,7 @@ MAX_VAIN_TRIES = 100
 MAX_TRIED_PARTS = 20_000
 """Total number of parts (pieces of layers) of the tried plans after which the search stops changing the best plan.
 
-Evaluating them takes about ten seconds.
+Simulating them takes about three seconds of the reference computer.
 """
 
 
@@ -289,7 +297,7 @@ class EvaluatedPlan:
     Attributes:
         plan: The plan.
         metrics: Its simulated or estimated metrics.
-        found_by: Name of the strategy that found the plan, or whose plan was changed to this plan.
+        found_by: Name of the strategy, or of the step of `auto`, that found the plan or one that was changed to it.
     """
 
     plan: Plan
@@ -323,8 +331,8 @@ def _count_parts(plan: Plan) -> int:
 def find_optima(tables: CostTables, budget: WorkBudget | None = None) -> Iterator[tuple[int, ...]]:
     """Yield the best selection (one way to split each layer) by the cost tables, for each factor on sending times.
 
-    The factors are SENDING_FACTORS. Nothing is yielded if the layer graph has too many parallel branches for the exact
-    search.
+    The factors are SENDING_FACTORS. Nothing is yielded if the tables of the exact search (`minimise_exactly`) would be
+    too large.
     """
     order, budget = build_elimination_order(tables.choice_counts, list(tables.edge_seconds)), budget or WorkBudget()
     if order.largest_table > MAX_TABLE_ELEMENTS:
@@ -353,27 +361,27 @@ class CandidateSearch:
 
     def __init__(self, problem: Problem, name: str, budget: WorkBudget | None = None) -> None:
         self.problem, self.name, self.budget = problem, name, budget or WorkBudget()
-        # No objective depends on the target, and the target's memory overhead can only be computed from a program.
-        # Plans are therefore evaluated without the target, and only a plan that would be the best is checked with it.
+        # To check the memory that the target needs, a plan must be compiled, which is slow. Only a plan that would
+        # become the best is therefore checked with the target. No objective depends on the target.
         self.problem_without_target = replace(problem, target=None)
         self.best: EvaluatedPlan | None = None
         self._seen: set[object] = set()
 
-    def try_plans(self, plans: Iterable[tuple[Plan, str]], is_always: bool = False) -> bool:
+    def try_plans(self, plans: Iterable[tuple[Plan, str]], ignores_budget: bool = False) -> bool:
         """Evaluate plans; return True if one is better than the best plan so far and replaces it.
 
         Args:
             plans: Pairs of a plan and the name of the strategy that found it. Plans that were evaluated before are
                 skipped.
-            is_always: Evaluate the plans even if this exceeds the budget.
+            ignores_budget: Evaluate the plans even if this exceeds the budget.
         """
         new = []
         for plan, found_by in plans:
             key = tuple(plan.layers.values()), tuple(tuple(renaming.items()) for renaming in plan.replicas)
             if key not in self._seen:
-                self._seen.add(key)
-                if not self._spend_evaluation(plan) and not is_always:
+                if not self._spend_evaluation(plan) and not ignores_budget:
                     break
+                self._seen.add(key)
                 new.append((plan, found_by))
         return self.accept_best(evaluate_plans(self.problem_without_target, new))
 
@@ -436,10 +444,11 @@ class CandidateSearch:
                 selection, last_success = tables.find_selection(self.best.plan), step
 
     def reduce_weights(self, tables: CostTables) -> None:
-        """Reduce the weights on the fullest device, if the objective grows by at most the factor MAX_SPARING_LOSS.
+        """Let no device store most weights of a layer, if the objective grows by at most the factor MAX_SPARING_LOSS.
 
-        It tries the MAX_SPARED_LAYERS layers with the most bytes to save, one after another, and splits each in the way
-        with the fewest bytes of weights per device.
+        The MAX_SPARED_LAYERS layers with the most bytes to save are tried one after another. Each is split such that
+        the device with most of its weights stores as few bytes as possible. Layers that save 1 % of all bytes or less
+        are left out.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":
@@ -498,7 +507,7 @@ class CandidateSearch:
         """
         best = 1.0
         for step in (0.0, *SHARE_STEPS):
-            for share, waved in overlap_orders(
+            for share, waved in make_plans_in_waves(
                 self.problem, plan, (best - step, best + step) if step else FIRST_WAVE_SHARES
             ):
                 if self.budget.is_exceeded():
@@ -521,10 +530,11 @@ class CandidateSearch:
 def make_neighbours(
     tables: CostTables, selection: Sequence[int], seed: int, scale: float = 0.5
 ) -> Iterator[tuple[int, ...]]:
-    """Yield endless small changes of `selection`, the number of the chosen split of each layer.
+    """Yield small changes of `selection`, the number of the chosen split of each layer, without end.
 
-    Half of them give one layer another of its four best splits by the cost tables. The others optimise consecutive
-    layers again. `scale` is a factor on sending times.
+    In turn, one layer gets one of its four best other splits by the cost tables, and the splits of consecutive layers
+    are optimised again. `scale` is the factor on sending times with which the splits of one layer are compared. Nothing
+    is yielded if no layer can be split in several ways.
     """
     random = np.random.default_rng(seed)
     free = [i for i, count in enumerate(tables.choice_counts) if count > 1]
@@ -534,16 +544,18 @@ def make_neighbours(
         others = [int(k) for k in np.argsort(around[0], kind="stable") if k != selection[i]][:4]
         chosen = others[int(random.integers(len(others)))]
         yield (*selection[:i], chosen, *selection[i + 1 :])
-        redecided = _redecide_run(tables, selection, random)
-        if redecided is not None:
-            yield redecided
+        changed = _reoptimise_run(tables, selection, random)
+        if changed is not None:
+            yield changed
 
 
-def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.random.Generator) -> tuple[int, ...] | None:
+def _reoptimise_run(
+    tables: CostTables, selection: Sequence[int], random: np.random.Generator
+) -> tuple[int, ...] | None:
     """Return the selection with new splits for some consecutive layers, which begin at a random layer.
 
-    The new splits minimise the times in the tables, multiplied by random factors. The result is None if the layers have
-    too many parallel branches for the exact search (`minimise_exactly`).
+    The new splits minimise the times in the tables, multiplied by random factors. The result is None if the tables of
+    the exact search (`minimise_exactly`) would be too large.
     """
     count = len(selection)
     length = min(count, MAX_RUN_LAYERS, 2 ** int(random.integers(1, count.bit_length() + 2)))
@@ -563,7 +575,7 @@ def _redecide_run(tables: CostTables, selection: Sequence[int], random: np.rando
 
 
 def _promising_choices(node: Sequence[Floats], edge: Mapping[LayerEdge, Floats]) -> list[NDArray[np.intp]]:
-    """Return, for each layer, the numbers of its MAX_RUN_CHOICES cheapest splits in ascending order.
+    """Return, for each layer, the numbers of its MAX_RUN_CHOICES cheapest splits, sorted by number.
 
     The cost of a split includes the cheapest possible transfers from and to each connected layer.
     """
@@ -579,7 +591,8 @@ def _restrict_to_layers(
 ) -> tuple[list[Floats], dict[LayerEdge, Floats]]:
     """Return the cost tables of some layers and of their edges, if all other layers are split as in `selection`.
 
-    Sending times are multiplied by `scale`. Transfers to other layers are added to the costs of the layer's splits.
+    Sending times are multiplied by `scale`. Transfers from and to other layers are added to the costs of the layer's
+    splits.
     """
     places = {layer: k for k, layer in enumerate(layers)}
     node = [tables.node_seconds[layer].copy() for layer in layers]

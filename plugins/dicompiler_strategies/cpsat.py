@@ -30,17 +30,17 @@ GRADIENT_SHARE = 0.3
 class CpSat(Strategy):
     """One choice of split for each layer, optimised over all layers at once, with a proven lower bound.
 
-    The choices are height tiles, grids, output channels (LOP), input channels (LIP) and fusion, on several numbers of
-    devices.
+    A layer can be split into height tiles or a grid of tiles, by output channels (LOP) or by input channels (LIP, which
+    gives partial sums), or together with other layers (fused tiles), in each case over several numbers of devices.
 
-    The log states the value of the plan and the lower bound. The bound holds for these choices if a layer begins only
-    when all devices have finished the layer before. The memory of the hosts is a hard limit. Equal options give equal
-    plans.
+    The log states the value of the plan and the lower bound. The bound is valid for all plans of these choices, in a
+    model in which a layer begins when all devices have finished the layer before. The memory of the hosts is a hard
+    limit. Equal options give equal plans.
     """
 
     name: ClassVar[str] = "cpsat"
     time: float = field(
-        default=10.0, metadata={"help": "limit of the solver CP-SAT, in its deterministic seconds (counted work)"}
+        default=10.0, metadata={"help": "limit of the work of the solver CP-SAT, in its deterministic seconds"}
     )
     workers: int = field(default=2, metadata={"help": "search workers of CP-SAT"})
     seed: int = field(default=0, metadata={"help": "random seed of CP-SAT"})
@@ -59,7 +59,9 @@ class CpSat(Strategy):
         default=MERGE_KINDS,
         metadata={"help": "how partial sums are added up: on one device, by channels, by rows, on all"},
     )
-    simulate: bool = field(default=True, metadata={"help": "let the simulator choose among several good plans"})
+    simulate: bool = field(
+        default=True, metadata={"help": "for latency, let the simulator choose among several more plans"}
+    )
     tries: int = field(
         default=DEFAULT_TRIES, metadata={"help": "plans to try around the best one; 0: none, and no plans of gradient"}
     )
@@ -78,7 +80,7 @@ class CpSat(Strategy):
             raise UsageError(f"cpsat: tries is {self.tries}: use 0 or more")
         if not self.budget > 0:
             raise UsageError(f"cpsat: budget is {self.budget:g}: use more than 0 s")
-        self.choice_set()
+        self.choice_set()  # Raises an error for invalid options.
 
     def choice_set(self) -> ChoiceSet:
         return ChoiceSet(self.kinds, self.device_counts, self.extra_rows, self.shares, self.row_cuts, self.merges)
@@ -112,7 +114,7 @@ class CpSat(Strategy):
             # The simulator may find the plan of the best single device better than the optimum of the less exact
             # tables.
             single = problem.best_single_device[0]
-            search.try_plans([(solution.plan, self.name), (single, self.name)], is_always=True)
+            search.try_plans([(solution.plan, self.name), (single, self.name)], ignores_budget=True)
             if self.simulate and problem.objective == "latency" and problem.model is not None and not interrupted:
                 search.try_optima(cost_tables)
                 if self.tries and not budget.is_exceeded():
@@ -147,7 +149,11 @@ class CpSat(Strategy):
         return build_cost_tables(problem, self.affordable_choices(problem, budget.limit_s), budget)
 
     def requested_choices(self, problem: Problem) -> ChoiceSet:
-        """Return the ways to split layers that the options allow and that are useful for the objective."""
+        """Return the ways to split layers that the options allow and that are useful for the objective.
+
+        Extra rows, and several positions for the borders between rows, save time and messages only. For other
+        objectives, at most one extra row and one kind of borders are tried.
+        """
         options = self.choice_set()
         if problem.objective in ("latency", "communication"):
             return options

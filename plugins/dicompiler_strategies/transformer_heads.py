@@ -110,7 +110,7 @@ class Heads(Strategy):
         search.best = replace(search.best, plan=trim_parts(problem, search.best.plan))
         if waves:
             search.try_waves(best_row_plans(best))
-        search.try_plans([(problem.best_single_device[0], self.name)], is_always=True)
+        search.try_plans([(problem.best_single_device[0], self.name)], ignores_budget=True)
         return replace(search.best.plan, note=budget.note())
 
 

@@ -22,19 +22,20 @@ from dicompiler import networks
 from dicompiler.base.errors import DicompilerError, UsageError
 from dicompiler.driver.compiler import compile
 from dicompiler.driver.prepare import load_problem
-from dicompiler.ir.cluster import Host, Network
+from dicompiler.ir.cluster import Device, Host, Network
 from dicompiler.ir.onnx.model import Model
 from dicompiler.ir.plan import Plan
 from dicompiler.ir.platform import Platform
 from dicompiler.plugin.registry import registry
 from dicompiler.search.problem import Problem
-from dicompiler.search.strategy import Strategy
+from dicompiler.search.strategy import INTERRUPTED_NOTE, Strategy
 from dicompiler.search.work_budget import WorkBudget
 from dicompiler_strategies.auto import Auto
-from dicompiler_strategies.candidate_search import find_optima, make_neighbours
+from dicompiler_strategies.candidate_search import CandidateSearch, find_optima, make_neighbours
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.dp.strategy import Dp
-from dicompiler_strategies.tables.cost_tables import build_cost_tables
+from dicompiler_strategies.pipeline import Pipeline
+from dicompiler_strategies.tables.cost_tables import CostTables, build_cost_tables
 
 QUICK = ("single", "pipeline", "modnn")
 
@@ -101,13 +102,19 @@ class Spending(Strategy):
         return problem.best_single_device[0]
 
 
+def replace_strategies(monkeypatch: pytest.MonkeyPatch, **classes: type[Strategy]) -> None:
+    """Let `auto` use other classes for the strategies with these names."""
+    known = registry()
+    replaced = {name: replace(known.strategies[name], value=value) for name, value in classes.items()}
+    changed = replace(known, strategies={**known.strategies, **replaced})
+    monkeypatch.setattr("dicompiler_strategies.auto.registry", lambda: changed)
+
+
 @pytest.mark.parametrize(("objective", "terms"), [("throughput", 1), ("latency+energy", 2)])
 def test_each_strategy_has_the_whole_budget(objective: str, terms: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A strategy that uses up its budget therefore leaves as much to the next one as if it were asked alone."""
-    strategies = registry().strategies
-    replaced = {name: replace(strategies[name], value=Spending) for name in ("teams", "dp", "cpsat", "genetic")}
-    changed = replace(registry(), strategies={**strategies, **replaced})
-    monkeypatch.setattr("dicompiler_strategies.auto.registry", lambda: changed)
+    replaced = dict.fromkeys(("teams", "dp", "cpsat", "genetic"), Spending)
+    replace_strategies(monkeypatch, **replaced)
     monkeypatch.setattr(Spending, "budgets_s", [])
     plan = Auto(strategies=("single", *replaced), budget=2, tries=0).plan(problem("lenet", objective=objective))
     assert Spending.budgets_s == [2.0] * len(replaced) * terms
@@ -118,7 +125,60 @@ def test_search_ends_when_the_best_plan_reaches_the_lower_bound(caplog: pytest.L
     caplog.set_level(logging.INFO, logger="dicompiler")
     plan = Auto().plan(posed(rated("switch", 1, 1, bandwidth=1e10)))
     assert len(plan.replicas) == 2 and plan.note == ""
-    assert "auto: asks pipeline" in caplog.text and "auto: asks cpsat" not in caplog.text
+    assert "auto: asks replicate" in caplog.text and "auto: asks pipeline" not in caplog.text
+
+
+def test_slow_strategies_are_left_out_when_one_reaches_the_lower_bound(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="dicompiler")
+    replace_strategies(monkeypatch, teams=Pipeline)
+    plan = Auto(strategies=("teams", "genetic", "cpsat")).plan(posed(rated("switch", 1, 1, bandwidth=1e10)))
+    assert len(plan.replicas) == 2 and plan.note == ""
+    assert "auto: asks teams" in caplog.text and "auto: asks genetic" not in caplog.text
+
+
+@pytest.mark.parametrize("objective", ["throughput", "energy"])
+def test_heads_is_asked_for_networks_with_attention(objective: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, logger="dicompiler")
+    model = networks.build("llama_small", size=4, layers=1, hidden=64, vocabulary=50)
+    # The inputs arrive at the slow board, so that no plan reaches the lower bound.
+    devices = tuple(Device(name, name, rate, 4, 6.4, 2.7) for name, rate in (("slow", 1e8), ("fast", 1e10)))
+    hosts = tuple(Host(device.name, 2**32) for device in devices)
+    platform = Platform("boards", hosts, devices, Network("switch", 1e8, 2e-4))
+    Auto(budget=0.1, tries=0).plan(load_problem(model, platform, objective=objective))
+    assert "auto: asks heads" in caplog.text
+
+
+def test_cpsat_gets_seed_and_tries_for_each_term_of_a_weighted_sum(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    class Recording(CpSat):
+        def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:  # noqa: ARG002
+            asked.append((problem.objective, self.seed, self.tries))
+            return problem.best_single_device[0]
+
+    replace_strategies(monkeypatch, cpsat=Recording)
+    Auto(strategies=("cpsat",), seed=7, tries=3).plan(problem("lenet", objective="latency+energy"))
+    assert asked == [("latency", 7, 3), ("energy", 7, 3)]
+
+
+def test_plan_remains_if_the_tables_for_small_changes_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> CostTables:
+        raise DicompilerError("a layer has no split")
+
+    monkeypatch.setattr(CpSat, "build_tables", refuse)
+    assert Auto(strategies=("modnn", "cpsat")).plan(problem()).chosen_strategy == "modnn"
+
+
+def test_plan_that_one_budget_refused_is_evaluated_with_the_next() -> None:
+    posed = problem()
+    search = CandidateSearch(posed, "test", WorkBudget(1e-9))
+    split = [(registry().make("strategies", "modnn").plan(posed), "modnn")]
+    assert search.try_plans([(posed.best_single_device[0], "single")])
+    assert not search.try_plans(split)
+    search.budget = WorkBudget()
+    assert search.try_plans(split)
 
 
 def test_nothing_is_searched_if_nothing_is_sent() -> None:
@@ -165,15 +225,30 @@ class Interrupting(Strategy):
         raise KeyboardInterrupt
 
 
+@dataclass(frozen=True)
+class InterruptedTooLarge(Strategy):
+    """Strategy that is interrupted when its best plan does not fit into memory."""
+
+    name: ClassVar[str] = "interrupted"
+
+    def plan(self, problem: Problem) -> Plan:
+        return replace(problem.single_device_plan("pi01"), note=INTERRUPTED_NOTE)
+
+
 def test_interrupt_returns_best_plan_so_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    known = registry()
-    provided = replace(known.strategies["modnn"], value=Interrupting)
-    changed = replace(known, strategies={**known.strategies, "modnn": provided})
-    monkeypatch.setattr("dicompiler_strategies.auto.registry", lambda: changed)
+    replace_strategies(monkeypatch, modnn=Interrupting)
     plan = Auto(strategies=("single", "modnn")).plan(problem("lenet"))
-    assert plan.note == "the search was interrupted"
+    assert plan.note == INTERRUPTED_NOTE
     with pytest.raises(KeyboardInterrupt):
         Auto(strategies=("modnn",)).plan(problem("lenet"))
+
+
+def test_interrupt_ends_the_search_even_if_there_is_no_valid_plan(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace_strategies(monkeypatch, modnn=InterruptedTooLarge)
+    posed = problem("lenet")
+    small = replace(posed, platform=replace(posed.platform, hosts=tuple(Host(h.name, 1) for h in posed.platform.hosts)))
+    with pytest.raises(KeyboardInterrupt):
+        Auto(strategies=("modnn", "dp")).plan(small)
 
 
 SEARCH = """
@@ -207,6 +282,8 @@ def test_rejects_invalid_options() -> None:
         Auto(budget=0)
     with pytest.raises(UsageError, match="budget"):
         registry().make("strategies", "auto{budget=0}")
+    with pytest.raises(UsageError, match="seed must be from 0 to 2147483647, not -1"):
+        registry().make("strategies", "auto{seed=-1}")
     with pytest.raises(UsageError, match="unknown strategy 'modn'"):
         Auto(strategies=("modn",)).plan(problem("lenet"))
 

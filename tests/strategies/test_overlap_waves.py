@@ -30,7 +30,7 @@ from dicompiler.verify.executor import ProgramExecutor, run_model
 from dicompiler_passes.form_layers import form_layers
 from dicompiler_passes.partition import PartitionPass
 from dicompiler_strategies.auto import Auto
-from dicompiler_strategies.candidate_search import FIRST_WAVE_SHARES, overlap_orders
+from dicompiler_strategies.candidate_search import FIRST_WAVE_SHARES, make_plans_in_waves
 from dicompiler_strategies.transformer_heads import Heads, best_row_plans, reduced_choices
 
 
@@ -44,7 +44,7 @@ def test_plan_in_waves_is_bit_equal_and_sends_predicted_bytes(seed: int) -> None
     plan = replace(plan, layers={n: tuple(replace(p, lane=0) for p in own) for n, own in plan.layers.items()})
     inputs = integers(rng, model.proto)
     reference = run_model(model, inputs)
-    for _, waved in overlap_orders(Problem(layers, CLUSTER, model=model), plan):
+    for _, waved in make_plans_in_waves(Problem(layers, CLUSTER, model=model), plan):
         placed = PartitionPass().run(PipelineState(model=model, layers=layers, plan=waved))
         execution = ProgramExecutor(build_program(placed.model, waved.devices)).run(inputs)
         assert all(np.array_equal(reference[name], execution.outputs[name]) for name in reference)
@@ -66,7 +66,7 @@ def rows() -> tuple[Problem, Plan]:
 def test_sends_keys_and_values_first_and_computes_queries_last() -> None:
     """The order: some rows of keys and values, send, the other rows, send, queries, attention of all rows."""
     problem, plan = rows()
-    (_, one), (_, two), *_ = overlap_orders(problem, plan)
+    (_, one), (_, two), *_ = make_plans_in_waves(problem, plan)
     before, once, twice = (problem.evaluate(each).latency_s for each in (plan, one, two))
     assert twice < once < before
     check_plan(problem, two)
@@ -114,19 +114,19 @@ def test_strategies_use_waves_if_the_simulation_is_better() -> None:
 def test_plans_with_their_own_order_stay_unchanged() -> None:
     """Plans have lanes, replicas or failure plans, or no device can compute anything earlier."""
     problem, plan = rows()
-    _, waved = next(overlap_orders(problem, plan))
+    _, waved = next(make_plans_in_waves(problem, plan))
     replicas = replace(plan, replicas=({}, {"d0": "d1", "d1": "d0"}))
     losses = replace(plan, failures=(FailurePlan(("d1",), problem.single_device_plan("d0")),))
     assert [
-        list(overlap_orders(problem, one)) for one in (waved, replicas, losses, problem.single_device_plan("d0"))
+        list(make_plans_in_waves(problem, one)) for one in (waved, replicas, losses, problem.single_device_plan("d0"))
     ] == [[]] * 4
-    assert len(list(overlap_orders(problem, plan))) == len(FIRST_WAVE_SHARES)
+    assert len(list(make_plans_in_waves(problem, plan))) == len(FIRST_WAVE_SHARES)
 
 
 def test_parts_without_waiting_readers_come_last() -> None:
     """The first plan has one wave: parts stay as they were, and only the queries have their own lane."""
     problem, plan = rows()
-    _, behind = next(overlap_orders(problem, plan))
+    _, behind = next(make_plans_in_waves(problem, plan))
     regions = {name: [replace(part, lane=0) for part in own] for name, own in behind.layers.items()}
     assert regions == {name: list(own) for name, own in plan.layers.items()}
     late = [name for name, own in behind.layers.items() if own[0].lane == 0]

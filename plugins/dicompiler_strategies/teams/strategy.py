@@ -106,7 +106,7 @@ class Teams(Strategy):
         else:
             run_search = RunSearch(tables.choices, build_objective(tables), budget)
             for selection in self._selections(tables, run_search, pipeline, known):
-                search.try_plans([(tables.plan(selection.tolist()), self.name)], is_always=True)
+                search.try_plans([(tables.plan(selection.tolist()), self.name)], ignores_budget=True)
             search.trim()
         return single if search.best is None else search.best.plan
 
