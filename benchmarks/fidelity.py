@@ -55,12 +55,12 @@ SLOW_FACTOR = 3.0
 """How many times slower the slow boards of a mixed cluster are."""
 MAX_MEDIAN_ERROR, MAX_ERROR = 0.10, 0.25
 """Allowed relative errors of predictions."""
-MAX_AUTO_LOSS, MIN_NEAR_SHARE, MAX_PROMISE_ERROR, MAX_SINGLE_LOSS = 1.05, 0.90, 0.15, 1.03
+MAX_AUTO_LOSS, MIN_NEAR_SHARE, MAX_GAIN_ERROR, MAX_SINGLE_LOSS = 1.05, 0.90, 0.15, 1.03
 """Limits for the plans of `auto`.
 
 - MAX_AUTO_LOSS: Largest time of a frame, relative to the fastest strategy.
 - MIN_NEAR_SHARE: Fraction of the settings in which MAX_AUTO_LOSS must be kept.
-- MAX_PROMISE_ERROR: Largest relative error of the predicted gain over one device.
+- MAX_GAIN_ERROR: Largest relative error of the predicted gain over one device.
 - MAX_SINGLE_LOSS: Largest time of a frame, relative to one device.
 """
 
@@ -350,20 +350,21 @@ class AutoComparison:
         setting: Network, bandwidth, cluster and target.
         fastest: The strategy that was really fastest.
         loss: Time of `auto` relative to the fastest strategy.
-        gain: Measured speed relative to one device.
-        promised: Predicted speed relative to one device.
+        measured_gain: Measured speed relative to one device.
+        predicted_gain: Predicted speed relative to one device.
     """
 
     setting: tuple[str, int, str, str]
     fastest: str
     loss: float
-    gain: float
-    promised: float
+    measured_gain: float
+    predicted_gain: float
 
     @property
     def is_right(self) -> bool:
         """True if the measured gain over one device is near the predicted one, and `auto` is not slower than it."""
-        return abs(self.promised / self.gain - 1) <= MAX_PROMISE_ERROR and self.gain * MAX_SINGLE_LOSS >= 1
+        error = abs(self.predicted_gain / self.measured_gain - 1)
+        return error <= MAX_GAIN_ERROR and self.measured_gain * MAX_SINGLE_LOSS >= 1
 
 
 def rate_choices(found: Sequence[Case]) -> list[AutoComparison]:
@@ -373,15 +374,15 @@ def rate_choices(found: Sequence[Case]) -> list[AutoComparison]:
         own = {case.strategy: case for case in found if case.setting == setting}
         if "auto" in own and "single" in own:
             best, auto, single = min(own.values(), key=lambda case: case.measured_s), own["auto"], own["single"]
-            gain, promised = single.measured_s / auto.measured_s, single.predicted_s / auto.predicted_s
-            chosen.append(AutoComparison(setting, best.strategy, auto.measured_s / best.measured_s, gain, promised))
+            gains = single.measured_s / auto.measured_s, single.predicted_s / auto.predicted_s
+            chosen.append(AutoComparison(setting, best.strategy, auto.measured_s / best.measured_s, *gains))
     return chosen
 
 
 def choice_table(found: Sequence[AutoComparison]) -> Table:
-    table = Table("setting", "really fastest", "auto / fastest", "gain over one device", "promised", title="auto")
+    table = Table("setting", "really fastest", "auto / fastest", "gain over one device", "predicted gain", title="auto")
     for choice in found:
-        figures = f"{choice.loss:.3f}", f"{choice.gain:.2f}", f"{choice.promised:.2f}"
+        figures = f"{choice.loss:.3f}", f"{choice.measured_gain:.2f}", f"{choice.predicted_gain:.2f}"
         table.add_row(" ".join(map(str, choice.setting)), choice.fastest, *figures)
     return table
 
