@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 from support.commands import SHAPE, command, failed
 from support.refusing import COMPILE, Refused, image, network
-from support.running import wait_until
+from support.running import WAIT_S, wait_until
 
 from dicompiler.cli import main
 from dicompiler.cli.file_io import read_npz
@@ -197,7 +197,7 @@ def test_run_serves_metrics_and_adapts(open_model: Path, tmp_path: Path) -> None
     command_line = [sys.executable, "-m", "dicompiler", *map(str, words)]
     with subprocess.Popen(command_line, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
         try:
-            assert wait_until(lambda: frame_count(address) > 100, 60)
+            assert wait_until(lambda: frame_count(address) > 100)
         finally:
             run.send_signal(signal.SIGINT)
             run.communicate(timeout=60)
@@ -214,6 +214,6 @@ def test_run_serves_metrics_and_adapts(open_model: Path, tmp_path: Path) -> None
 
 
 def frame_count(address: str) -> float:
-    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/metrics", timeout=10) as response:
+    with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/metrics", timeout=WAIT_S) as response:
         return float(re.findall(r"^dicompiler_frame_seconds_count (\S+)$", response.read().decode(), re.MULTILINE)[0])
     return 0.0

@@ -86,7 +86,7 @@ def test_terminated_command_logs_the_finished_frames(artifact: Path, tmp_path: P
             (line,) = [line for line in page.read().decode().splitlines() if line.startswith(FRAME_COUNT)]
         return float(line.split()[-1])
 
-    assert wait_until(lambda: count_frames() >= FINISHED_FRAMES, 60)
+    assert wait_until(lambda: count_frames() >= FINISHED_FRAMES)
     process.terminate()
     errors = process.communicate(timeout=60)[1]
     count = len(check_log(artifact, tmp_path / "run.json", "terminated")["frames_s"])

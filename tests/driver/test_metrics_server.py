@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from support.running import pids, wait_until
+from support.running import WAIT_S, pids, wait_until
 from support.swapping import compile_times, frame, frames
 
 import dicompiler
@@ -23,7 +23,7 @@ from dicompiler.target.run_records import BoardState, FrameTimes, ReceivedBytes,
 
 
 def read(metrics: MetricsServer, path: str = "/metrics") -> str:
-    with urllib.request.urlopen(f"http://{metrics.address}{path}", timeout=10) as response:
+    with urllib.request.urlopen(f"http://{metrics.address}{path}", timeout=WAIT_S) as response:
         assert response.headers["Content-Type"].startswith("text/plain; version=0.0.4")
         return response.read().decode()
 

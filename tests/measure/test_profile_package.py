@@ -20,6 +20,7 @@ import onnx
 import pytest
 from onnx import numpy_helper
 from support import profiles
+from support.running import WAIT_S
 
 from dicompiler import networks
 from dicompiler.base.errors import RunError
@@ -312,7 +313,7 @@ class TestLinks:
                 options = ("--connect", f"127.0.0.1:{port}", "--name", "here", "--repeat", 2, "--megabytes", 1)
                 done = script(package, "-o", profile, *options)
                 assert done.returncode == 0, done.stderr
-                assert server.wait(10) == 0
+                assert server.wait(WAIT_S) == 0
         (link,) = load_profile(profile).links
         assert link.hosts == ("here", "there")
         assert link.bandwidth > 1e6 and link.latency > 0
@@ -352,7 +353,7 @@ class TestLinks:
                     assert stranger.recv(100) == b""
             options = ("--connect", f"127.0.0.1:{port}", "--repeat", 1, "--megabytes", 1)
             assert script(package, "-o", tmp_path / "x.json", *options).returncode == 0
-            assert server.wait(10) == 0
+            assert server.wait(WAIT_S) == 0
 
     def test_reports_missing_server_in_one_line(self, tmp_path: Path) -> None:
         package = packed(tmp_path / "p", (1,))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, ClassVar
 
-from support.running import wait_until
+from support.running import WAIT_S, wait_until
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.base.schema import load_json
@@ -45,7 +45,7 @@ class Hostile:
         options = dict(itertools.pairwise(arguments))
         self.name, self.credentials = name, RunCredentials(options["--run"], token)
         self.digest = load_json(directory / "artifact.json")["digest"]
-        self.end = time.monotonic() + 20
+        self.end = time.monotonic() + WAIT_S
         self.messages: list[tuple[MessageHeader, Any]] = []
         self.loop = EventLoop(heartbeat_s)
         self.listener = socket.create_server(("127.0.0.1", 0))
@@ -139,6 +139,6 @@ def outcome(directory: Path, inputs: Any, options: RunOptions, act: Callable[[st
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
-        player.join(20)
+        player.join(WAIT_S)
         while Hostile.there:
             Hostile.there.pop().close()

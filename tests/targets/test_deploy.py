@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 from support.boards import NOWHERE, Cluster, call, cluster
 from support.printed import column
-from support.running import LIMIT_S, pids, wait_until
+from support.running import LIMIT_S, WAIT_S, pids, wait_until
 
 import dicompiler
 from dicompiler import networks
@@ -257,9 +257,9 @@ def test_failure_names_device_and_host(
         with running(boards, net) as future:
             harm(boards, net)
             since = time.monotonic()
-            assert future.result(10) == 1
+            assert future.result(WAIT_S) == 1
             assert time.monotonic() - since < 0.9 + LIMIT_S
-            wait_until(lambda: not any(pids(device_directory(boards, name, net).parent) for name in NAMES), 3)
+            wait_until(lambda: not any(pids(device_directory(boards, name, net).parent) for name in NAMES))
     finally:
         board = boards.boards["pi02"]
         board.link("up")
@@ -286,7 +286,7 @@ def test_interrupt_ends_devices_on_one_board(boards: Cluster, net: Path) -> None
     with subprocess.Popen(command, env=os.environ | {"PYTHONPATH": paths}, stderr=subprocess.PIPE) as deploy:
         wait_until(lambda: sorted(pids(here)) == list(NAMES))
         deploy.send_signal(signal.SIGINT)
-        _, errors = deploy.communicate(timeout=10)
+        _, errors = deploy.communicate(timeout=WAIT_S)
     assert deploy.returncode == 130
     assert errors.decode().splitlines()[-1] == "dicompiler: interrupted"
     wait_until(lambda: not pids(here), LIMIT_S)
@@ -679,7 +679,7 @@ def test_devices_of_systemd_template_serve_clients(
     finally:
         for process in processes:
             process.terminate()
-        codes = [process.wait(10) for process in processes]
+        codes = [process.wait(WAIT_S) for process in processes]
     assert codes == [0, 0]
 
 

@@ -104,8 +104,9 @@ def test_rank_that_ends_on_a_board_is_named_and_ends_all_ranks(boards: Cluster, 
 
     def end() -> None:
         # A rank may only end after the first frame: before the ranks have connected, Open MPI may not report it.
-        wait_until(lambda: len(ranks(home, own=False)) == 4 and any(boards.root.rglob("frame000000*")), 60)
-        os.kill(ranks(home, own=False)[2], signal.SIGKILL)
+        processes = wait_until(lambda: len(found := ranks(home, own=False)) == 4 and found)
+        wait_until(lambda: any(boards.root.rglob("frame000000*")))
+        os.kill(processes[2], signal.SIGKILL)
 
     thread = threading.Thread(target=end)
     thread.start()
@@ -146,9 +147,10 @@ def test_frames_continue_without_a_rank_or_host(way: str, boards: Cluster, cover
     home = str(boards.root)
 
     def lose() -> None:
-        wait_until(lambda: len(ranks(home, own=False)) == 4 and any(boards.root.rglob("frame00001*")), 60)
+        processes = wait_until(lambda: len(found := ranks(home, own=False)) == 4 and found)
+        wait_until(lambda: any(boards.root.rglob("frame00001*")))
         if way == "kill":
-            os.kill(ranks(home, own=False)[2], signal.SIGKILL)
+            os.kill(processes[2], signal.SIGKILL)
         else:
             boards.boards["two"].link("down")
 
@@ -166,7 +168,7 @@ def test_frames_continue_without_a_rank_or_host(way: str, boards: Cluster, cover
     wanted = [run_model(model, given) for given in frames[:7]]
     for number, outputs in enumerate(result.outputs):
         assert compare_value("", wanted[number % 7]["output"], outputs["output"]).passed, number
-    wait_until(lambda: not ranks(home, own=False), 30)
+    wait_until(lambda: not ranks(home, own=False))
 
 
 @pytest.mark.slow

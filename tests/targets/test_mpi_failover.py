@@ -45,9 +45,9 @@ def kill(program: str, rank: int) -> threading.Thread:
         return any(Path(f"/proc/{pid}/cwd/outputs").rglob("frame00001*"))
 
     def end() -> None:
-        processes = wait_until(lambda: len(found := ranks(program)) == 5 and found, 60)
+        processes = wait_until(lambda: len(found := ranks(program)) == 5 and found)
         # Then `ranks` is not called again: it opens many files, which takes seconds while the main thread computes.
-        wait_until(lambda: any(map(written, processes.values())), 60)
+        wait_until(lambda: any(map(written, processes.values())))
         os.kill(processes[rank], signal.SIGKILL)
 
     thread = threading.Thread(target=end)

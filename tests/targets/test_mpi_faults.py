@@ -50,7 +50,7 @@ def playing(name: str) -> dict[int, int]:
         outputs = [list(Path(f"/proc/{pid}/cwd/outputs").rglob("frame*")) for pid in processes.values()]
         return processes if len(processes) == 3 and any(outputs) else {}
 
-    processes: dict[int, int] = wait_until(found, 60)
+    processes: dict[int, int] = wait_until(found)
     return processes
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.handmade import integers, partial
-from support.running import emit, fake
+from support.running import WAIT_S, emit, fake
 
 from dicompiler.cli.command_line import main
 from dicompiler.target.run_records import RunOptions
@@ -47,7 +47,7 @@ class End:
         self.hold_index = -1
         self.threads: set[int] = set()
         self.loop = EventLoop(60)
-        self.channel = MessageChannel(open_connection(connection, keys, server, time.monotonic() + 10))
+        self.channel = MessageChannel(open_connection(connection, keys, server, time.monotonic() + WAIT_S))
 
     def start(self) -> End:
         self.channel.start(self.loop, self._admit, self._deliver, self.lost.append)
@@ -72,7 +72,7 @@ class End:
         self.loop.push()
 
     def wait(self, count: int) -> None:
-        assert self.loop.run_until(lambda: len(self.received) >= count or self.lost, time.monotonic() + 20)
+        assert self.loop.run_until(lambda: len(self.received) >= count or self.lost, time.monotonic() + WAIT_S)
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +98,7 @@ def met(connection: socket.socket, accepted: socket.socket, keys: TlsKeys | None
     greeter = threading.Thread(target=lambda: net.append(End(accepted, keys, True)))
     greeter.start()
     net.insert(0, End(connection, keys, False))
-    greeter.join(20)
+    greeter.join(WAIT_S)
     near_end, far_end = sorted(net, key=lambda end: end.channel._connection._socket is accepted)
     yield near_end.start(), far_end.start()
     for end in net:
@@ -217,7 +217,7 @@ def test_reads_data_that_arrives_in_small_pieces(secrets: TlsKeys | None) -> Non
         payloads = [numbers(size, i) for i, size in enumerate([16_000, 20_000, 33_000, 70_000, 3, 17_000])]
         for i, payload in enumerate(payloads):
             near_end.send(payload)
-            assert far_end.loop.run_until(lambda i=i: len(far_end.received) > i, time.monotonic() + 5)  # type: ignore[misc]
+            far_end.wait(i + 1)
         assert all(np.array_equal(found, sent) for (_, found), sent in zip(far_end.received, payloads, strict=True))
 
 
@@ -227,7 +227,7 @@ def test_messages_arrive_complete_and_in_order(ends: tuple[End, End]) -> None:
     sizes = [0, 1, 7, 100, 16_000, 20_000, 0, 70_000, 1 << 20, 3, LARGE, 5, *range(200)]
     payloads = [numbers(size, i) for i, size in enumerate(sizes)]
     near_end.send(*payloads)
-    sender = threading.Thread(target=lambda: near_end.channel.flush(time.monotonic() + 20))
+    sender = threading.Thread(target=lambda: near_end.channel.flush(time.monotonic() + WAIT_S))
     sender.start()
     far_end.wait(len(sizes))
     sender.join()
@@ -274,7 +274,7 @@ def test_helper_sends_large_messages_while_both_ends_compute(ends: tuple[End, En
         end.run_in_main_thread()
         end.send(*payloads)
         end.loop.let_helper_run(3600)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + WAIT_S
     while any(len(end.received) < 2 for end in ends) and time.monotonic() < deadline:
         sum(range(10_000))  # Keep this thread busy, so that only the helper thread runs the event loop.
     for end in ends:
@@ -308,12 +308,12 @@ def test_sends_heartbeats_while_main_thread_waits_or_computes() -> None:
         connection = socket.create_connection(listener.getsockname())
         accepted = listener.accept()[0]
     loop, lost = EventLoop(0.1), list[Exception]()
-    channel = MessageChannel(open_connection(connection, None, False, time.monotonic() + 10))
+    channel = MessageChannel(open_connection(connection, None, False, time.monotonic() + WAIT_S))
     channel.start(loop, lambda _: None, lambda *_: None, lost.append)
     message_types: list[MessageType] = []
-    accepted.settimeout(10)
+    accepted.settimeout(WAIT_S)
     for busy in (
-        lambda: loop.run_until(lambda: len(message_types) >= 4, time.monotonic() + 10),
+        lambda: loop.run_until(lambda: len(message_types) >= 4, time.monotonic() + WAIT_S),
         lambda: loop.let_helper_run(0.0),
     ):
         player = threading.Thread(target=busy)
@@ -327,7 +327,7 @@ def test_sends_heartbeats_while_main_thread_waits_or_computes() -> None:
     assert message_types == [MessageType.HEARTBEAT] * 8
     assert not lost
     # The peer sends nothing from now on, so the connection must be lost.
-    assert loop.run_until(lambda: lost, time.monotonic() + 10)
+    assert loop.run_until(lambda: lost, time.monotonic() + WAIT_S)
     assert "no data received for 0.3 s" in str(lost[0])
     loop.close()
     with contextlib.suppress(OSError):
@@ -361,7 +361,7 @@ def test_does_not_reuse_buffers_with_unsent_data(tmp_path: Path) -> None:
                 for index, array in enumerate(inputs.values()):
                     device.control.post(MessageType.INPUT, array.reshape(-1).view(np.uint8), index, frame)
             device.loop.push()
-            end = time.monotonic() + 20
+            end = time.monotonic() + WAIT_S
             while (
                 sum(header.type is MessageType.DONE for header, _ in device.messages) < count and time.monotonic() < end
             ):
@@ -375,7 +375,7 @@ def test_does_not_reuse_buffers_with_unsent_data(tmp_path: Path) -> None:
 
 def _tensors(peer: socket.socket, count: int) -> dict[tuple[int, int], Any]:
     """Return received payloads by index and frame."""
-    peer.settimeout(10)
+    peer.settimeout(WAIT_S)
     reader, found = MessageReader(SocketSource(peer)), {}
     while len(found) < count:
         frame = reader.read_message(lambda _: None)

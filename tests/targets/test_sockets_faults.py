@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from support.handmade import endless, failing, halo, partial
 from support.kill_process import COORDINATOR, kill_once
-from support.running import LIMIT_S, emit, fake, pids, wait_until
+from support.running import LIMIT_S, WAIT_S, emit, fake, pids, wait_until
 from support.tampering import reseal
 
 import dicompiler
@@ -76,7 +76,7 @@ def test_killed_process_ends_run_and_is_named(victim: str, moment_s: float, tmp_
     time.sleep(moment_s)
     killed = time.monotonic()
     os.kill(victims[victim], signal.SIGKILL)
-    run.join(20)
+    run.join(WAIT_S)
     assert pids(tmp_path) == {}
     assert isinstance(run.outcome, RunError)
     assert str(run.outcome).startswith(f"device {victim!r}: its process was ended by signal 9 (SIGKILL); ")
@@ -111,7 +111,7 @@ def test_failure_ends_device_within_long_segment(tmp_path: Path) -> None:
     wait_until(lambda: "b" in pids(tmp_path) and computing(tmp_path, "b"))
     killed = time.monotonic()
     os.kill(pids(tmp_path)["a"], signal.SIGKILL)
-    run.join(20)
+    run.join(WAIT_S)
     assert run.ended - killed < LIMIT_S
     assert str(run.outcome).startswith("device 'a': its process was ended by signal 9")
     assert pids(tmp_path) == {}
@@ -121,7 +121,7 @@ def test_enforces_timeout(tmp_path: Path) -> None:
     made = endless()
     run = Run(emit(made, tmp_path), made[2], 1, timeout=1.0)
     begun = time.monotonic()
-    run.join(20)
+    run.join(WAIT_S)
     assert run.ended - begun < 1.0 + LIMIT_S
     # On a busy host, the devices may need more than this time to start, or a tensor may be late before the frame is.
     message = str(run.outcome)
@@ -161,7 +161,7 @@ def test_timeout_while_devices_connect_names_the_remedy(tmp_path: Path) -> None:
 def test_timeout_of_a_run_that_makes_progress_states_the_finished_frames(tmp_path: Path) -> None:
     made = halo()
     run = Run(emit(made, tmp_path), made[2], 1_000_000, timeout=2.0)
-    run.join(20)
+    run.join(WAIT_S)
     text = r"run: only \d+ of 1000000 frames were finished within 2 s: allow more time \(.*\); then: device '"
     assert isinstance(run.outcome, RunError) and re.match(text, str(run.outcome))
     assert pids(tmp_path) == {}
@@ -173,7 +173,7 @@ def test_names_hanging_device_and_not_waiting_ones(tmp_path: Path) -> None:
     wait_until(lambda: len(pids(tmp_path)) == 3)
     time.sleep(0.8)
     os.kill(pids(tmp_path)["a"], signal.SIGSTOP)
-    run.join(20)
+    run.join(WAIT_S)
     assert isinstance(run.outcome, RunError)
     assert str(run.outcome).startswith("device 'a': ")
     assert pids(tmp_path) == {}
@@ -253,7 +253,7 @@ def test_devices_end_with_coordinator(sign: signal.Signals, tmp_path: Path) -> N
         coordinator.send_signal(sign)
         sent = time.monotonic()
         wait_until(lambda: pids(tmp_path) == {}, LIMIT_S)
-        _, errors = coordinator.communicate(timeout=10)
+        _, errors = coordinator.communicate(timeout=WAIT_S)
     assert time.monotonic() - sent < LIMIT_S + 1
     assert (b"KeyboardInterrupt" in errors) == (sign is signal.SIGINT)
 
@@ -345,7 +345,7 @@ def test_ignores_unrelated_connection(tmp_path: Path) -> None:
     port = wait_until(lambda: listening(tmp_path))
     with socket.create_connection(("127.0.0.1", port)) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
-        run.join(20)
+        run.join(WAIT_S)
     assert not isinstance(run.outcome, Exception)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from support.fuzz_messages import IN_FLIGHT, RawMessage, Receiver, fuzz, mutate_stream
 from support.handmade import halo, partial
-from support.running import MEMBER, by_hand, control, emit, fake, wait_until
+from support.running import MEMBER, WAIT_S, by_hand, control, emit, fake, wait_until
 
 from dicompiler.base.schema import load_json
 from dicompiler.target.run_records import RunOptions
@@ -103,9 +103,9 @@ def test_run_survives_hundreds_of_invalid_greetings(tmp_path: Path, caplog: pyte
     for data in greetings(400):
         tell(address.split(":"), data)
     process = by_hand(directory, caplog.messages[0])
-    run.join(30)
+    run.join(WAIT_S)
     assert np.array_equal(results[0].outputs[0]["out"], run_model(network[1], network[2])["out"])
-    assert process.wait(5) == 0
+    assert process.wait(WAIT_S) == 0
 
 
 @pytest.mark.slow

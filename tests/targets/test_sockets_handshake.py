@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 import pytest
-from support.running import wait_until
+from support.running import WAIT_S, wait_until
 
 from dicompiler_targets.sockets.runtime.channel import MessageChannel
 from dicompiler_targets.sockets.runtime.handshake import (
@@ -37,7 +37,7 @@ def greet_device(channel: MessageChannel, _: str, deadline: float) -> MessageCha
 
 def arrive(listener: socket.socket, device: str) -> MessageChannel:
     channel = MessageChannel(Connection(socket.create_connection(listener.getsockname())))
-    channel.send_greeting(MessageType.HELLO, {"device": device}, time.monotonic() + 5)
+    channel.send_greeting(MessageType.HELLO, {"device": device}, time.monotonic() + WAIT_S)
     return channel
 
 
@@ -57,9 +57,9 @@ def test_accepted_connection_survives_concurrent_close(listener: socket.socket) 
 
     acceptor._accepted = Closing()
     client = arrive(listener, "pi01")
-    accepted = acceptor.take(5)
-    accepted.send_greeting(MessageType.HELLO, {"device": "pi02"}, time.monotonic() + 5)
-    assert client.receive_greeting(time.monotonic() + 5) == {"device": "pi02"}
+    accepted = acceptor.take(WAIT_S)
+    accepted.send_greeting(MessageType.HELLO, {"device": "pi02"}, time.monotonic() + WAIT_S)
+    assert client.receive_greeting(time.monotonic() + WAIT_S) == {"device": "pi02"}
     client.close()
     accepted.close()
 
@@ -67,7 +67,7 @@ def test_accepted_connection_survives_concurrent_close(listener: socket.socket) 
 def test_refused_connection_gets_reason(listener: socket.socket) -> None:
     with contextlib.closing(ConnectionAcceptor(listener, None, greet_device)) as acceptor:
         with pytest.raises(PeerRefused, match="who is that"):
-            arrive(listener, "pi09").receive_greeting(time.monotonic() + 5)
+            arrive(listener, "pi09").receive_greeting(time.monotonic() + WAIT_S)
         assert acceptor.take(0.1) is None
         assert acceptor.last_refusal == "127.0.0.1: who is that?"
 

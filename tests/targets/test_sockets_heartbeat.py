@@ -96,7 +96,7 @@ def test_devices_end_when_coordinator_is_stopped(tmp_path: Path) -> None:
         stopped = time.monotonic()
         # Processes of ended devices remain as zombies, because the stopped coordinator, their parent, cannot wait for
         # them.
-        wait_until(lambda: all(ended(pid) for pid in pids(tmp_path).values()), 10)
+        wait_until(lambda: all(ended(pid) for pid in pids(tmp_path).values()))
         assert time.monotonic() - stopped < FOUND_S + LIMIT_S
         coordinator.kill()
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from support.handmade import endless, partial
 from support.hostile_device import Hostile, outcome
-from support.running import MEMBER, by_hand, emit, fake, pids
+from support.running import MEMBER, WAIT_S, by_hand, emit, fake, pids
 
 from dicompiler.base.errors import RunError
 from dicompiler.target.remote.certificates import make_keys
@@ -35,7 +35,7 @@ def test_rejects_device_without_token(changes: Any, tmp_path: Path) -> None:
         stranger = Hostile(directory, "b", message)
         stranger.greet(**changes)
         words.append(stranger.heard(MessageType.ERROR)["message"])
-        assert by_hand(directory, message).wait(15) == 0
+        assert by_hand(directory, message).wait(WAIT_S) == 0
 
     result = outcome(directory, made[2], OPTIONS, act)
     assert np.array_equal(result.outputs[0]["out"], run_model(made[1], made[2])["out"])
@@ -65,7 +65,7 @@ def test_key_of_another_device_does_not_end_run(tmp_path: Path) -> None:
         hostile = Hostile(directory, "b", message, keys / "devices" / "a")
         hostile.greet()
         words.append(hostile.heard(MessageType.ERROR)["message"])
-        assert by_hand(directory, message.replace("KEYS", str(keys / "devices" / "b"))).wait(15) == 0
+        assert by_hand(directory, message.replace("KEYS", str(keys / "devices" / "b"))).wait(WAIT_S) == 0
 
     result = outcome(directory, made[2], RunOptions(timeout_s=20, start_manually=("b",), keys=keys), act)
     assert np.array_equal(result.outputs[0]["out"], run_model(made[1], made[2])["out"])

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from support.handmade import endless, halo, integers
-from support.running import emit, pids, wait_until
+from support.running import WAIT_S, emit, pids, wait_until
 
 import dicompiler
 from dicompiler import networks
@@ -103,7 +103,7 @@ def test_end_of_session_ends_calls_of_other_threads(tmp_path: Path) -> None:
     wait_until(lambda: len(session._guard._turns._waiting) == 2)  # type: ignore[attr-defined]
     session.__exit__(KeyboardInterrupt, None, None)
     for thread in threads:
-        thread.join(20)
+        thread.join(WAIT_S)
     assert errors == ["the session has ended: an error left its context"] * 3
     assert pids(tmp_path) == {}
 

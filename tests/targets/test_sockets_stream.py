@@ -18,7 +18,7 @@ import numpy as np
 import onnx
 import pytest
 from support.handmade import Made, endless, failing, halo, integers, partial, unknown_shape
-from support.running import by_hand, emit, pids, wait_until
+from support.running import WAIT_S, by_hand, emit, pids, wait_until
 
 import dicompiler
 from dicompiler import networks
@@ -276,7 +276,7 @@ def test_devices_can_be_started_manually(tmp_path: Path, caplog: pytest.LogCaptu
     ):
         check(made, made[2], session.infer(made[2]))
     hand.join()
-    assert started[0].wait(5) == 0
+    assert started[0].wait(WAIT_S) == 0
 
 
 def test_pins_processes(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from support.handmade import halo, partial
-from support.running import control, emit, pids, wait_until
+from support.running import WAIT_S, control, emit, pids, wait_until
 
 from dicompiler.base.errors import DicompilerError, RunError
 from dicompiler.target.remote import certificates
@@ -200,9 +200,9 @@ def meet(client: Any, server: Any) -> tuple[Any, Any]:
 
     def end(number: int, connection: socket.socket, keys: Any) -> None:
         try:
-            channel = MessageChannel(open_connection(connection, keys, number == 1, time.monotonic() + 10))
-            channel.send_greeting(MessageType.HELLO, {"device": "x"}, time.monotonic() + 10)
-            found[number] = channel.receive_greeting(time.monotonic() + 10)
+            channel = MessageChannel(open_connection(connection, keys, number == 1, time.monotonic() + WAIT_S))
+            channel.send_greeting(MessageType.HELLO, {"device": "x"}, time.monotonic() + WAIT_S)
+            found[number] = channel.receive_greeting(time.monotonic() + WAIT_S)
         except (ProtocolError, PeerRefused, OSError) as error:
             connection.close()
             found[number] = error
@@ -213,7 +213,7 @@ def meet(client: Any, server: Any) -> tuple[Any, Any]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(20)
+        thread.join(WAIT_S)
     return found[0], found[1]
 
 
@@ -313,12 +313,12 @@ def test_rejects_client_without_certificate(keys: Path) -> None:
 
 def test_both_ends_see_identity_of_other(keys: Path) -> None:
     client, two = pair()
-    lines: list[Any] = []
+    lines, deadline = list[Any](), time.monotonic() + WAIT_S
     thread = threading.Thread(
-        target=lambda: lines.append(open_connection(two, TlsKeys(keys / "coordinator"), True, time.monotonic() + 9))
+        target=lambda: lines.append(open_connection(two, TlsKeys(keys / "coordinator"), True, deadline))
     )
     thread.start()
-    line = open_connection(client, TlsKeys(keys / "devices" / "a"), False, time.monotonic() + 9)
+    line = open_connection(client, TlsKeys(keys / "devices" / "a"), False, deadline)
     thread.join()
     assert (line.identity, lines[0].identity) == ("dicompiler:coordinator", "dicompiler:device:a")
     line.close()
@@ -337,7 +337,7 @@ def test_unknown_clients_do_not_disturb_tls_run(keys: Path, tmp_path: Path) -> N
     for message_part in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b""):
         with socket.create_connection(("127.0.0.1", port)) as stranger:
             stranger.sendall(message_part)
-    run.join(30)
+    run.join(WAIT_S)
     assert len(results) == 1
 
 
@@ -357,7 +357,7 @@ def test_device_requires_keys_beyond_loopback(tmp_path: Path) -> None:
         assert process.popen is not None
         process.send_token("")
         if not is_loopback(host):
-            assert process.popen.wait(10) == 1
+            assert process.popen.wait(WAIT_S) == 1
             assert f"{host} is not a loopback address and there are no keys" in str(process.describe_exit())
         process.popen.kill()
         process.popen.wait()

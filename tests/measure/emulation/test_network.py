@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from support.running import wait_until
+from support.running import WAIT_S, wait_until
 
 from dicompiler.base.errors import DicompilerError
 from dicompiler.ir.cluster import Device, Host, Link, Network
@@ -50,7 +50,7 @@ def times(made: EmulatedNetwork, *pairs: str) -> dict[str, float]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(WAIT_S)
     assert len(seconds) == len(pairs)
     return seconds
 
@@ -135,7 +135,7 @@ def test_removes_networks_of_killed_processes() -> None:
         assert relays(killed.pid)
         killed.kill()
     assert killed.returncode == -signal.SIGKILL
-    assert wait_until(lambda: not relays(killed.pid), 60)
+    assert wait_until(lambda: not relays(killed.pid))
     left = set(NAMESPACES.glob(f"dc{killed.pid}x*"))
     assert left
     with emulate_network(platform(Network("switch", 1e8))) as made:
