@@ -135,8 +135,8 @@ SLOW_STRATEGIES = {
 By default, no other slow strategies are asked. For latency with a budget of 2 s, the plans of `cpsat` were up to 17 %
 better than those of `dp` (ShuffleNet), and at most 2 % worse. For throughput and memory, `teams` nearly always finds
 the best plan. The plans of `cpsat` for memory needed 1.2 to 5 times the memory of the best plan, because it counts
-weights only. But no other strategy splits the weights of embeddings by rows. `heads` searches short times, which often
-save energy too: for ViT-Tiny on unequal boards 1.4 % more than the plans of the others.
+weights only. But no other strategy splits the weights of embeddings by rows. `heads` minimises the latency, which often
+saves energy too: for ViT-Tiny on unequal boards, its plan needs 1.4 % less energy than those of the others.
 """
 DEFAULT_STRATEGIES = (*QUICK_STRATEGIES, "heads", "teams", "dp", "cpsat", "gradient", "genetic")
 MOVES_SHARE = 0.2
