@@ -81,7 +81,7 @@ def test_silent_connections_do_not_block_others(listener: socket.socket) -> None
         for _ in range(MAX_PENDING + 64):
             stack.enter_context(socket.create_connection(listener.getsockname()))
         client = arrive(listener, "pi01")
-        assert acceptor.take(20) is not None
+        assert acceptor.take(WAIT_S) is not None
         assert len(acceptor._pending) <= MAX_PENDING and len(acceptor._connections_in_handshake) <= MAX_GREETINGS
         # No thread is started for clients that connect and send nothing.
         assert threading.active_count() <= threads + 1
@@ -104,7 +104,7 @@ def test_flood_does_not_drop_slow_member(host: str, data: bytes, listener: socke
         late = arrive(listener, "pi01")
         member.sendall(hello)
         for _ in range(2):
-            assert acceptor.take(20) is not None
+            assert acceptor.take(WAIT_S) is not None
         assert len(acceptor._pending) <= MAX_PENDING and len(acceptor._connections_in_handshake) <= MAX_GREETINGS
         late.close()
 

@@ -106,7 +106,7 @@ class _ThreadReader(FrameReader):
         self._notify, self._copy_frame = notify, copy_frame
         self._free_places = threading.Semaphore(limit)
         self._queue, self._is_read_to_end, self._is_stopped = deque[Any](), False, False
-        threading.Thread(target=self._run, args=(frames,), daemon=True).start()
+        threading.Thread(target=self._run, args=(frames,), name="frame reader", daemon=True).start()
 
     @property
     def has_frame(self) -> bool:
