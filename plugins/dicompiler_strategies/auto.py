@@ -156,10 +156,11 @@ class Auto(Strategy):
     Strategies that take milliseconds are asked first. The other strategies that serve the objective follow in the order
     of their expected gain. At the end, `auto` tries small changes of the best plan.
 
-    Each strategy has the whole budget, and so have the small changes. If the limit MIN_SPLIT_GAIN does not select one
-    device, the plan is therefore at least as good as that of each asked strategy with the same budget. The search ends
-    early if the best plan reaches the lower bound of the objective. If the budget ends a strategy or the changes, the
-    note of the plan says so.
+    Each strategy has the whole budget, and so have the small changes. By the values that `auto` computes, the plan is
+    therefore at least as good as that of each asked strategy with the same budget. There is one exception: if the best
+    plan gains less than MIN_SPLIT_GAIN over the best single device, the plan uses this device. The search ends early if
+    the best plan reaches the lower bound of the objective. If the budget ends a strategy or the changes, the note of
+    the plan says so.
 
     The budget is counted in seconds of a reference computer, so that equal inputs give equal plans. On a slow or busy
     machine, the clock also stops a strategy, after three times the budget or 20 seconds, whichever is longer. The plan
@@ -206,13 +207,14 @@ class Auto(Strategy):
                 raise
             note = INTERRUPTED_NOTE
         if search.best is None:
-            raise auto_search.error() or DicompilerError("auto: no strategy has a plan: use a larger budget")
+            raise auto_search.error()
         note = note or auto_search.budget_note()
         if note:
             again = " (press Ctrl-C again to end the command)" if note == INTERRUPTED_NOTE else ""
             log.warning("auto: %s: this is the best plan so far%s", note, again)
-        log.info("auto: the best plan is by %s", search.best.found_by)
-        return replace(self._prefer_single_device(problem, search.best), note=note)
+        plan = self._prefer_single_device(problem, search.best)
+        log.info("auto: the best plan is by %s", plan.chosen_strategy)
+        return replace(plan, note=note)
 
     def _prefer_single_device(self, problem: Problem, best: EvaluatedPlan) -> Plan:
         """Return the best plan, or the plan of the best single device if it is predicted to be nearly as good.
@@ -234,9 +236,11 @@ class _AutoSearch:
     def __init__(self, problem: Problem, options: Auto) -> None:
         self.problem, self.options = problem, options
         self.search = CandidateSearch(problem, "auto")  # `_budget_of` replaces its budget at each step.
-        # The plan of cpsat, if the objective is latency. cpsat has then tried small changes of this plan itself.
+        # The plan of cpsat, if it has already tried small changes of this plan itself, within its budget.
         self.refined: EvaluatedPlan | None = None
         self.errors: dict[str, DicompilerError] = {}
+        # The reasons why strategies were not asked, by name.
+        self.unasked: dict[str, str] = {}
         # For each note of an exceeded budget, the steps of the search that it ended.
         self.ended_steps: dict[str, list[str]] = {}
         self.left_out: list[str] = []
@@ -259,7 +263,8 @@ class _AutoSearch:
             self._search_tables()
         self.search.try_sliced_sums()
         if self.problem.objective == "latency" and self._has_time("parts in waves"):
-            self.search.try_waves(best_row_plans(self.tables) if self.uses_heads else ())
+            can_use_heads = self.uses_heads and self._fill_tables("parts in waves of heads")
+            self.search.try_waves(best_row_plans(self.tables) if can_use_heads else ())
 
     @contextmanager
     def _budget_of(self, step: str) -> Iterator[None]:
@@ -274,9 +279,12 @@ class _AutoSearch:
 
     def _ask(self, name: str) -> None:
         strategy = registry().make("strategies", name)
-        if self._should_ask(name):
-            for problem in self.objective_problems:
-                self._run_strategy(name, strategy, problem)
+        if reason := self._reason_not_to_ask(name):
+            self.unasked[name] = reason
+            log.info("auto: does not ask %s: %s", name, reason)
+            return
+        for problem in self.objective_problems:
+            self._run_strategy(name, strategy, problem)
 
     def _strategy_names(self) -> list[str]:
         """Return the names of the strategies, in the order in which they are asked.
@@ -291,17 +299,18 @@ class _AutoSearch:
         others = [name for name in chosen if name not in (*QUICK_STRATEGIES, *slow)]
         return [*quick, *slow] if chosen == DEFAULT_STRATEGIES else [*quick, *others, *slow]
 
-    def _should_ask(self, name: str) -> bool:
-        """Return False if the strategy `name` is too slow for the problem, cannot help, or was already run by cpsat."""
+    def _reason_not_to_ask(self, name: str) -> str:
+        """Return why the strategy `name` is too slow, cannot help or has already run; "" if it should be asked."""
         if self.problem_size > MAX_PROBLEM_SIZE.get(name, math.inf):
-            return False
+            return "the network and the platform are too large for it"
         if name == "heads" and not has_attention(self.problem):
-            return False
+            return "the network has no attention"
         if name == "replicate" and self.problem.target is not None and not self.problem.target.can_run_replicas:
-            return False
-        # With small changes (tries > 0), cpsat has already run gradient and evaluated its plans.
-        is_covered = name == "gradient" and self.refined is not None and self.options.tries > 0
-        return not is_covered
+            return f"target {self.problem.target.name} cannot run replicas"
+        # With small changes (tries > 0), cpsat has run gradient and evaluated its plans.
+        if name == "gradient" and self.refined is not None and self.options.tries > 0:
+            return "cpsat has already run it"
+        return ""
 
     def _has_time(self, step: str) -> bool:
         """Return True if the budget is not exceeded; otherwise record that the search omits `step`."""
@@ -336,16 +345,19 @@ class _AutoSearch:
         """Try plans from the cost tables: optimal ones, and small changes of the best plan."""
         # These plans come from the method of cpsat, so they are tried only if the option `strategies` names cpsat.
         is_requested = "cpsat" in self.options.strategies and self.refined is None
-        if is_requested and self._can_use_tables("optima with cheaper messages"):
+        if is_requested and self._fill_tables("optima with cheaper messages"):
             self.search.try_optima(self.tables)
         best = self.search.best
         if best is None or self.refined is None or best.value(self.problem) < self.refined.value(self.problem):
-            if self._can_use_tables("plans near the best one"):
+            if self.options.tries and self._fill_tables("plans near the best one"):
                 self.search.try_neighbours(self.tables, self.options.tries, self.options.seed)
             self.search.trim()
 
-    def _can_use_tables(self, step: str) -> bool:
-        """Return True if the cost tables can be filled within the budget; otherwise record that `step` is omitted."""
+    def _fill_tables(self, step: str) -> bool:
+        """Fill the cost tables; return False if they cannot be filled within the budget, or are empty.
+
+        If the budget is exceeded, record that the search omits `step`.
+        """
         if not self._has_time(step):
             return False
         try:
@@ -377,7 +389,7 @@ class _AutoSearch:
         """The cost tables for small changes: those of `heads` if it is asked, else those of cpsat.
 
         Raises:
-            DicompilerError: A plan exists already, and the budget is exceeded before the tables are filled.
+            DicompilerError: The budget is exceeded before the tables are filled.
         """
         if self.uses_heads:
             return reduced_choices(self.problem, len(self.problem.platform.computing_devices), "equal")
@@ -388,20 +400,24 @@ class _AutoSearch:
         """The cost tables of cpsat.
 
         Raises:
-            DicompilerError: A plan exists already, and the budget is exceeded before the tables are filled.
+            DicompilerError: The budget is exceeded before the tables are filled.
         """
+        # If no strategy has a plan yet, cpsat may be the only one that finds one. Its budget then has no clock.
         budget = WorkBudget(self.options.budget) if self.search.best is None else self.search.budget
         return CpSat().build_tables(self.problem, budget)
 
-    def error(self) -> DicompilerError | None:
-        """Return the error of cpsat if it failed, else that of the first failed strategy; None if none failed."""
-        return self.errors.get("cpsat", next(iter(self.errors.values()), None))
+    def error(self) -> DicompilerError:
+        """Return the error of cpsat if it failed, else that of the first failed strategy, else why none was asked."""
+        if self.errors:
+            return self.errors.get("cpsat", next(iter(self.errors.values())))
+        reasons = "; ".join(f"it does not ask {name}: {reason}" for name, reason in self.unasked.items())
+        return DicompilerError(f"auto: no strategy has a plan{reasons and f' ({reasons})'}: add others, such as single")
 
     def _run_strategy(self, name: str, strategy: Strategy, problem: Problem) -> None:
         log.info("auto: asks %s", name)
         try:
             with self._budget_of(name):
-                plan = self._evaluate_strategy(name, strategy, problem)
+                plan = self._run_and_evaluate(name, strategy, problem)
             if plan.note == INTERRUPTED_NOTE:
                 raise KeyboardInterrupt
             if self.search.best is None:
@@ -412,8 +428,11 @@ class _AutoSearch:
             level = logging.WARNING if isinstance(error, PluginError) else logging.INFO
             log.log(level, "auto: %s has no plan: %s", name, error)
 
-    def _evaluate_strategy(self, name: str, strategy: Strategy, problem: Problem) -> Plan:
-        """Return the plan of a strategy, after evaluating it and, if all its layers are whole, trying layer moves."""
+    def _run_and_evaluate(self, name: str, strategy: Strategy, problem: Problem) -> Plan:
+        """Run a strategy, evaluate its plan and return it. If all its layers are whole, also try to move layers.
+
+        cpsat evaluates its own plan, and no layers of it are moved.
+        """
         if isinstance(strategy, CpSat):
             strategy = replace(strategy, tries=self.options.tries, seed=self.options.seed)
         if isinstance(strategy, CpSat) and problem is self.problem:
@@ -421,7 +440,8 @@ class _AutoSearch:
             # cpsat may return a plan that breaks a constraint if the budget was exceeded.
             if fits_constraints(self.problem, refined.plan, refined.metrics):
                 self.search.accept_best([refined])
-                self.refined = refined if self.problem.objective == "latency" else None
+                has_tried_changes = self.problem.objective == "latency" and not self.search.budget.was_exceeded
+                self.refined = refined if has_tried_changes else None
             return refined.plan
         if isinstance(strategy, Teams):
             known = () if self.search.best is None else (self.search.best.plan,)

@@ -75,8 +75,8 @@ LATE_LANE, FIRST_WAVE_LANE, SECOND_WAVE_LANE = range(3)
 """Lanes of a reordered plan. A lane is a group of a device's parts.
 
 Between two exchanges, a device computes its lanes in this order. An exchange is a step in which devices or lanes read
-tensors of others. Late parts usually read tensors of the other lanes, so they follow after the exchange that sends the
-waves, before the parts that need received tensors.
+tensors of others. A late part usually reads tensors of the other lanes, so it follows after the exchange that sends the
+waves. There it comes first, before the parts that need received tensors, so its lane has the lowest number.
 """
 
 
@@ -103,14 +103,16 @@ def make_plans_in_waves(
 class _TaskDependencies:
     """Tasks of a routing, grouped by their dependencies. A task computes one part of a layer on its device.
 
-    The stage of a task is the largest number of tasks that read from other devices on any path that ends with it.
+    The stage of a task is the number of exchanges that must come before it. On each chain of dependencies that ends
+    with the task, count the tasks that read from other devices, including the task itself. The largest count is the
+    stage.
 
     Attributes:
         routing: The tasks, and the regions of tensors that they send to each other.
         sending_tasks: Tasks with an output that is sent to another device.
         local_inputs: For each task, the tasks of the same device and stage whose output it reads.
-        late_tasks: Tasks that can be deferred, because the next exchange sends nothing that depends on them, but needs
-            other tasks of their device and stage.
+        late_tasks: Tasks that can be computed after the next exchange. It sends nothing that depends on them, but it
+            waits for other tasks of their device and stage, which should therefore come first.
         waiting_tasks: Tasks that read data from other devices.
     """
 
@@ -297,7 +299,8 @@ class EvaluatedPlan:
     Attributes:
         plan: The plan.
         metrics: Its simulated or estimated metrics.
-        found_by: Name of the strategy, or of the step of `auto`, that found the plan or one that was changed to it.
+        found_by: Name of the strategy, or of the step of `auto`, that found the plan. A changed plan keeps the name of
+            the plan from which it was made.
     """
 
     plan: Plan
@@ -326,6 +329,10 @@ def evaluate_plans(problem: Problem, plans: Iterable[tuple[Plan, str]]) -> list[
 
 def _count_parts(plan: Plan) -> int:
     return sum(map(len, plan.layers.values()))
+
+
+def _evaluation_seconds(plan: Plan) -> float:
+    return _count_parts(plan) / EVALUATED_PARTS_PER_S
 
 
 def find_optima(tables: CostTables, budget: WorkBudget | None = None) -> Iterator[tuple[int, ...]]:
@@ -379,7 +386,9 @@ class CandidateSearch:
         for plan, found_by in plans:
             key = tuple(plan.layers.values()), tuple(tuple(renaming.items()) for renaming in plan.replicas)
             if key not in self._seen:
-                if not self._spend_evaluation(plan) and not ignores_budget:
+                if ignores_budget:
+                    self.budget.spend(_evaluation_seconds(plan))
+                elif not self._spend_evaluation(plan):
                     break
                 self._seen.add(key)
                 new.append((plan, found_by))
@@ -403,11 +412,10 @@ class CandidateSearch:
 
         The first plan is always allowed.
         """
-        seconds = _count_parts(plan) / EVALUATED_PARTS_PER_S
         if self.best is None:
-            self.budget.spend(seconds)
+            self.budget.spend(_evaluation_seconds(plan))
             return True
-        return self.budget.try_spend(seconds)
+        return self.budget.try_spend(_evaluation_seconds(plan))
 
     def try_optima(self, tables: CostTables) -> None:
         """Evaluate the best plans by the cost tables, for all factors on sending times in SENDING_FACTORS."""
@@ -444,11 +452,11 @@ class CandidateSearch:
                 selection, last_success = tables.find_selection(self.best.plan), step
 
     def reduce_weights(self, tables: CostTables) -> None:
-        """Let no device store most weights of a layer, if the objective grows by at most the factor MAX_SPARING_LOSS.
+        """Split some layers such that the device with most of their weights stores fewer bytes of them.
 
-        The MAX_SPARED_LAYERS layers with the most bytes to save are tried one after another. Each is split such that
-        the device with most of its weights stores as few bytes as possible. Layers that save 1 % of all bytes or less
-        are left out.
+        The MAX_SPARED_LAYERS layers with the most bytes to save are tried one after another. A change is kept if the
+        objective stays within MAX_SPARING_LOSS times its value at the beginning. A layer is left out if it saves at
+        most 1 % of the bytes that the layers' fullest devices store.
         """
         selection = None if self.best is None else tables.find_selection(self.best.plan)
         if self.best is None or selection is None or self.problem.objective != "latency":
@@ -497,7 +505,7 @@ class CandidateSearch:
         if self.best is None or self.problem.objective != "latency" or self.problem.model is None:
             return
         for plan in (self.best.plan, *others):
-            if _count_parts(plan) <= MAX_SIMULATED_PARTS // 2:
+            if _count_parts(plan) <= MAX_SIMULATED_PARTS // 2 and not self.budget.is_exceeded():
                 self._try_wave_shares(plan, self.best.found_by)
 
     def _try_wave_shares(self, plan: Plan, found_by: str) -> None:
@@ -532,9 +540,9 @@ def make_neighbours(
 ) -> Iterator[tuple[int, ...]]:
     """Yield small changes of `selection`, the number of the chosen split of each layer, without end.
 
-    In turn, one layer gets one of its four best other splits by the cost tables, and the splits of consecutive layers
-    are optimised again. `scale` is the factor on sending times with which the splits of one layer are compared. Nothing
-    is yielded if no layer can be split in several ways.
+    Two kinds of changes alternate: a random layer gets one of its four best other splits by the cost tables, and the
+    splits of a random run of consecutive layers are optimised again. `scale` is the factor on sending times with which
+    the splits of one layer are compared. Nothing is yielded if no layer can be split in several ways.
     """
     random = np.random.default_rng(seed)
     free = [i for i, count in enumerate(tables.choice_counts) if count > 1]

@@ -31,7 +31,7 @@ from dicompiler.search.problem import Problem
 from dicompiler.search.strategy import INTERRUPTED_NOTE, Strategy
 from dicompiler.search.work_budget import WorkBudget
 from dicompiler_strategies.auto import Auto
-from dicompiler_strategies.candidate_search import CandidateSearch, find_optima, make_neighbours
+from dicompiler_strategies.candidate_search import CandidateSearch, EvaluatedPlan, find_optima, make_neighbours
 from dicompiler_strategies.cpsat import CpSat
 from dicompiler_strategies.dp.strategy import Dp
 from dicompiler_strategies.pipeline import Pipeline
@@ -78,8 +78,8 @@ def test_quick_strategies_are_asked_however_small_the_budget_is(objective: str) 
 def test_note_names_the_steps_that_the_budget_ended() -> None:
     plan = Auto(budget=1e-9).plan(problem("lenet"))
     assert plan.note == (
-        "the search ended after its budget of 1e-09 s in these steps: pipeline, modnn, cpsat, dp, gradient, "
-        "small changes and left out: optima with cheaper messages, plans near the best one, parts in waves"
+        "the search ended after its budget of 1e-09 s in these steps: cpsat, dp, gradient, small changes "
+        "and left out: optima with cheaper messages, plans near the best one, parts in waves"
     )
     memory = Auto(budget=1e-9).plan(problem("lenet", objective="memory"))
     assert "teams, cpsat, small changes" in memory.note
@@ -169,6 +169,57 @@ def test_plan_remains_if_the_tables_for_small_changes_cannot_be_built(monkeypatc
 
     monkeypatch.setattr(CpSat, "build_tables", refuse)
     assert Auto(strategies=("modnn", "cpsat")).plan(problem()).chosen_strategy == "modnn"
+
+
+def test_plan_remains_if_the_tables_for_waves_cannot_be_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> CostTables:
+        raise DicompilerError("a layer has no split")
+
+    monkeypatch.setattr("dicompiler_strategies.auto.reduced_choices", refuse)
+    model = networks.build("llama_small", size=4, layers=1, hidden=64, vocabulary=50)
+    plan = Auto(strategies=("single", "heads"), budget=1).plan(load_problem(model, "rpi4x2"))
+    assert plan.chosen_strategy == "single"
+
+
+def test_error_says_why_no_strategy_was_asked() -> None:
+    with pytest.raises(DicompilerError) as caught:
+        Auto(strategies=("heads",)).plan(problem("lenet"))
+    assert str(caught.value) == (
+        "auto: no strategy has a plan (it does not ask heads: the network has no attention): add others, such as single"
+    )
+
+
+@pytest.mark.parametrize(("spent_share", "is_repeated"), [(0.5, False), (1.0, True)])
+def test_small_changes_are_tried_again_if_the_budget_ended_those_of_cpsat(
+    spent_share: float, is_repeated: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def plan_over_tables(self: CpSat, cost_tables: CostTables, budget: WorkBudget) -> EvaluatedPlan:  # noqa: ARG001
+        budget.spend(spent_share * budget.remaining_s)
+        budget.is_exceeded()
+        plan, metrics = cost_tables.problem.best_single_device
+        return EvaluatedPlan(plan, metrics, "cpsat")
+
+    monkeypatch.setattr(CpSat, "plan_over_tables", plan_over_tables)
+    monkeypatch.setattr(CandidateSearch, "try_neighbours", lambda *_: tried.append(True))
+    Auto(strategies=("cpsat",)).plan(problem())
+    assert bool(tried) == is_repeated
+
+
+def test_plan_is_not_noted_as_ended_if_only_its_evaluation_exceeds_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Thorough(Strategy):
+        name: ClassVar[str] = "thorough"
+
+        def plan_within(self, problem: Problem, budget: WorkBudget) -> Plan:
+            assert budget.try_spend(budget.remaining_s * (1 - 1e-9))
+            return self.plan(problem)
+
+        def plan(self, problem: Problem) -> Plan:
+            return registry().make("strategies", "modnn").plan(problem)
+
+    replace_strategies(monkeypatch, dp=Thorough)
+    assert Auto(strategies=("single", "dp"), tries=0).plan(problem("lenet")).note == ""
 
 
 def test_plan_that_one_budget_refused_is_evaluated_with_the_next() -> None:
