@@ -164,8 +164,8 @@ def _explain_speedup(split: DemoSplit) -> str:
     gain = split.predicted_single_device.total_s / split.predicted.total_s
     return (
         f"Predicted to be {gain:.1f} times as fast as one board, not {len(split.shares)}: in a frame {busiest.device}"
-        f" computes {compute_ms} ms, handles messages for {message_ms} ms and waits for {wait_ms} ms:"
-        f" {split.bottleneck}. By the boards' published figures, a frame takes {split.predicted}."
+        f" computes {compute_ms} ms, handles messages for {message_ms} ms and waits for {wait_ms} ms."
+        f" By the boards' published figures, a frame takes {split.predicted}."
     )
 
 
