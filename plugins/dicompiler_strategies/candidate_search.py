@@ -331,10 +331,6 @@ def _count_parts(plan: Plan) -> int:
     return sum(map(len, plan.layers.values()))
 
 
-def _evaluation_seconds(plan: Plan) -> float:
-    return _count_parts(plan) / EVALUATED_PARTS_PER_S
-
-
 def find_optima(tables: CostTables, budget: WorkBudget | None = None) -> Iterator[tuple[int, ...]]:
     """Yield the best selection (one way to split each layer) by the cost tables, for each factor on sending times.
 
@@ -386,9 +382,7 @@ class CandidateSearch:
         for plan, found_by in plans:
             key = tuple(plan.layers.values()), tuple(tuple(renaming.items()) for renaming in plan.replicas)
             if key not in self._seen:
-                if ignores_budget:
-                    self.budget.spend(_evaluation_seconds(plan))
-                elif not self._spend_evaluation(plan):
+                if not self._spend_evaluation(plan, ignores_budget):
                     break
                 self._seen.add(key)
                 new.append((plan, found_by))
@@ -407,15 +401,16 @@ class CandidateSearch:
                 return True
         return False
 
-    def _spend_evaluation(self, plan: Plan) -> bool:
+    def _spend_evaluation(self, plan: Plan, ignores_budget: bool = False) -> bool:
         """Return True if the budget allows the evaluation of a plan, and subtract its cost from the budget.
 
-        The first plan is always allowed.
+        The first plan is always allowed, and with `ignores_budget` every plan.
         """
-        if self.best is None:
-            self.budget.spend(_evaluation_seconds(plan))
+        seconds = _count_parts(plan) / EVALUATED_PARTS_PER_S
+        if ignores_budget or self.best is None:
+            self.budget.spend(seconds)
             return True
-        return self.budget.try_spend(_evaluation_seconds(plan))
+        return self.budget.try_spend(seconds)
 
     def try_optima(self, tables: CostTables) -> None:
         """Evaluate the best plans by the cost tables, for all factors on sending times in SENDING_FACTORS."""
